@@ -1,0 +1,58 @@
+# `make help` lists the targets. Everything is installed into .venv; torch only for check, test and examples.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# Compiling every installed module would take as long as the demo; Python compiles what it imports, and keeps it.
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-compile
+unexport PYTHONDONTWRITEBYTECODE
+DEMO := $(VENV)/.demo
+DEV := $(VENV)/.dev
+
+.DEFAULT_GOAL := help
+.PHONY: help demo serve test test-all check examples sizes
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, takes under three minutes
+	$(BIN)/python -m examples.demo
+
+serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
+	$(BIN)/regraft serve
+
+test: $(DEV)  ## the fast test suite
+	$(BIN)/python -m pytest
+
+test-all: $(DEV)  ## also the slow tests: the demo, and training the examples again
+	$(BIN)/python -m pytest -m "not gpu"
+
+check: $(DEV)  ## lint, format, types, layers, module sizes, version against changelog
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy -p examples.demo
+	$(BIN)/lint-imports
+	$(BIN)/python benchmarks/sizes.py
+	grep -q "^## $$($(BIN)/regraft --version)" CHANGELOG.md
+
+examples: $(DEV)  ## train the version folders under examples/ again
+	$(BIN)/regraft train digits_v1 --out examples/v1
+	$(BIN)/regraft train digits_bct --out examples/v2-bct
+	$(BIN)/regraft train digits_oca --out examples/v2-oca
+	$(BIN)/regraft train digits_fct --out examples/v2-fct
+
+sizes: $(DEMO)  ## module and function lengths; fails above 400 lines a module
+	$(BIN)/python benchmarks/sizes.py
+
+$(BIN)/python:
+	$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Regraft needs Python 3.11 or newer')"
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO): $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e ".[demo]"
+	@touch $@
+
+$(DEV): $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e ".[train,demo,dev]"
+	@touch $@ $(DEMO)

@@ -1,0 +1,291 @@
+"""One gallery's upgrade over HTTP: v1, the new version over old items, the backfill under traffic, back and forth."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from examples.demo.measure import Answer, ask, measure, same_answers, stored_ids
+from examples.demo.pictures import Pictures
+from examples.demo.processes import Processes
+from examples.demo.traffic import MOST_VISITORS, Counts, Traffic
+from index.evaluation import Retrieval
+from regraft import Client
+from regraft.client import Json
+
+OLD = "v1"
+STEP = 0.05
+INGEST_BATCH = 100
+TOP = 5
+KILL_AT = 0.5
+COMPARED = 100
+"""Queries whose whole rankings are compared after a rollback; all of them would take the demo much longer."""
+POLL_SECONDS = 0.03
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to be compatible: the version made that way and the edge that leads from it to v1's items."""
+
+    name: str
+    version: str
+    edge: str
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What every act needs."""
+
+    processes: Processes
+    client: Client
+    pictures: Pictures
+    examples: Path
+    console: Console
+
+    def ask(self, gallery: str, queries: int | None = None) -> Answer:
+        """The whole ranking for every query image, or the first so many: one consistent answer."""
+        return ask(self.client, gallery, self.pictures.queries[:queries], self.client.gallery(gallery)["items"])
+
+    def measure(self, answer: Answer) -> Retrieval:
+        """The answer's metrics."""
+        return measure(answer, self.pictures)
+
+
+@dataclass(frozen=True)
+class Point:
+    """CMC-1 and CMC-5 with a share of the items moved."""
+
+    moved: float
+    cmc1: float
+    cmc5: float
+
+
+@dataclass
+class Upgrade:
+    """What one gallery went through."""
+
+    way: Way
+    old_old: Retrieval
+    new_old: Retrieval
+    new_new: Retrieval
+    at_deploy: Retrieval
+    gate: Json
+    curve: list[Point]
+    routes: dict[str, list[str]]
+    rollback: Json
+    kill: Json | None
+    counts: Counts = field(default_factory=Counts)
+    lost: set[str] = field(default_factory=set)
+    resurrected: set[str] = field(default_factory=set)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
+    """Old/old, new/old, new/new in a gallery of its own; with `kill`, service and worker die in the middle."""
+    seconds: dict[str, float] = {}
+    with timed(seconds, "ingest"):
+        fill(stage, way.name)
+    old_old = stage.ask(way.name)
+    with timed(seconds, "gate"):
+        gate = stage.client.gate(way.name, way.version, "digit", sample=len(stage.pictures.items))
+    with timed(seconds, "deploy"):
+        stage.client.deploy(way.name, way.version, gate=gate["id"])
+    at_deploy = stage.ask(way.name)
+
+    # A forward edge moves the items twice: transformed from what is stored, then encoded again from the images.
+    acts = [Act(stage, way, kind) for kind in (["transform"] if way.edge == "forward" else []) + ["reencode"]]
+    curve, killed, transformed = acts[0].run_watched(seconds, at_deploy, kill=kill)
+    new_old, new_new = (transformed, acts[1].run(seconds)) if len(acts) > 1 else (at_deploy, transformed)
+
+    counts = Counts()
+    for act in acts:
+        counts.add(act.traffic.counts)
+    return Upgrade(
+        way=way,
+        old_old=stage.measure(old_old),
+        new_old=stage.measure(new_old),
+        new_new=stage.measure(new_new),
+        at_deploy=stage.measure(at_deploy),
+        gate=gate,
+        curve=curve,
+        routes={
+            "at_deploy": sorted(at_deploy.routes),
+            "new_old": sorted(new_old.routes),
+            "new_new": sorted(new_new.routes),
+        },
+        rollback=back_and_forth(stage, way, gate, old_old, new_new, seconds),
+        kill=killed,
+        counts=counts,
+        lost=set().union(*(act.lost for act in acts)),
+        resurrected=set().union(*(act.resurrected for act in acts)),
+        seconds=seconds,
+    )
+
+
+def fill(stage: Stage, gallery: str) -> None:
+    """Create a gallery, deploy v1 and ingest every image file."""
+    stage.client.create_gallery(gallery)
+    stage.client.deploy(gallery, OLD)
+    items = stage.pictures.items
+    with bar(stage.console) as progress:
+        task = progress.add_task(f"{gallery}: ingest", total=len(items))
+        for start in range(0, len(items), INGEST_BATCH):
+            batch = items[start : start + INGEST_BATCH]
+            stage.client.ingest(gallery, batch, atomic=True)
+            progress.advance(task, len(batch))
+
+
+class Act:
+    """One backfill while two clients go on; afterwards what they know is held against what the service holds."""
+
+    def __init__(self, stage: Stage, way: Way, kind: str) -> None:
+        self.stage, self.way, self.kind = stage, way, kind
+        self.traffic = Traffic(stage.processes.url, way.name, stage.pictures)
+        self.lost: set[str] = set()
+        self.resurrected: set[str] = set()
+
+    def run(self, seconds: dict[str, float]) -> Answer:
+        """Backfill as fast as it goes, then ask."""
+        with self.traffic, timed(seconds, self.kind):
+            for _ in self._backfill(None):
+                pass
+        self._audit()
+        return self.stage.ask(self.way.name)
+
+    def run_watched(
+        self, seconds: dict[str, float], before: Answer, *, kill: bool
+    ) -> tuple[list[Point], Json | None, Answer]:
+        """Backfill at a rate that lets the metric be taken at every step, then ask.
+
+        Args:
+            seconds: where the duration is written.
+            before: the answer before the first item moved.
+            kill: kill -9 service and worker half-way.
+
+        Returns:
+            The curve, what the kill did, and the answer at the end.
+        """
+        curve, killed, mark = [self._point(0.0, before)], None, STEP
+        with self.traffic, timed(seconds, self.kind):
+            for backfill, moved in self._backfill(self._rate()):
+                if kill and killed is None and moved >= KILL_AT:
+                    killed = self._kill(backfill, moved)
+                if mark <= moved < 1:
+                    answer = self._ask_top()
+                    curve.append(self._point(self._moved(answer.mix), answer))
+                    mark = STEP * (math.floor(curve[-1].moved / STEP) + 1)
+        self._audit()
+        after = self.stage.ask(self.way.name)
+        return [*curve, self._point(1.0, after)], killed, after
+
+    def _backfill(self, rate: float | None) -> Iterator[tuple[int, float]]:
+        """Start it and give its number and the share of items moved, again and again until it ends."""
+        client, name = self.stage.client, self.way.name
+        chunk_size = max(1, round(len(self.stage.pictures.items) * STEP / 4))
+        backfill = client.start_backfill(name, kind=self.kind, chunk_size=chunk_size, rate=rate)["id"]
+        with bar(self.stage.console) as progress:
+            task = progress.add_task(f"{name}: {self.kind} to {self.way.version}", total=1.0)
+            while client.backfill(backfill)["state"] == "running":
+                self.stage.processes.check()
+                moved = self._moved(client.gallery(name)["mix"])
+                progress.update(task, completed=moved)
+                yield backfill, moved
+                time.sleep(POLL_SECONDS)
+            progress.update(task, completed=1.0)
+
+    def _rate(self) -> float:
+        """Items a second at which one measurement fits well into one step, on this machine."""
+        begun = time.perf_counter()
+        self._ask_top()
+        return len(self.stage.pictures.items) * STEP / (1.7 * (time.perf_counter() - begun) + 0.1)
+
+    def _kill(self, backfill: int, moved: float) -> Json:
+        """End both with kill -9, start them again, and see that the backfill stands where it was or further."""
+        before = self.stage.client.backfill(backfill)
+        begun = time.perf_counter()
+        with self.traffic.outage.held():
+            self.stage.processes.kill()
+            self.stage.processes.start()
+        down = time.perf_counter() - begun
+        after = self.stage.client.backfill(backfill)
+        self.stage.console.print(f"  kill -9 of service and worker at {moved:.0%}; back after {down:.1f} s, going on")
+        return {"moved": moved, "done_before": before["done"], "done_after": after["done"], "seconds_down": down}
+
+    def _ask_top(self) -> Answer:
+        k = TOP + MOST_VISITORS  # so that 5 of the items that stay are among them
+        return ask(self.stage.client, self.way.name, self.stage.pictures.queries, k)
+
+    def _point(self, moved: float, answer: Answer) -> Point:
+        measured = self.stage.measure(answer)
+        return Point(moved, measured.cmc(1), measured.cmc(TOP))
+
+    def _moved(self, mix: Mapping[str, int]) -> float:
+        """Share of the items that stay which are in the new version; those that come now are born in it."""
+        stay = len(self.stage.pictures.items)
+        return max(0, mix.get(self.way.version, 0) - (sum(mix.values()) - stay)) / stay
+
+    def _audit(self) -> None:
+        """Compare what was acknowledged with what is there, then send the visitors home."""
+        client, gallery, ledger = self.stage.client, self.way.name, self.traffic.ledger
+        stay = {item.id for item in self.stage.pictures.items}
+        expected, listed = stay | set(ledger.present()), stored_ids(client, gallery)
+        found = self._searchable()
+        self.lost |= (expected - listed) | (expected - found) | self.traffic.counts.missed_on_deletion
+        self.resurrected |= (listed - expected) | (found - expected) | self.traffic.counts.deleted_seen
+        if visitors := ledger.present():
+            client.delete_items(gallery, visitors)
+        self.resurrected |= stored_ids(client, gallery) - stay
+
+    def _searchable(self) -> set[str]:
+        client, gallery = self.stage.client, self.way.name
+        answer = ask(client, gallery, self.stage.pictures.queries[:1], client.gallery(gallery)["items"])
+        return set(answer.ids[0])
+
+
+def back_and_forth(
+    stage: Stage, way: Way, gate: Json, old_old: Answer, new_new: Answer, seconds: dict[str, float]
+) -> Json:
+    """Roll back in one call and deploy again; both must answer as before, item for item and score for score."""
+    with timed(seconds, "rollback"):
+        back = stage.client.rollback(way.name, "demo")
+    old_again = stage.ask(way.name, COMPARED)
+    with timed(seconds, "forward"):
+        forth = stage.client.deploy(way.name, way.version, gate=gate["id"])
+    new_again = stage.ask(way.name, COMPARED)
+    return {
+        "answers_equal_old_old": same_answers(old_again, old_old.first(COMPARED)),
+        "forward_answers_equal_new_new": same_answers(new_again, new_new.first(COMPARED)),
+        "whole_rankings_compared": len(old_again.ids),
+        "items_back": back["activated"],
+        "items_forward": forth["activated"],
+    }
+
+
+def undisturbed(stage: Stage, way: Way, gallery: str) -> None:
+    """The same upgrade without traffic and without a kill: the state the killed one must have reached."""
+    fill(stage, gallery)
+    stage.client.deploy(gallery, way.version)
+    started = stage.client.start_backfill(gallery)
+    while stage.client.backfill(started["id"])["state"] == "running":
+        stage.processes.check()
+        time.sleep(POLL_SECONDS)
+
+
+def bar(console: Console) -> Progress:
+    """A progress bar; without a terminal only its end is printed."""
+    return Progress(TextColumn("  {task.description}"), BarColumn(), TaskProgressColumn(), console=console)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], name: str) -> Iterator[None]:
+    """Write down how long the block took."""
+    begun = time.perf_counter()
+    yield
+    seconds[name] = time.perf_counter() - begun

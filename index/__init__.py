@@ -1,0 +1,1 @@
+"""Versions, spaces, edges, shards and the gallery, on numpy, FAISS and onnxruntime."""

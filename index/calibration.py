@@ -1,0 +1,170 @@
+"""Per-edge monotone score map: from the score of a match to the probability that the match is right.
+
+Scores of two versions, or of two edges to one version, do not mean the same: 0.7 may be a sure match here and a poor
+one there. Mapped to probabilities they rank together. The map is fitted by isotonic regression on pairs of a query and
+an item whose classes are known (pool adjacent violators: Ayer 1955; as a calibration: Zadrozny and Elkan 2002). It
+never changes the order inside one shard: between and beyond its knots it rises strictly, in log-odds.
+
+As JSON, the form of one map inside the `calibration` field of an edge.json:
+
+    {"kind": "isotonic", "scores": [...], "probabilities": [...], "slope": 9.5}
+
+`scores` are the K >= 1 knots in rising order, as a user reads them (`Space.score`); `probabilities`, in (0, 1), rise
+with them where higher is better and fall where lower is; `slope`, positive or negative likewise, is the change of
+log-odds per unit of score before the first and after the last knot. Between knots log-odds are linear.
+
+The field itself holds two such maps, because a gallery ranks what the edge reached beside the new version's own items:
+
+    "calibration": {"edge": <queries of the new version, items of the old>, "own": <both of the new version>}
+
+Shape suffixes: P pairs, K knots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from index.errors import InvalidArgument
+
+Floats = NDArray[np.float64]
+
+KIND = "isotonic"
+PRIOR = 0.5
+"""Pairs added to each step of the map, half of them right (Jeffreys): a step of few pairs is never certain."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A strictly monotone map from scores to probabilities; see the module for what the fields mean."""
+
+    scores_K: Floats
+    probabilities_K: Floats
+    slope: float
+
+    def __call__(self, scores: ArrayLike) -> Floats:
+        """Scores of any shape -> the probability, in [0, 1], that such a match is right."""
+        with np.errstate(over="ignore"):
+            return np.asarray(1.0 / (1.0 + np.exp(-self.log_odds(scores))))
+
+    def log_odds(self, scores: ArrayLike) -> Floats:
+        """Scores of any shape -> log(p / (1 - p)): what to rank by, it keeps apart what rounds to probability 1."""
+        given, knots = np.asarray(scores, np.float64), _log_odds(self.probabilities_K)
+        beyond = np.minimum(given - self.scores_K[0], 0.0) + np.maximum(given - self.scores_K[-1], 0.0)
+        return np.asarray(np.interp(given, self.scores_K, knots) + self.slope * beyond)
+
+    def as_json(self) -> dict[str, Any]:
+        """One map of the `calibration` field."""
+        return {
+            "kind": KIND,
+            "scores": self.scores_K.tolist(),
+            "probabilities": self.probabilities_K.tolist(),
+            "slope": self.slope,
+        }
+
+
+def fit_calibration(
+    scores: ArrayLike, right: ArrayLike, *, higher_is_better: bool, weights: ArrayLike | None = None
+) -> Calibration:
+    """Fit the map on pairs of a query and an item.
+
+    Args:
+        scores: (P,) what a user reads, finite.
+        right: (P,) whether the item is of the query's class.
+        higher_is_better: the order of the scores.
+        weights: (P,) how many pairs each stands for, above 0; 1 by default.
+
+    Raises:
+        InvalidArgument: no pairs, shapes that do not fit, numbers that are not finite, or weights not above 0.
+    """
+    scores_P, right_P = np.asarray(scores, np.float64), np.asarray(right, np.float64)
+    weights_P = np.ones(len(scores_P)) if weights is None else np.asarray(weights, np.float64)
+    if not len(scores_P) or scores_P.ndim != 1 or not scores_P.shape == right_P.shape == weights_P.shape:
+        raise InvalidArgument("a calibration needs pairs: one score, one answer and one weight each")
+    if not (np.isfinite(scores_P).all() and np.isfinite(weights_P).all() and (weights_P > 0).all()):
+        raise InvalidArgument("a calibration needs finite scores, and weights above 0")
+    sign = 1.0 if higher_is_better else -1.0
+    goodness, row_P = np.unique(sign * scores_P, return_inverse=True)
+    weight: Floats = np.bincount(row_P, weights_P).astype(np.float64)
+    rate, step = pool_adjacent_violators(np.bincount(row_P, weights_P * right_P) / weight, weight)
+    # Drawing small steps towards one half can put them out of order again: pool once more.
+    size = np.bincount(step, weight) + 2 * PRIOR
+    rate, joined = pool_adjacent_violators((rate * (size - 2 * PRIOR) + PRIOR) / size, size)
+    mean = np.bincount(joined[step], weight * goodness) / np.bincount(joined[step], weight)
+    order = slice(None, None, int(sign))
+    return Calibration((sign * mean)[order], rate[order], sign * _slope(mean, rate, goodness, weight))
+
+
+def calibration_from_json(value: object) -> Calibration:
+    """Read one map of the `calibration` field.
+
+    Raises:
+        InvalidArgument: not such a map; names the field.
+    """
+    fields = {"kind", "scores", "probabilities", "slope"}
+    if not isinstance(value, Mapping) or set(value) != fields or value["kind"] != KIND:
+        raise _wrong("", f"must hold kind {KIND!r}, scores, probabilities and slope")
+    scores, probabilities = (_numbers(value[name], name) for name in ("scores", "probabilities"))
+    slope = float(_numbers([value["slope"]], "slope")[0])
+    if slope == 0:
+        raise _wrong("slope", "must not be 0")
+    if not (np.diff(scores) > 0).all():
+        raise _wrong("scores", "must rise strictly")
+    if scores.shape != probabilities.shape or not ((probabilities > 0) & (probabilities < 1)).all():
+        raise _wrong("probabilities", "must lie above 0 and below 1, one for each score")
+    if not (np.sign(slope) * np.diff(probabilities) > 0).all():
+        raise _wrong("probabilities", "must rise strictly where slope is above 0, and fall where it is below")
+    return Calibration(scores, probabilities, slope)
+
+
+def pool_adjacent_violators(values: ArrayLike, weights: ArrayLike) -> tuple[Floats, NDArray[np.int64]]:
+    """Isotonic regression: the non-decreasing numbers nearest to `values` in weighted squares (Ayer 1955).
+
+    Args:
+        values: (P,) in the order in which they should rise.
+        weights: (P,) above 0.
+
+    Returns:
+        The S <= P strictly rising steps, and (P,) the step of each value.
+    """
+    total: list[float] = []
+    weight: list[float] = []
+    count: list[int] = []
+    for value, own in zip(
+        np.asarray(values, np.float64).tolist(), np.asarray(weights, np.float64).tolist(), strict=True
+    ):
+        summed, heavy, many = value * own, own, 1
+        while total and total[-1] / weight[-1] >= summed / heavy:
+            summed, heavy, many = summed + total.pop(), heavy + weight.pop(), many + count.pop()
+        total.append(summed)
+        weight.append(heavy)
+        count.append(many)
+    return np.array(total) / np.array(weight), np.repeat(np.arange(len(count)), count)
+
+
+def _slope(mean_K: Floats, rate_K: Floats, goodness: Floats, weight: Floats) -> float:
+    """Log-odds per unit of goodness over all knots; for a single one, one per standard deviation of the scores."""
+    if len(mean_K) > 1:
+        return float(np.diff(_log_odds(rate_K[[0, -1]]))[0] / (mean_K[-1] - mean_K[0]))
+    spread = float(np.sqrt(np.average((goodness - mean_K[0]) ** 2, weights=weight)))
+    return 1.0 / spread if spread else 1.0
+
+
+def _log_odds(p: Floats) -> Floats:
+    return np.log(p) - np.log1p(-p)
+
+
+def _numbers(value: object, field: str) -> Floats:
+    given = value if isinstance(value, list) else []
+    plain = all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in given)
+    if not given or not plain or not np.isfinite(given).all():
+        raise _wrong(field, "must be finite numbers")
+    return np.asarray(given, np.float64)
+
+
+def _wrong(field: str, why: str) -> InvalidArgument:
+    return InvalidArgument(f"calibration {field} {why}".replace("  ", " "), pointer=f"/calibration/{field}".rstrip("/"))

@@ -1,0 +1,61 @@
+"""Every error a caller can cause, as one family.
+
+The class says which HTTP status and machine code it answers with; its docstring is the default message
+(procrastinate's rule). `pointer` is the JSON pointer (RFC 6901) of the field at fault.
+"""
+
+from __future__ import annotations
+
+
+class RegraftError(Exception):
+    """The request could not be carried out."""
+
+    status = 400
+    code = "bad_request"
+
+    def __init__(self, message: str | None = None, *, pointer: str = "") -> None:
+        self.message = message or (self.__doc__ or "").strip().splitlines()[0]
+        self.pointer = pointer
+        super().__init__(self.message)
+
+
+class InvalidVersionFolder(RegraftError):
+    """The version folder does not hold what its card promises."""
+
+    status = 422
+    code = "invalid_version_folder"
+
+
+class InvalidVector(RegraftError):
+    """The vector cannot be stored or searched."""
+
+    status = 422
+    code = "invalid_vector"
+
+
+class InvalidImage(RegraftError):
+    """The bytes are not an image that can be decoded."""
+
+    status = 422
+    code = "invalid_image"
+
+
+class InvalidArgument(RegraftError):
+    """An argument is outside its legal values."""
+
+    status = 422
+    code = "invalid_argument"
+
+
+class NoRoute(RegraftError):
+    """No declared edge leads from the query's version to the stored items."""
+
+    status = 409
+    code = "no_route"
+
+
+class NoEncoder(RegraftError):
+    """The version has no encoder, so it takes embeddings and not images."""
+
+    status = 409
+    code = "no_encoder"

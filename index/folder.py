@@ -1,0 +1,305 @@
+"""The version folder on disk: read and verify, write, pack as a .zip and unpack. See `index.version` for its files."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import stat
+import zipfile
+import zlib
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from index.errors import InvalidVersionFolder
+from index.version import (
+    CARD,
+    EDGE_ARRAYS,
+    EDGE_MODEL,
+    ENCODER,
+    FORMAT,
+    MAX_DIM,
+    NAME,
+    PROBE,
+    SIDE,
+    Card,
+    Edge,
+    EdgeKind,
+    Preprocess,
+    Score,
+    Version,
+)
+
+MAX_FOLDER_BYTES = 4 << 30
+MAX_PATH = 200
+
+
+def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
+    """Read a version folder and verify its structure: card, sha256 of every file, edges, no stray or escaping file.
+
+    Args:
+        folder: the directory that holds card.json.
+        expect_card: sha256 the card itself must have, when it is known from an earlier registration.
+
+    Raises:
+        InvalidVersionFolder: names the file and, inside JSON, the field at fault.
+    """
+    card_bytes = _read(folder, CARD)
+    if expect_card is not None and hashlib.sha256(card_bytes).hexdigest() != expect_card:
+        raise InvalidVersionFolder(f"{CARD} changed on disk since the version was registered", pointer=f"/{CARD}")
+    card = parse_card(_json(card_bytes, CARD))
+    found = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
+    present = {p.relative_to(folder).as_posix() for p in found} - {CARD}
+    for path in sorted(set(card.files) | present):
+        _check_file(folder, path, card.files.get(path))
+    _check_parts(card)
+    return Version(card, folder, tuple(_load_edge(folder, card, old) for old in _edge_names(card)))
+
+
+def parse_card(value: object) -> Card:
+    """Read the JSON of card.json.
+
+    Raises:
+        InvalidVersionFolder: names the field and its legal values.
+    """
+    fields = _Fields(value, CARD)
+    if fields.take("format", int) != FORMAT:
+        raise fields.wrong("format", f"must be {FORMAT}, the only format this release reads")
+    name = fields.take("name", str)
+    if not NAME.fullmatch(name):
+        raise fields.wrong("name", "must be 1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit")
+    dim = fields.take("dim", int)
+    if not 1 <= dim <= MAX_DIM:
+        raise fields.wrong("dim", f"must be 1 to {MAX_DIM}")
+    side_dim = fields.take("side_dim", int, 0)
+    if not 0 <= side_dim <= MAX_DIM:
+        raise fields.wrong("side_dim", f"must be 0 to {MAX_DIM}")
+    files = fields.take("files", dict, {})
+    for path, sha in files.items():
+        if not isinstance(sha, str) or not re.fullmatch(r"[0-9a-f]{64}", sha):
+            raise fields.wrong(f"files/{path}", "must be a sha256 in lower-case hexadecimal")
+    preprocess = fields.take("preprocess", dict, None)
+    card = Card(
+        name=name,
+        dim=dim,
+        space=fields.take("space", dict),
+        preprocess=_parse_preprocess(preprocess) if preprocess is not None else None,
+        side_dim=side_dim,
+        method=fields.take("method", str, "unknown"),
+        recipe=fields.take("recipe", dict, {}),
+        data=fields.take("data", dict, {}),
+        metrics=fields.take("metrics", dict, {}),
+        files=files,
+    )
+    fields.finish()
+    return card
+
+
+def write_card(folder: Path, card: Card) -> Card:
+    """Hash every file below `folder` into the card, write card.json last, and return the finished card."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / CARD)
+    files = {p.relative_to(folder).as_posix(): sha256(p) for p in paths}
+    finished = Card(**{**vars(card), "files": files})
+    part = folder / f".{CARD}.part"
+    part.write_text(json.dumps(finished.as_json(), indent=2) + "\n")
+    part.replace(folder / CARD)
+    return finished
+
+
+def write_edge(folder: Path, edge: Edge) -> None:
+    """Write edges/<old>/edge.json below a version folder; the caller rewrites the card afterwards."""
+    place = folder / "edges" / edge.old
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "edge.json").write_text(json.dumps(edge.as_json(), indent=2) + "\n")
+
+
+def pack_version(folder: Path, archive: Path) -> None:
+    """Write a version folder as a .zip, card.json at its root."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+            out.write(path, path.relative_to(folder).as_posix())
+
+
+def unpack_version(archive: Path, into: Path) -> None:
+    """Extract a version .zip into the empty folder `into`; card.json must lie at the archive's root.
+
+    Raises:
+        InvalidVersionFolder: not a zip, a path that would escape, a link, or more than 4 GiB in total.
+    """
+    try:
+        with zipfile.ZipFile(archive) as packed:
+            members = [m for m in packed.infolist() if not m.is_dir()]
+            for member in members:
+                _check_path(member.filename)
+                if stat.S_ISLNK(member.external_attr >> 16):
+                    raise InvalidVersionFolder(f"{member.filename} is a link; only plain files may travel")
+            if sum(m.file_size for m in members) > MAX_FOLDER_BYTES:
+                raise InvalidVersionFolder(f"the archive unpacks to more than {MAX_FOLDER_BYTES >> 30} GiB")
+            for member in members:
+                packed.extract(member, into)
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError, OSError, ValueError) as error:
+        raise InvalidVersionFolder(f"the archive is not a readable .zip ({error})") from error
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _check_path(path: str) -> None:
+    parts = PurePosixPath(path).parts
+    if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
+        raise InvalidVersionFolder(f"{path!r} would lie outside the version folder", pointer=f"/files/{path}")
+    if not (path.isascii() and path.isprintable()) or len(path) > MAX_PATH:
+        raise InvalidVersionFolder(
+            f"{path!r} must be at most {MAX_PATH} printable ASCII characters", pointer=f"/files/{path}"
+        )
+
+
+def _check_file(folder: Path, path: str, expected: str | None) -> None:
+    _check_path(path)
+    if expected is None:
+        raise InvalidVersionFolder(f"{path} is not listed in {CARD}", pointer=f"/{path}")
+    # resolve() catches a link anywhere on the way, also one to a folder.
+    if (folder / path).resolve() != folder.resolve().joinpath(*PurePosixPath(path).parts):
+        raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
+    if not (folder / path).is_file():
+        raise InvalidVersionFolder(f"{path} is listed in {CARD} but missing", pointer=f"/{path}")
+    if sha256(folder / path) != expected:
+        raise InvalidVersionFolder(f"{path} does not have the sha256 that {CARD} lists", pointer=f"/{path}")
+
+
+def _check_parts(card: Card) -> None:
+    if card.encoder and card.preprocess is None:
+        raise InvalidVersionFolder(f"{CARD}: preprocess is needed beside {ENCODER}", pointer="/preprocess")
+    if not card.encoder and card.preprocess is not None:
+        raise InvalidVersionFolder(f"{ENCODER} is missing: {CARD} has a preprocess field", pointer=f"/{ENCODER}")
+    if bool(card.side_dim) != (SIDE in card.files) and card.encoder:
+        raise InvalidVersionFolder(
+            f"{CARD}: side_dim must be above 0 exactly when {SIDE} is there", pointer="/side_dim"
+        )
+    if card.encoder and PROBE not in card.files:
+        raise InvalidVersionFolder(f"{PROBE} is missing: an encoder needs a stored probe", pointer=f"/{PROBE}")
+
+
+def _edge_names(card: Card) -> list[str]:
+    found = [PurePosixPath(path).parts for path in card.files]
+    return sorted({parts[1] for parts in found if parts[0] == "edges" and len(parts) > 2})
+
+
+def _load_edge(folder: Path, card: Card, old: str) -> Edge:
+    place = f"edges/{old}"
+    fields = _Fields(_json(_read(folder, f"{place}/edge.json"), f"{place}/edge.json"), f"{place}/edge.json")
+    if not NAME.fullmatch(old) or old == card.name:
+        raise InvalidVersionFolder(f"{place} must be named after another, older version", pointer=f"/{place}")
+    kind = fields.take("kind", str)
+    legal = [k.value for k in EdgeKind if k is not EdgeKind.DUAL]  # dual needs no file: the old encoder is the edge
+    if kind not in legal:
+        raise fields.wrong("kind", f"must be one of {', '.join(legal)}")
+    edge_kind = EdgeKind(kind)
+    if fields.take("direction", str, edge_kind.direction) != edge_kind.direction:
+        raise fields.wrong("direction", f"must be {edge_kind.direction!r} for kind {kind}")
+    for needed in (EDGE_MODEL.get(edge_kind), EDGE_ARRAYS.get(edge_kind)):
+        if needed and f"{place}/{needed}" not in card.files:
+            raise InvalidVersionFolder(
+                f"{place}/{needed} is missing: kind {kind} needs it", pointer=f"/{place}/{needed}"
+            )
+    support = fields.take("support", int, 0)
+    if support < 0:
+        raise fields.wrong("support", "must be 0 or more")
+    edge = Edge(
+        new=card.name,
+        old=old,
+        kind=edge_kind,
+        scores={name: _parse_score(fields, name, s) for name, s in fields.take("scores", dict, {}).items()},
+        old_encoder=fields.take("old_encoder", str, ""),
+        calibration=fields.take("calibration", dict, None),
+        folder=folder / place,
+        support=support,
+    )
+    fields.finish()
+    return edge
+
+
+def _parse_score(fields: _Fields, name: str, value: object) -> Score:
+    if not isinstance(value, dict) or set(value) != {"value", "low", "high"}:
+        raise fields.wrong(f"scores/{name}", "must hold the numbers value, low and high")
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in value.values()):
+        raise fields.wrong(f"scores/{name}", "must hold the numbers value, low and high")
+    return Score(**value)
+
+
+def _parse_preprocess(value: dict[str, Any]) -> Preprocess:
+    fields = _Fields(value, CARD, "preprocess/")
+    height, width = fields.take("height", int), fields.take("width", int)
+    mode = fields.take("mode", str, "RGB")
+    if mode not in Preprocess.MODES:
+        raise fields.wrong("mode", f"must be one of {', '.join(Preprocess.MODES)}")
+    interpolation = fields.take("interpolation", str, "bilinear")
+    if interpolation not in Preprocess.INTERPOLATIONS:
+        raise fields.wrong("interpolation", f"must be one of {', '.join(Preprocess.INTERPOLATIONS)}")
+    resize = fields.take("resize", int, None)
+    for name, pixels in (("height", height), ("width", width), ("resize", resize)):
+        if pixels is not None and not 1 <= pixels <= 4096:
+            raise fields.wrong(name, "must be 1 to 4096 pixels")
+    stretch = fields.take("stretch", bool, False)
+    channels = Preprocess.MODES[mode]
+    mean, std = (fields.take(name, list, [default] * channels) for name, default in (("mean", 0.0), ("std", 1.0)))
+    for name, numbers in (("mean", mean), ("std", std)):
+        if len(numbers) != channels or not all(isinstance(n, (int, float)) for n in numbers):
+            raise fields.wrong(name, f"must be {channels} numbers, one per channel of mode {mode}")
+    if any(number <= 0 for number in std):
+        raise fields.wrong("std", "must be above 0")
+    fields.finish()
+    return Preprocess(height, width, mode, resize, stretch, interpolation, tuple(mean), tuple(std))
+
+
+class _Fields:
+    """Takes fields out of a JSON object one by one, so that what is left over is unknown."""
+
+    def __init__(self, value: object, file: str, prefix: str = "") -> None:
+        if not isinstance(value, dict):
+            raise InvalidVersionFolder(f"{file} must hold a JSON object", pointer=f"/{file}")
+        self.left, self.file, self.prefix = dict(value), file, prefix
+
+    def take(self, name: str, kind: type, default: Any = ...) -> Any:
+        value = self.left.pop(name, default)
+        if value is ...:
+            raise self.wrong(name, "is missing")
+        if value is not default and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+            if value is None and default is None:
+                return None
+            raise self.wrong(name, f"must be of type {kind.__name__}")
+        return value
+
+    def wrong(self, name: str, why: str) -> InvalidVersionFolder:
+        return InvalidVersionFolder(f"{self.file}: {self.prefix}{name} {why}", pointer=f"/{self.prefix}{name}")
+
+    def finish(self) -> None:
+        if self.left:
+            raise self.wrong(min(self.left), "is not a field this release knows")
+
+
+def _read(folder: Path, path: str) -> bytes:
+    if (folder / path).is_symlink():
+        raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
+    try:
+        return (folder / path).read_bytes()
+    except OSError as error:
+        raise InvalidVersionFolder(f"{path} is missing or unreadable", pointer=f"/{path}") from error
+
+
+def _finite(number: str) -> float:
+    """Refuse NaN and infinity (also 1e999): they are no JSON, so that nothing could answer with the card again."""
+    if not math.isfinite(value := float(number)):
+        raise ValueError(f"{number} is not a finite number")
+    return value
+
+
+def _json(raw: bytes, file: str) -> object:
+    try:
+        return json.loads(raw, parse_constant=_finite, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        raise InvalidVersionFolder(f"{file} is not valid JSON ({error})", pointer=f"/{file}") from error

@@ -1,0 +1,99 @@
+"""The gate: may a new version serve over what an old one stored? M(new/old) against M(old/old), on the same queries."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from index.errors import InvalidArgument
+from index.evaluation import Retrieval, mean_interval, negative_flips, paired_bootstrap, update_gain
+from index.version import Score
+
+
+class Answer(StrEnum):
+    """What a gate says."""
+
+    PASS = "pass"  # noqa: S105 - the word is a verdict
+    WARN = "warn"
+    REFUSE = "refuse"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A gate's answer and what it rests on.
+
+    Attributes:
+        verdict: `pass` when the interval of `difference` lies above 0, `refuse` when it lies below, else `warn`.
+        metric: "cmc@<k>" or "mAP@1.0".
+        old_old: M(old/old) with its interval.
+        new_old: M(new/old), through the route that serving would take.
+        new_new: M(new/new), where it was measured: what a full backfill would give.
+        difference: M(new/old) - M(old/old) by paired bootstrap.
+        negative_flips: number of queries whose first match was right under old/old and is wrong under new/old.
+        gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is there before any
+            backfill; None where new/new is unknown or new/old is not better.
+        queries: how many queries were compared; those without a correct item are skipped.
+    """
+
+    verdict: Answer
+    metric: str
+    old_old: Score
+    new_old: Score
+    new_new: Score | None
+    difference: Score
+    negative_flips: int
+    gap_closed: float | None
+    queries: int
+
+    def as_json(self) -> dict[str, Any]:
+        """The verdict as JSON values."""
+        return asdict(self)
+
+
+def gate(
+    old_old: Retrieval,
+    new_old: Retrieval,
+    new_new: Retrieval | None = None,
+    metric: str = "cmc@1",
+    *,
+    seed: int = 0,
+) -> Verdict:
+    """Compare what the gallery would answer after deploying with what it answers now.
+
+    Args:
+        old_old: the current version's queries over the stored items.
+        new_old: the new version's queries over the same items, by the route that serving would take.
+        new_new: the new version's queries over items of its own, if measured.
+        metric: the metric that decides, measured in all of them. Flips are counted on CMC@1, which must be measured.
+        seed: of the bootstrap.
+
+    Raises:
+        InvalidArgument: an unknown metric, different queries, or no query with a correct item.
+    """
+    old_Q, new_Q = old_old.per_query(metric), new_old.per_query(metric)
+    if old_Q.shape != new_Q.shape:
+        raise InvalidArgument(f"a gate compares the same queries, not {len(old_Q)} and {len(new_Q)}")
+    valid_Q = old_old.valid & new_old.valid
+    if not valid_Q.any():
+        raise InvalidArgument("a gate needs at least one query with an item of its class")
+    difference = paired_bootstrap(new_Q[valid_Q], old_Q[valid_Q], seed)
+    before, after = mean_interval(old_Q[valid_Q], seed), mean_interval(new_Q[valid_Q], seed)
+    best = new_new.interval(metric, seed) if new_new else None
+    return Verdict(
+        verdict=_answer(difference),
+        metric=metric,
+        old_old=before,
+        new_old=after,
+        new_new=best,
+        difference=difference,
+        negative_flips=negative_flips(old_old.per_query("cmc@1")[valid_Q], new_old.per_query("cmc@1")[valid_Q]),
+        gap_closed=update_gain(before.value, after.value, best.value) if best else None,
+        queries=int(valid_Q.sum()),
+    )
+
+
+def _answer(difference: Score) -> Answer:
+    if difference.low > 0:
+        return Answer.PASS
+    return Answer.REFUSE if difference.high < 0 else Answer.WARN

@@ -1,0 +1,111 @@
+"""Images: from untrusted bytes to pixels, and from pixels to the encoder's input.
+
+`preprocess` is the serving twin of torchvision's evaluation transform on PIL images (Resize, CenterCrop, ToTensor,
+Normalize); tests/congruence compares the two. Shape suffixes: N images, C channels, H height, W width.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+from index.errors import InvalidImage
+from index.version import Preprocess
+
+Pixels = NDArray[np.float32]
+
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+MAX_PIXELS = 50_000_000
+MIN_SIDE = 4
+"""Shorter sides hold nothing to recognise and are almost always tracking pixels or broken exports."""
+
+
+def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """Decode one image completely, the first frame of several, turned upright as its EXIF orientation says.
+
+    Args:
+        data: the file as it was sent.
+        max_pixels: refuse more than this, judged by the header before anything is decoded.
+
+    Returns:
+        The image in mode L, LA, RGB, RGBA or another of Pillow's 8-bit modes.
+
+    Raises:
+        InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, or a side below `MIN_SIDE`.
+    """
+    if not data:
+        raise InvalidImage("the image is empty (0 bytes)")
+    image = _open(data, max_pixels)
+    width, height = image.size
+    if width * height > max_pixels:
+        raise InvalidImage(f"the image has {width} x {height} pixels; at most {max_pixels} pixels are decoded")
+    if min(width, height) < MIN_SIDE:
+        raise InvalidImage(f"the image is {width} x {height} pixels; each side needs at least {MIN_SIDE}")
+    try:
+        image.load()
+        return ImageOps.exif_transpose(_eight_bit(image))
+    except Exception as error:  # decoders raise whatever the broken bytes lead them to
+        raise InvalidImage(f"the image is corrupt or truncated ({error})") from error
+
+
+def preprocess(image: Image.Image, spec: Preprocess) -> Pixels:
+    """One decoded image -> the encoder's input, float32 (C, H, W). See `Preprocess` for the steps."""
+    resampling = Image.Resampling[spec.interpolation.upper()]
+    image = image.convert(spec.mode)
+    if spec.stretch:
+        image = image.resize((spec.width, spec.height), resampling)
+    else:
+        if spec.resize is not None:
+            image = image.resize(_scaled(image.size, spec.resize), resampling)
+        image = _centre(image, spec.width, spec.height)
+    pixels_HWC = np.asarray(image, np.float32).reshape(spec.height, spec.width, spec.channels) / np.float32(255)
+    mean_C, std_C = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
+    return np.ascontiguousarray(((pixels_HWC - mean_C) / std_C).transpose(2, 0, 1))
+
+
+def preprocess_batch(images: Sequence[Image.Image], spec: Preprocess) -> Pixels:
+    """Decoded images -> float32 (N, C, H, W); N may be 0."""
+    batch = np.empty((len(images), spec.channels, spec.height, spec.width), np.float32)
+    for row, image in enumerate(images):
+        batch[row] = preprocess(image, spec)
+    return batch
+
+
+def _open(data: bytes, max_pixels: int) -> Image.Image:
+    try:
+        return Image.open(io.BytesIO(data), formats=FORMATS)
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise InvalidImage(f"the image has too many pixels; at most {max_pixels} are decoded") from error
+    except Exception as error:  # parsers of headers raise whatever the broken bytes lead them to
+        raise InvalidImage(f"the bytes are not a readable image; legal formats: {', '.join(FORMATS)}") from error
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Bring 16-bit grey to 8 bits (Pillow's own conversion would clip it) and palettes to their colours."""
+    if image.mode.startswith("I;16"):
+        grey = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        grey.info = image.info
+        return grey
+    if image.mode in {"P", "PA"}:
+        return image.convert("RGBA" if "transparency" in image.info or image.mode == "PA" else "RGB")
+    return image
+
+
+def _scaled(size: tuple[int, int], shorter: int) -> tuple[int, int]:
+    """(width, height) with the shorter side brought to `shorter`, rounded as torchvision does."""
+    width, height = size
+    longer = int(shorter * max(size) / min(size))
+    return (shorter, longer) if width <= height else (longer, shorter)
+
+
+def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Crop the centre; an image that is too small is first padded with black, rounded as torchvision does."""
+    across, down = max(width - image.width, 0), max(height - image.height, 0)
+    if across or down:
+        image = ImageOps.expand(image, (across // 2, down // 2, (across + 1) // 2, (down + 1) // 2))
+    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    return image.crop((left, top, left + width, top + height))

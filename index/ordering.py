@@ -1,0 +1,110 @@
+"""The order of a backfill, and the curve it gives: the metric while the gallery moves from old to new.
+
+Shape suffixes: N items, P points of the curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from index.errors import InvalidArgument
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+POINTS = 21
+"""A curve is measured at 0, 5, ... 100 % of the items moved."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The N items a backfill has to move.
+
+    Attributes:
+        stored: (N,) when each was stored; any number that grows with time.
+        uncertainty: (N,) how unsure the forward transform is of each, where that is known.
+        seed: of a random order.
+    """
+
+    stored: ArrayLike
+    uncertainty: ArrayLike | None = None
+    seed: int = 0
+
+
+def _random(waiting: Waiting) -> Ints:
+    return np.random.default_rng(waiting.seed).permutation(len(np.asarray(waiting.stored)))
+
+
+def _newest(waiting: Waiting) -> Ints:
+    return np.argsort(-np.asarray(waiting.stored, np.float64), kind="stable")
+
+
+def _oldest(waiting: Waiting) -> Ints:
+    return np.argsort(np.asarray(waiting.stored, np.float64), kind="stable")
+
+
+def _uncertainty(waiting: Waiting) -> Ints:
+    scores_N = np.asarray(waiting.uncertainty, np.float64)
+    if scores_N.shape != np.shape(waiting.stored):
+        raise InvalidArgument("order 'uncertainty' needs one uncertainty per item", pointer="/order")
+    return np.argsort(-scores_N, kind="stable")
+
+
+ORDERS: dict[str, Callable[[Waiting], Ints]] = {
+    "random": _random,
+    "newest": _newest,
+    "oldest": _oldest,
+    "uncertainty": _uncertainty,
+}
+"""Which items move first. `uncertainty`: those the forward transform is least sure of (FastFill)."""
+
+
+def backfill_order(order: str, waiting: Waiting) -> Ints:
+    """Positions (N,) of the waiting items, first to move first.
+
+    Raises:
+        InvalidArgument: `order` is not one of `ORDERS`, or it needs an uncertainty that is not there.
+    """
+    if order not in ORDERS:
+        raise InvalidArgument(f"order must be one of {', '.join(ORDERS)}, not {order!r}", pointer="/order")
+    return ORDERS[order](waiting)
+
+
+@dataclass(frozen=True)
+class BackfillCurve:
+    """A metric while items move: `values[p]` with the share `shares[p]` of them moved, (P,) each."""
+
+    shares: Floats
+    values: Floats
+
+    @property
+    def area(self) -> float:
+        """Area under the curve: the metric's mean over the whole backfill (trapezoids)."""
+        return float(np.trapezoid(self.values, self.shares))
+
+    @property
+    def largest_dip(self) -> float:
+        """How far the metric ever falls below what it had reached before; 0 when it never falls."""
+        return float((np.maximum.accumulate(self.values) - self.values).max())
+
+
+def backfill_curve(measure: Callable[[Bools], float], order_N: Ints, points: int = POINTS) -> BackfillCurve:
+    """Measure a backfill at `points` evenly spaced shares, 0 and 1 among them.
+
+    Args:
+        measure: the metric when the items of this (N,) mask have moved, as by `evaluation.mixed_retrieval`.
+        order_N: the order of `backfill_order`.
+        points: at least 2.
+    """
+    shares = np.linspace(0.0, 1.0, points)
+    values = []
+    for share in shares:
+        moved_N = np.zeros(len(order_N), bool)
+        moved_N[order_N[: round(share * len(order_N))]] = True
+        values.append(measure(moved_N))
+    return BackfillCurve(shares, np.asarray(values, np.float64))

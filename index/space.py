@@ -1,0 +1,217 @@
+"""Spaces: how the vectors of a version are laid out, ordered and scored.
+
+A shard stores `space.items(x)` and scans with `space.queries(q)` by plain inner product or squared L2; `space.score`
+turns what the scan returns into what a user reads. Each space states its order once, in `higher_is_better`.
+
+Lorentz layout (curvature K > 0): the stored vector is the space part x, and the time part t = sqrt(1/K + |x|^2) is
+recomputed. Items become [x, t], queries [q, -t(q)], so the Lorentz inner product <q, x>_L is a plain inner product
+and distance = acosh(-K <q, x>_L) / sqrt(K) falls as it rises.
+
+Shape suffixes: N vectors, D the version's dimension, W the width of a stored row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument, InvalidVector
+
+Vectors = NDArray[np.float32]
+"""float32, C-contiguous, one vector a row."""
+
+
+class Space(Protocol):
+    """What the shard, the gallery and evaluation need to know of a space."""
+
+    kind: str
+    higher_is_better: bool
+    inner_product: bool
+    """True: the scan is an inner product, larger first. False: squared L2, smaller first."""
+
+    def width(self, dim: int) -> int:
+        """Length of a stored row for vectors of `dim` components."""
+
+    def items(self, x_ND: Vectors) -> Vectors:
+        """(N, D) valid vectors -> (N, W) rows to store."""
+
+    def queries(self, x_ND: Vectors) -> Vectors:
+        """(N, D) valid vectors -> (N, W) rows to scan with."""
+
+    def normalise(self, x_ND: Vectors) -> Vectors:
+        """(N, D) raw vectors -> the nearest valid vectors of this space."""
+
+    def score(self, scanned: Vectors) -> Vectors:
+        """What the scan returned, any shape -> the score a user reads, same shape."""
+
+    def as_json(self) -> dict[str, Any]:
+        """The `space` field of a card."""
+
+
+@dataclass(frozen=True)
+class Cosine:
+    """Unit vectors, inner product; score in [-1, 1], higher is better."""
+
+    kind = "cosine"
+    higher_is_better = True
+    inner_product = True
+
+    def width(self, dim: int) -> int:
+        return dim
+
+    def items(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def queries(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def normalise(self, x_ND: Vectors) -> Vectors:
+        norm_N1 = np.linalg.norm(x_ND.astype(np.float64), axis=1, keepdims=True)
+        return np.ascontiguousarray(x_ND / norm_N1, dtype=np.float32)
+
+    def score(self, scanned: Vectors) -> Vectors:
+        return scanned
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class Euclidean:
+    """Euclidean distance; score in [0, inf), lower is better."""
+
+    kind = "l2"
+    higher_is_better = False
+    inner_product = False
+
+    def width(self, dim: int) -> int:
+        return dim
+
+    def items(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def queries(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def normalise(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def score(self, scanned: Vectors) -> Vectors:
+        # The scan's |q|^2 - 2qx + |x|^2 can round below zero for near-identical vectors.
+        return np.sqrt(np.maximum(scanned, 0.0))
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind}
+
+
+@dataclass(frozen=True)
+class Lorentz:
+    """Hyperboloid of curvature -K, geodesic distance; score in [0, inf), lower is better (HBCT, 2506.05826)."""
+
+    curvature: float = 1.0
+    kind = "lorentz"
+    higher_is_better = False
+    inner_product = True
+
+    def __post_init__(self) -> None:
+        if not (np.isfinite(self.curvature) and self.curvature > 0):
+            raise InvalidArgument("space curvature must be a finite number above 0", pointer="/space/curvature")
+
+    def width(self, dim: int) -> int:
+        return dim + 1
+
+    def items(self, x_ND: Vectors) -> Vectors:
+        return np.hstack([x_ND, self._time(x_ND)])
+
+    def queries(self, x_ND: Vectors) -> Vectors:
+        return np.hstack([x_ND, -self._time(x_ND)])
+
+    def normalise(self, x_ND: Vectors) -> Vectors:
+        return x_ND
+
+    def score(self, scanned: Vectors) -> Vectors:
+        # acosh is defined from 1 on; two equal points can round to just below it.
+        argument = np.maximum(-self.curvature * scanned.astype(np.float64), 1.0)
+        distance: Vectors = (np.arccosh(argument) / np.sqrt(self.curvature)).astype(np.float32)
+        return distance
+
+    def as_json(self) -> dict[str, Any]:
+        return {"kind": self.kind, "curvature": self.curvature}
+
+    def _time(self, x_ND: Vectors) -> Vectors:
+        square_N1 = np.sum(np.square(x_ND, dtype=np.float64), axis=1, keepdims=True)
+        time_N1: Vectors = np.sqrt(1.0 / self.curvature + square_N1).astype(np.float32)
+        return time_N1
+
+
+SPACES: dict[str, type[Cosine | Euclidean | Lorentz]] = {
+    Cosine.kind: Cosine,
+    Euclidean.kind: Euclidean,
+    Lorentz.kind: Lorentz,
+}
+
+UNIT_TOLERANCE = 1e-3
+"""How far from length 1 a stored cosine vector may be; float16 transport rounds by about 5e-4."""
+
+MAX_NORM = 1e15
+"""Squared distances and Lorentz inner products of longer vectors overflow float32."""
+
+
+def space_from_json(value: object) -> Space:
+    """Read a card's `space` field.
+
+    Raises:
+        InvalidArgument: an unknown kind or field, or a curvature that is not above 0.
+    """
+    if not isinstance(value, dict) or value.get("kind") not in list(SPACES):
+        raise InvalidArgument(f"space.kind must be one of {', '.join(SPACES)}", pointer="/space/kind")
+    arguments = {name: v for name, v in value.items() if name != "kind"}
+    legal = {"curvature"} if value["kind"] == Lorentz.kind else set()
+    if unknown := set(arguments) - legal:
+        raise InvalidArgument(f"space has unknown field {min(unknown)!r}", pointer="/space")
+    if not all(isinstance(v, (int, float)) for v in arguments.values()):
+        raise InvalidArgument("space curvature must be a number", pointer="/space/curvature")
+    return SPACES[value["kind"]](**arguments)
+
+
+def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/embedding") -> Vectors:
+    """Validate vectors from outside and return them as (N, dim) float32, normalised when the space is cosine.
+
+    Raises:
+        InvalidVector: not numeric, a wrong dimension, NaN, infinite, or all zeros where a direction is needed. The
+            pointer names the first offending row when there are several.
+    """
+    try:
+        given = np.asarray(value)
+    except ValueError:  # ragged lists
+        given = np.empty(0, object)
+    if given.dtype.kind not in "iuf":
+        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=pointer)
+    x = given.astype(np.float64)
+    x_ND = x[None] if x.ndim == 1 else x
+    if x_ND.ndim != 2 or x_ND.shape[1] != dim:
+        shape = "x".join(map(str, x.shape))
+        raise InvalidVector(f"an embedding has {dim} numbers, this one has shape {shape}", pointer=pointer)
+    # float32 is what is stored: a finite float64 that overflows it is refused too.
+    finite_N = np.isfinite(x_ND).all(axis=1) & (np.abs(x_ND) <= np.finfo(np.float32).max).all(axis=1)
+    if not finite_N.all():
+        raise InvalidVector(
+            "an embedding must be finite numbers (float32)", pointer=_at(pointer, x, int(np.argmin(finite_N)))
+        )
+    if isinstance(space, Cosine):
+        norm_N = np.linalg.norm(x_ND, axis=1)
+        if (norm_N < 1e-12).any():
+            zero = int(np.argmax(norm_N < 1e-12))
+            raise InvalidVector("an all-zero embedding has no direction to compare", pointer=_at(pointer, x, zero))
+        x_ND = x_ND / norm_N[:, None]
+    elif (long_N := np.linalg.norm(x_ND, axis=1) > MAX_NORM).any():
+        why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
+        raise InvalidVector(why, pointer=_at(pointer, x, int(np.argmax(long_N))))
+    return np.ascontiguousarray(x_ND, dtype=np.float32)
+
+
+def _at(pointer: str, given: NDArray[np.float64], row: int) -> str:
+    return pointer if given.ndim == 1 else f"{pointer}/{row}"

@@ -1,0 +1,228 @@
+"""What an edge does to vectors: one class a kind, entered in `TRANSFORMS`.
+
+A query transform takes queries of the new version to vectors that scan the old version's shard; the forward transform
+takes stored items of the old version to the new one. `dual` has no transform: the old encoder encodes the query.
+Shape suffixes: N vectors, D old or new dimension as named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from index.artifacts import open_model, read_arrays
+from index.errors import InvalidVector, InvalidVersionFolder
+from index.space import Cosine, Space, Vectors, space_from_json
+from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
+
+
+class Transform(Protocol):
+    """One edge, ready to run."""
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        """(N, from-dim) vectors, and side-information where the edge takes it -> (N, to-dim) vectors."""
+
+
+class Identity:
+    """Same space: compare directly (BCT, HBCT)."""
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        _require(edge, new.dim == old.dim, f"needs equal dimensions, not {new.dim} and {old.dim}")
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return x_ND
+
+
+class ZeroPad:
+    """Old items padded with zeros: the query's first n components, not normalised again (OCA's evaluation)."""
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        _require(edge, new.dim >= old.dim, f"needs dim >= {old.dim}, not {new.dim}")
+        self.dim = old.dim
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return np.ascontiguousarray(x_ND[:, : self.dim])
+
+
+class Truncate(ZeroPad):
+    """The first n components, a valid vector of the old space again (BT2, OCA, BCT with extra dimensions)."""
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        super().__init__(edge, new, old)
+        self.space = space_from_json(old.space)
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return normalise_or_zero(self.space, super().__call__(x_ND))
+
+
+class Matrix:
+    """x W + b with W (new dim, old dim): Procrustes, ridge, low-rank affine; fitted on pairs."""
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        assert edge.folder is not None
+        file = EDGE_ARRAYS[edge.kind]
+        shapes = {"weight": (new.dim, old.dim), "bias": (old.dim,)}
+        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes, frozenset({"bias"}))
+        self.weight, self.bias = arrays["weight"], arrays.get("bias", np.float32(0))
+        self.space = space_from_json(old.space)
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return normalise_or_zero(self.space, x_ND @ self.weight + self.bias)
+
+
+class Onnx:
+    """A learned query map, new -> old: input `embedding` (N, new dim), output (N, old dim)."""
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        self.model = _EdgeModel(edge, new.dim, old.dim, 0)
+        self.space = space_from_json(old.space)
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return normalise_or_zero(self.space, self.model(x_ND, None))
+
+
+@dataclass(frozen=True)
+class Carried:
+    """What a forward transform makes of stored items.
+
+    Attributes:
+        vectors_ND: valid for the new space.
+        side_NS: the new version's side-information, where the edge gives it (FCT's g).
+        variance_N: how unsure it is of each item, where the edge tells.
+    """
+
+    vectors_ND: Vectors
+    side_NS: Vectors | None = None
+    variance_N: Vectors | None = None
+
+
+class Forward:
+    """FCT's h: stored old embedding and side-information -> new space (Ramanujan, CVPR 2022, eq. 4).
+
+    Behind its first output edge.onnx may have `next_side` (N, new side_dim), the new version's own side-information
+    (FCT's g), and `variance` (N, 1), not negative.
+    """
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        extras = {"variance": 1, **({"next_side": new.side_dim} if new.side_dim else {})}
+        self.model = _EdgeModel(edge, old.dim, new.dim, old.side_dim, extras)
+        self.space = space_from_json(new.space)
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        return self.carry(x_ND, side_NS).vectors_ND
+
+    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
+        """Everything that the edge tells of (N, old dim) vectors and, where it takes it, side-information."""
+        given, extras = self.model.run(x_ND, side_NS)
+        variance_N1 = extras.get("variance")
+        return Carried(
+            normalise_or_zero(self.space, given),
+            extras.get("next_side"),
+            None if variance_N1 is None else variance_N1[:, 0],
+        )
+
+
+TRANSFORMS: dict[EdgeKind, Callable[[Edge, Card, Card], Transform]] = {
+    EdgeKind.IDENTITY: Identity,
+    EdgeKind.TRUNCATE: Truncate,
+    EdgeKind.ZERO_PAD: ZeroPad,
+    EdgeKind.MATRIX: Matrix,
+    EdgeKind.ONNX: Onnx,
+    EdgeKind.FORWARD: Forward,
+}
+
+
+def load_transform(edge: Edge, new: Card, old: Card) -> Transform:
+    """Make an edge ready to run.
+
+    Raises:
+        InvalidVersionFolder: dimensions, spaces or the edge's files do not fit the two cards.
+    """
+    _require(edge, edge.kind in TRANSFORMS, f"is not served by this release; legal: {', '.join(TRANSFORMS)}")
+    if edge.kind in {EdgeKind.IDENTITY, EdgeKind.TRUNCATE, EdgeKind.ZERO_PAD}:
+        same = space_from_json(new.space) == space_from_json(old.space)
+        _require(edge, same, f"needs the same space on both sides, not {dict(new.space)} and {dict(old.space)}")
+    if edge.old_encoder and old.encoder and edge.old_encoder != old.encoder:
+        raise InvalidVersionFolder(
+            f"edges/{edge.old} was made for another encoder than the registered {edge.old!r}",
+            pointer=f"/edges/{edge.old}/old_encoder",
+        )
+    return TRANSFORMS[edge.kind](edge, new, old)
+
+
+def load_forward(edge: Edge, new: Card, old: Card) -> Forward:
+    """`load_transform` of an item edge, kind `forward`; the same errors."""
+    transform = load_transform(edge, new, old)
+    assert isinstance(transform, Forward)
+    return transform
+
+
+def normalise_or_zero(space: Space, x_ND: Vectors) -> Vectors:
+    """Make vectors valid for `space`; one that lost its direction stays zero and scores 0 against every item."""
+    if not isinstance(space, Cosine):
+        return np.ascontiguousarray(x_ND, dtype=np.float32)
+    norm_N1 = np.linalg.norm(x_ND.astype(np.float64), axis=1, keepdims=True)
+    return np.ascontiguousarray(x_ND / np.where(norm_N1 > 0, norm_N1, 1.0), dtype=np.float32)
+
+
+class _EdgeModel:
+    """The edge.onnx of an edge.
+
+    Its inputs are `embedding` (N, from_dim) and, above 0, `side` (N, side_dim); its first output is (N, to_dim), and
+    `extras` says which others it may have, by name and width.
+    """
+
+    def __init__(
+        self, edge: Edge, from_dim: int, to_dim: int, side_dim: int, extras: Mapping[str, int] | None = None
+    ) -> None:
+        assert edge.folder is not None
+        file = EDGE_MODEL[edge.kind]
+        self.edge, self.to_dim, self.side_dim = edge, to_dim, side_dim
+        self.session = open_model(edge.folder / file, f"edges/{edge.old}/{file}")
+        names = {i.name for i in self.session.get_inputs()}
+        expected = {"embedding", "side"} if side_dim else {"embedding"}
+        _require(edge, names == expected, f"needs edge.onnx inputs {sorted(expected)}, not {sorted(names)}")
+        self.widths = {o.name: (extras or {}).get(o.name) for o in self.session.get_outputs()[1:]}
+        _require(edge, None not in self.widths.values(), f"has no use for edge.onnx outputs {sorted(self.widths)}")
+        for count in (1, 3):  # a frozen batch size would pass one of them only
+            self(np.full((count, from_dim), from_dim**-0.5, np.float32), np.zeros((count, side_dim), np.float32))
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None) -> Vectors:
+        return self.run(x_ND, side_NS)[0]
+
+    def run(self, x_ND: Vectors, side_NS: Vectors | None) -> tuple[Vectors, dict[str, Vectors]]:
+        """The first output, and the others by name."""
+        feeds = {"embedding": np.ascontiguousarray(x_ND, dtype=np.float32)}
+        if self.side_dim:
+            if side_NS is None or side_NS.shape != (len(x_ND), self.side_dim):
+                raise InvalidVector(f"the edge to {self.edge.old!r} needs {self.side_dim} numbers of side-information")
+            feeds["side"] = np.ascontiguousarray(side_NS, dtype=np.float32)
+        try:
+            first, *others = self.session.run(None, feeds)
+        except Exception as error:  # onnxruntime's own exception types share no public base
+            raise self._wrong(f"fails on a batch of {len(x_ND)} ({error})") from error
+        extras = dict(zip(self.widths, others, strict=True))
+        for name, given, width in (("", first, self.to_dim), *((n, extras[n], w) for n, w in self.widths.items())):
+            self._check(name, given, (len(x_ND), width))
+        if "variance" in extras and (extras["variance"] < 0).any():
+            raise self._wrong("gives a variance below 0")
+        return np.asarray(first, np.float32), {name: np.asarray(given, np.float32) for name, given in extras.items()}
+
+    def _check(self, name: str, given: Vectors, shape: tuple[int, int | None]) -> None:
+        what = f"{name} of " if name else ""
+        if given.shape != shape:
+            raise self._wrong(f"gives {what}shape {given.shape} for {shape[0]} vectors, not (N, {shape[1]})")
+        if not np.isfinite(given).all():
+            raise self._wrong(f"gives {what}numbers that are not finite")
+
+    def _wrong(self, why: str) -> InvalidVersionFolder:
+        name = f"edges/{self.edge.old}/{EDGE_MODEL[self.edge.kind]}"
+        return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")
+
+
+def _require(edge: Edge, holds: bool, why: str) -> None:
+    if not holds:
+        raise InvalidVersionFolder(f"edges/{edge.old}: kind {edge.kind.value} {why}", pointer=f"/edges/{edge.old}")

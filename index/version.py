@@ -1,0 +1,171 @@
+"""Vocabulary: version, card and edge, and the names of the files they live in (DESIGN.md, section 3).
+
+    v2/card.json             what the version is, and the sha256 of every other file
+    v2/encoder.onnx          float32 (N, C, H, W) -> (N, dim), ready to compare; absent: embeddings come from outside
+    v2/side.onnx             optional: the same input -> (N, side_dim), stored with each item (FCT)
+    v2/probe.npz             `image` (1, C, H, W) and the expected `embedding` (1, dim), `side` (1, side_dim)
+    v2/edges/v1/edge.json    how to compare with v1, and how well it was measured to work
+
+`index.folder` reads, checks and writes such a folder; `index.encoder` runs its probe.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, ClassVar
+
+CARD = "card.json"
+ENCODER = "encoder.onnx"
+SIDE = "side.onnx"
+PROBE = "probe.npz"
+FORMAT = 1
+MAX_DIM = 65_536
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Legal names of versions and galleries: safe in a path, a URL and a log line."""
+
+
+class EdgeKind(StrEnum):
+    """The ways to compare a newer version with an older one."""
+
+    IDENTITY = "identity"
+    TRUNCATE = "truncate"
+    ZERO_PAD = "zero_pad"
+    MATRIX = "matrix"
+    ONNX = "onnx"
+    SLERP = "slerp"
+    DUAL = "dual"
+    FORWARD = "forward"
+
+    @property
+    def direction(self) -> str:
+        """`item` when the edge moves stored items to the new space, else `query`."""
+        return "item" if self is EdgeKind.FORWARD else "query"
+
+
+EDGE_MODEL = {EdgeKind.ONNX: "edge.onnx", EdgeKind.FORWARD: "edge.onnx"}
+EDGE_ARRAYS = {EdgeKind.MATRIX: "edge.npz", EdgeKind.SLERP: "edge.npz"}
+
+
+@dataclass(frozen=True)
+class Score:
+    """A measured metric with its bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A declared, measured way to compare version `new` with the older version `old`.
+
+    `scores` maps a metric's name ("cmc@1", "mAP@1.0", ...) to M(new/old). `old_encoder` is the sha256 of the old
+    version's encoder.onnx the edge was made for ("" when the old version has none). `calibration`: see
+    `index.calibration`. `support` is the number of pairs of embeddings an adapter was fitted on, 0 for other edges.
+    """
+
+    new: str
+    old: str
+    kind: EdgeKind
+    scores: Mapping[str, Score] = field(default_factory=dict)
+    old_encoder: str = ""
+    calibration: Mapping[str, Any] | None = None
+    folder: Path | None = None
+    support: int = 0
+
+    @property
+    def measured(self) -> float:
+        """What route planning compares: the CMC@1, else the mean of what was measured, else 0."""
+        if "cmc@1" in self.scores:
+            return self.scores["cmc@1"].value
+        return sum(s.value for s in self.scores.values()) / len(self.scores) if self.scores else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        """What edge.json holds; the version names come from the folders."""
+        return {
+            "kind": self.kind.value,
+            "direction": self.kind.direction,
+            "scores": {name: vars(score) for name, score in self.scores.items()},
+            "old_encoder": self.old_encoder,
+            "calibration": self.calibration,
+            "support": self.support,
+        }
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """From a decoded image to the encoder's input, the same in training's evaluation and in serving.
+
+    Convert to `mode` ("L" or "RGB"), resize the shorter side to `resize` pixels (None: leave) with antialiased
+    `interpolation`, crop the centre to (height, width) - or, with `stretch`, resize straight to (height, width) -
+    divide by 255, subtract `mean`, divide by `std` (one number per channel).
+    """
+
+    height: int
+    width: int
+    mode: str = "RGB"
+    resize: int | None = None
+    stretch: bool = False
+    interpolation: str = "bilinear"
+    mean: tuple[float, ...] = (0.0, 0.0, 0.0)
+    std: tuple[float, ...] = (1.0, 1.0, 1.0)
+
+    MODES: ClassVar = {"L": 1, "RGB": 3}
+    INTERPOLATIONS: ClassVar = ("nearest", "bilinear", "bicubic", "lanczos")
+
+    @property
+    def channels(self) -> int:
+        """Number of channels of the encoder's input."""
+        return self.MODES[self.mode]
+
+    def as_json(self) -> dict[str, Any]:
+        """The `preprocess` field of a card."""
+        return {name: list(v) if isinstance(v, tuple) else v for name, v in vars(self).items()}
+
+
+@dataclass(frozen=True)
+class Card:
+    """The JSON beside an exported version. `space` is kept as JSON; `index.space.space_from_json` reads it."""
+
+    name: str
+    dim: int
+    space: Mapping[str, Any]
+    preprocess: Preprocess | None = None
+    side_dim: int = 0
+    method: str = "unknown"
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def encoder(self) -> str:
+        """sha256 of the encoder, "" when the version has none."""
+        return self.files.get(ENCODER, "")
+
+    def as_json(self) -> dict[str, Any]:
+        """What card.json holds."""
+        fields = {**vars(self), "preprocess": self.preprocess.as_json() if self.preprocess else None}
+        return {
+            "format": FORMAT,
+            **{name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()},
+        }
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version folder whose structure and hashes have been checked."""
+
+    card: Card
+    folder: Path
+    edges: tuple[Edge, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The card's name."""
+        return self.card.name

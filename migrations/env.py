@@ -1,0 +1,20 @@
+"""Alembic's entry: runs on the connection that `service.database.migrating` opened, in its transaction.
+
+A new revision, from a checkout: with `migrating(url) as config`, call `alembic.command.revision(config, "what it does",
+autogenerate=True)`, then write CHECK constraints by hand: Alembic neither generates nor compares them.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+
+from service.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=metadata,
+    render_as_batch=True,
+    compare_server_default=True,
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,27 @@
+"""${message}
+
+Revision: ${up_revision}
+Follows: ${down_revision or "nothing"}
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+${imports if imports else ""}
+
+revision = ${repr(up_revision)}
+down_revision = ${repr(down_revision)}
+branch_labels = ${repr(branch_labels)}
+depends_on = ${repr(depends_on)}
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        # Give up instead of queueing everyone behind a migration that waits for a lock.
+        op.execute("SET LOCAL lock_timeout = '5s'")
+    ${upgrades if upgrades else "pass"}
+
+
+def downgrade() -> None:
+    ${downgrades if downgrades else "pass"}

@@ -1,0 +1,22 @@
+"""The face of Regraft: the client and the `regraft` command.
+
+`from regraft import Client` imports httpx only; the command imports the service or training when a command needs it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from regraft.client import Client, ImageItem, Problem, Unreachable
+
+__version__ = "0.1.0"
+__all__ = ["Client", "ImageItem", "Problem", "Unreachable", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        from regraft import client
+
+        return getattr(client, name)
+    raise AttributeError(f"module 'regraft' has no attribute {name!r}")

@@ -1,0 +1,61 @@
+"""The `regraft` command. Each command imports what it needs when it runs, so most need neither torch nor SQL."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from index.errors import RegraftError
+from regraft import __version__
+from regraft.commands import backfills, galleries, processes, train, upgrades, versions
+from regraft.commands.options import err
+
+app = typer.Typer(
+    name="regraft",
+    help="A retrieval service whose gallery outlives its embedding model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+SERVICE, GALLERY, UPGRADE, TRAINING = "Service", "Galleries", "Upgrades", "Training"
+
+app.command(rich_help_panel=SERVICE)(processes.serve)
+app.command(rich_help_panel=SERVICE)(processes.worker)
+app.command(rich_help_panel=SERVICE)(processes.migrate)
+app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
+app.command(rich_help_panel=GALLERY)(galleries.ingest)
+app.command(rich_help_panel=GALLERY)(galleries.query)
+app.add_typer(versions.version, name="version", rich_help_panel=UPGRADE)
+app.command(rich_help_panel=UPGRADE)(upgrades.gate)
+app.command(rich_help_panel=UPGRADE)(upgrades.deploy)
+app.command(rich_help_panel=UPGRADE)(upgrades.rollback)
+app.add_typer(backfills.backfill, name="backfill", rich_help_panel=UPGRADE)
+app.command(rich_help_panel=TRAINING)(train.train)
+app.command(rich_help_panel=TRAINING)(train.recipes)
+app.command(rich_help_panel=TRAINING)(train.evaluate)
+app.command("fit-edge", rich_help_panel=TRAINING)(train.fit_edge)
+app.command(rich_help_panel=TRAINING)(train.export)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: bool = typer.Option(False, "--version", callback=_version, is_eager=True, help="Show the version."),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command; an error the user can cause is one line on standard error and exit code 1."""
+    try:
+        app()
+    except (RegraftError, OSError) as error:
+        err.print(f"regraft: {' '.join(str(error).split())}", markup=False, style="red")
+        sys.exit(1)

@@ -1,0 +1,315 @@
+"""A thin synchronous client: one method a route, JSON in and out as plain dictionaries (docs/http-api.md).
+
+with Client("http://127.0.0.1:8080") as client:
+    client.create_gallery("shoes")
+    client.register_version(Path("examples/v1"))
+    client.deploy("shoes", "v1")
+    client.ingest("shoes", [ImageItem("a", Path("a.png").read_bytes(), {"label": "boot"})])
+    client.query("shoes", [Path("b.png").read_bytes()], k=1)["results"][0]["matches"]
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from index.errors import RegraftError
+from index.folder import pack_version
+
+Json = dict[str, Any]
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+CONNECT_ATTEMPTS = 3
+CONNECT_PAUSE_SECONDS = 0.2
+
+
+class Problem(RegraftError):
+    """The service refused the request (RFC 9457 problem+json).
+
+    `errors` lists every fault with its JSON pointer; `request_id` finds the request in the service's log.
+    """
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        self.detail = str(body.get("detail") or body.get("title") or f"the service answered with status {status}")
+        self.errors: list[Json] = list(body.get("errors") or [])
+        self.request_id: str | None = body.get("request_id")
+        super().__init__(self.detail, pointer=str(self.errors[0].get("pointer") or "") if self.errors else "")
+        self.status = status
+        self.code = str(body.get("code") or "http_error")
+
+
+class Unreachable(RegraftError):
+    """The service could not be reached."""
+
+    status = 503
+    code = "unreachable"
+
+
+@dataclass(frozen=True)
+class ImageItem:
+    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object)."""
+
+    id: str
+    image: bytes
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Client:
+    """Speaks to one service; safe to share between threads.
+
+    Every method raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests
+    are repeated, and only when the connection could not be made; nothing that writes is ever sent twice.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url = url.rstrip("/")
+        # A proxy from the environment has no business between a client and a loopback service.
+        self._http = httpx.Client(
+            base_url=f"{self.url}/v1/", headers=headers, timeout=timeout, transport=transport, trust_env=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    # health
+
+    def health(self) -> Json:
+        """GET /v1/health: the process answers; {status, version}."""
+        return self._json("GET", "health")
+
+    def ready(self) -> Json:
+        """GET /v1/health/ready: the database is there and the gallery is loaded."""
+        return self._json("GET", "health/ready")
+
+    # galleries
+
+    def create_gallery(self, name: str) -> Json:
+        """POST /v1/galleries."""
+        return self._json("POST", "galleries", json={"name": name})
+
+    def galleries(self) -> list[Json]:
+        """GET /v1/galleries."""
+        return list(self._json("GET", "galleries")["galleries"])
+
+    def gallery(self, name: str) -> Json:
+        """GET /v1/galleries/{gallery}: current version, number of items, and how many each version holds."""
+        return self._json("GET", _path("galleries", name))
+
+    def delete_gallery(self, name: str) -> None:
+        """DELETE /v1/galleries/{gallery}, with everything in it."""
+        self._send("DELETE", _path("galleries", name))
+
+    # versions
+
+    def register_version(self, folder: Path) -> Json:
+        """POST /v1/versions: a version folder, packed here, or a .zip of one."""
+        with tempfile.TemporaryDirectory() as scratch:
+            archive = folder
+            if folder.is_dir():
+                archive = Path(scratch) / "version.zip"
+                pack_version(folder, archive)
+            with archive.open("rb") as stream:
+                return self._json("POST", "versions", files={"archive": (archive.name, stream, "application/zip")})
+
+    def versions(self) -> list[Json]:
+        """GET /v1/versions."""
+        return list(self._json("GET", "versions")["versions"])
+
+    def version(self, name: str) -> Json:
+        """GET /v1/versions/{version}."""
+        return self._json("GET", _path("versions", name))
+
+    # items
+
+    def ingest(self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False) -> Json:
+        """POST /v1/galleries/{gallery}/items with image files; returns {stored, failed, seq, errors}.
+
+        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
+        """
+        described = [{"id": i.id, "metadata": dict(i.metadata), "image": str(n)} for n, i in enumerate(items)]
+        images = [("images", (str(n), i.image, "application/octet-stream")) for n, i in enumerate(items)]
+        # An empty batch is sent too, as JSON, so that it is the service that refuses it.
+        body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
+        return self._json("POST", _path("galleries", gallery, "items"), params={"atomic": _flag(atomic)}, **body)
+
+    def ingest_embeddings(
+        self, gallery: str, items: Sequence[Mapping[str, Any]], *, version: str | None = None, atomic: bool = False
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; `version` made them."""
+        body = {"version": version, "items": [dict(item) for item in items]}
+        return self._json("POST", _path("galleries", gallery, "items"), params={"atomic": _flag(atomic)}, json=body)
+
+    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> Json:
+        """GET /v1/galleries/{gallery}/items: one page, {items, next}; pass `next` as the next cursor."""
+        params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+        return self._json("GET", _path("galleries", gallery, "items"), params=params)
+
+    def item(self, gallery: str, item: str) -> Json:
+        """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
+        return self._json("GET", _path("galleries", gallery, "items", item))
+
+    def item_image(self, gallery: str, item: str) -> bytes:
+        """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
+        return self._send("GET", _path("galleries", gallery, "items", item, "image")).content
+
+    def delete_item(self, gallery: str, item: str) -> None:
+        """DELETE /v1/galleries/{gallery}/items/{item}."""
+        self._send("DELETE", _path("galleries", gallery, "items", item))
+
+    def delete_items(self, gallery: str, items: Sequence[str]) -> Json:
+        """POST /v1/galleries/{gallery}/items:delete; returns {deleted, missing}."""
+        return self._json("POST", _path("galleries", gallery, "items:delete"), json={"ids": list(items)})
+
+    # queries
+
+    def query(self, gallery: str, images: Sequence[bytes], k: int = 10, *, strict: bool = False) -> Json:
+        """POST /v1/galleries/{gallery}/query with image files, all answered from one consistent view.
+
+        Returns {version, k, mix, degraded, results: [{matches: [...]}], took_ms}, one result an image, in order.
+        """
+        files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
+        data = {"k": str(k), "strict": _flag(strict)}
+        return self._json("POST", _path("galleries", gallery, "query"), data=data, files=files)
+
+    def query_embeddings(
+        self, gallery: str, embeddings: Sequence[Sequence[float]], version: str, k: int = 10, *, strict: bool = False
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/query with embeddings that `version` made."""
+        body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, "strict": strict}
+        return self._json("POST", _path("galleries", gallery, "query"), json=body)
+
+    # upgrades
+
+    def gate(
+        self, gallery: str, version: str, label: str, *, sample: int = 1000, metric: str = "cmc@1", seed: int = 0
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/gates: measure `version` on the own items, by metadata `label`."""
+        body = {"version": version, "label": label, "sample": sample, "metric": metric, "seed": seed}
+        return self._json("POST", _path("galleries", gallery, "gates"), json=body)
+
+    def gate_report(self, gallery: str, gate: int) -> Json:
+        """GET /v1/galleries/{gallery}/gates/{gate}."""
+        return self._json("GET", _path("galleries", gallery, "gates", gate))
+
+    def deploy(self, gallery: str, version: str, *, gate: int | None = None, override: str | None = None) -> Json:
+        """POST /v1/galleries/{gallery}/deployments: make `version` current; `override` says why, despite a refusal."""
+        body = {"version": version, "gate": gate, "override": override}
+        return self._json("POST", _path("galleries", gallery, "deployments"), json=body)
+
+    def deployments(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/deployments."""
+        return list(self._json("GET", _path("galleries", gallery, "deployments"))["deployments"])
+
+    def rollback(self, gallery: str, reason: str = "") -> Json:
+        """POST /v1/galleries/{gallery}/rollback: back to the version that was current before."""
+        return self._json("POST", _path("galleries", gallery, "rollback"), json={"reason": reason})
+
+    def start_backfill(
+        self,
+        gallery: str,
+        *,
+        version: str | None = None,
+        kind: str = "reencode",
+        order: str = "random",
+        chunk_size: int = 64,
+        rate: float | None = None,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
+        body = {"version": version, "kind": kind, "order": order, "chunk_size": chunk_size, "rate": rate}
+        return self._json("POST", _path("galleries", gallery, "backfills"), json=body)
+
+    def backfills(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/backfills."""
+        return list(self._json("GET", _path("galleries", gallery, "backfills"))["backfills"])
+
+    def backfill(self, backfill: int) -> Json:
+        """GET /v1/backfills/{backfill}: state and counters."""
+        return self._json("GET", _path("backfills", backfill))
+
+    def backfill_failures(self, backfill: int) -> list[Json]:
+        """GET /v1/backfills/{backfill}/failures."""
+        return list(self._json("GET", _path("backfills", backfill, "failures"))["failures"])
+
+    def pause_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/pause."""
+        return self._json("POST", _path("backfills", backfill, "pause"))
+
+    def resume_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/resume."""
+        return self._json("POST", _path("backfills", backfill, "resume"))
+
+    def cancel_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/cancel."""
+        return self._json("POST", _path("backfills", backfill, "cancel"))
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        answer: Json = self._send(method, path, **request).json()
+        return answer
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        attempts = CONNECT_ATTEMPTS if method == "GET" else 1
+        try:
+            response = _with_retries(lambda: self._http.request(method, path, **request), attempts)
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
+        if not response.is_success:
+            raise Problem(response.status_code, _problem(response))
+        return response
+
+
+def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:
+    for attempt in range(1, attempts):
+        try:
+            return send()
+        except httpx.ConnectError:
+            time.sleep(CONNECT_PAUSE_SECONDS * attempt)
+    return send()
+
+
+def _problem(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    # A proxy in between answers in its own words.
+    return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
+
+
+def _path(*parts: object) -> str:
+    return "/".join(_segment(str(part)) for part in parts)
+
+
+def _segment(part: str) -> str:
+    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
+    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
+
+
+def _flag(value: bool) -> str:
+    return "true" if value else "false"

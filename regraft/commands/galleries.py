@@ -1,0 +1,154 @@
+"""Galleries and what is in them: `regraft gallery ...`, `ingest` and `query`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.client import Client, ImageItem, Json, Problem
+from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, out, print_table, progress
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
+MAX_BATCH_BYTES = 32 << 20
+DEFAULT_K = 10
+
+gallery = typer.Typer(no_args_is_help=True, help="Create, list, show and delete galleries.")
+
+
+@gallery.command("create")
+def create(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Create an empty gallery."""
+    with connect(url, api_key) as client:
+        client.create_gallery(name)
+    out.print(f"created gallery {name}")
+
+
+@gallery.command("list")
+def list_galleries(url: Url = URL, api_key: ApiKey = None) -> None:
+    """List the galleries."""
+    with connect(url, api_key) as client:
+        found = client.galleries()
+    print_table(["gallery", "current", "items", "mix"], [[g["name"], g["current"], g["items"], _mix(g)] for g in found])
+
+
+@gallery.command("show")
+def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Show a gallery: its version, its items, and which versions they are stored in."""
+    with connect(url, api_key) as client:
+        found = client.gallery(name)
+    out.print(f"{found['name']}: current version {found['current']}, {found['items']} items ({_mix(found) or 'empty'})")
+
+
+@gallery.command("delete")
+def delete(
+    name: Gallery,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Delete a gallery with everything in it."""
+    if not yes:
+        typer.confirm(f"Delete gallery {name} and all its items?", abort=True)
+    with connect(url, api_key) as client:
+        client.delete_gallery(name)
+    out.print(f"deleted gallery {name}")
+
+
+def ingest(
+    name: Gallery,
+    paths: Annotated[list[Path], typer.Argument(metavar="FOLDER|FILES", help="Image files, or folders of them.")],
+    batch: Annotated[int, typer.Option(min=1, help="Images a request.")] = 64,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Store images; metadata `label` is the name of their folder."""
+    files = list(find_images(paths))
+    failed = stored = 0
+    with connect(url, api_key) as client, progress() as bar:
+        task = bar.add_task(f"ingest into {name}", total=len(files))
+        for chunk in batches(files, batch):
+            errors = _store(client, name, chunk)
+            for error in errors:
+                err.print(f"{chunk[error['index']][1]}: {error['detail']}", markup=False)
+            failed, stored = failed + len(errors), stored + len(chunk) - len(errors)
+            bar.advance(task, len(chunk))
+    out.print(f"stored {stored} images in {name}, {failed} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+def query(
+    name: Gallery,
+    image: Annotated[
+        Path, typer.Argument(metavar="IMAGE", help="The image to search with.", exists=True, dir_okay=False)
+    ],
+    k: Annotated[
+        int | None, typer.Option("-k", help=f"Matches wanted; default {DEFAULT_K} or all.", show_default=False)
+    ] = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Search a gallery with an image."""
+    with connect(url, api_key) as client:
+        if k is None:
+            k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
+        answer = client.query(name, [image.read_bytes()], k)
+    matches = answer["results"][0]["matches"]
+    rows = [
+        [m["id"], f"{m['score']:.4f}", m["version"], "+".join(m["route"]) or "same", m["metadata"]] for m in matches
+    ]
+    print_table(["item", "score", "version", "route", "metadata"], rows)
+    for missing in answer["degraded"]:
+        err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}", markup=False)
+
+
+def find_images(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """(id, file) of every image: below a folder the id is the path relative to it, else the path as given.
+
+    Raises:
+        InvalidArgument: a path does not exist, or there is no image at all.
+    """
+    none = True
+    for path in paths:
+        if not path.exists():
+            raise InvalidArgument(f"{path} does not exist")
+        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+        for file in below if path.is_dir() else [path]:
+            none = False
+            yield (file.relative_to(path) if path.is_dir() else file).as_posix(), file
+    if none:
+        raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+
+
+def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple[str, Path]]]:
+    """Cut files into batches of at most `size` files and about 32 MB."""
+    chunk: list[tuple[str, Path]] = []
+    total = 0
+    for name, path in files:
+        weight = path.stat().st_size
+        if chunk and (len(chunk) == size or total + weight > MAX_BATCH_BYTES):
+            yield chunk
+            chunk, total = [], 0
+        chunk.append((name, path))
+        total += weight
+    if chunk:
+        yield chunk
+
+
+def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]]) -> list[Json]:
+    items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
+    try:
+        return list(client.ingest(name, items)["errors"])
+    except Problem as problem:
+        # A batch of nothing but bad images is refused as a whole, with the same list.
+        if problem.errors and all("index" in error for error in problem.errors):
+            return problem.errors
+        raise
+
+
+def _mix(found: Json) -> str:
+    return ", ".join(f"{version}: {count}" for version, count in found["mix"].items())

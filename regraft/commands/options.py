@@ -1,0 +1,68 @@
+"""What the commands share: options, the console, and imports that may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from index.errors import RegraftError
+from regraft.client import DEFAULT_URL, Client
+
+Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(
+        "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
+    ),
+]
+Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
+URL = DEFAULT_URL
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(highlight=False, soft_wrap=True, stderr=True)
+
+
+class MissingExtra(RegraftError):
+    """An optional part of Regraft is not installed."""
+
+    code = "missing_extra"
+
+
+def connect(url: str, api_key: str | None) -> Client:
+    """A client for one command."""
+    return Client(url, api_key)
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Turn a missing optional package, imported inside the block, into a sentence that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = f"regraft[{extra}]" if extra else "regraft"
+        raise MissingExtra(f"{error.name} is not installed; this command needs: pip install '{name}'") from error
+
+
+def progress() -> Progress:
+    """A progress bar on standard error, so that standard output stays clean."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=err)
+
+
+def print_table(columns: list[str], rows: list[list[Any]]) -> None:
+    """Print rows under a header."""
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for row in rows:
+        table.add_row(*("" if cell is None else str(cell) for cell in row))
+    out.print(table)
+
+
+def score(value: dict[str, float]) -> str:
+    """A measured score in per cent with its interval."""
+    return f"{value['value']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"

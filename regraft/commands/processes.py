@@ -1,0 +1,173 @@
+"""`regraft serve`, `worker` and `migrate`: the processes of a service, stopped cleanly by SIGINT and SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Annotated, Self
+
+import typer
+
+from index.errors import InvalidArgument, RegraftError
+from regraft.commands.options import err, needs, out
+
+if TYPE_CHECKING:
+    from service.settings import Settings
+
+STOP_SECONDS = 15.0
+RESTART_PAUSE_SECONDS = 1.0
+FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
+"""Set for the workers that `serve` starts: they also stop when their standard input closes, so none outlives it."""
+
+Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.", show_default="8080")] = None,
+    data: Data = None,
+    workers: Annotated[int, typer.Option(min=0, help="Worker processes to run beside it.")] = 1,
+) -> None:
+    """Run the service, with its workers."""
+    _settle({"host": host, "port": port, "data": data})
+    with needs(""):
+        from service.app import serve as run_service
+        from service.auth import check_exposure
+        from service.database import upgrade
+    settings = _settings()
+    check_exposure(settings)
+    # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
+    with _database():
+        upgrade(settings)
+    # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
+    signal.signal(signal.SIGTERM, _interrupt)
+    with Workers(workers), suppress(KeyboardInterrupt):
+        out.print(f"Regraft: http://{settings.host}:{settings.port}, {workers} worker(s), data in {settings.data}")
+        run_service(settings)
+
+
+def worker(data: Data = None) -> None:
+    """Run one worker; any number may run beside a service."""
+    _settle({"data": data})
+    with needs(""):
+        from service.worker import run
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    if os.environ.get(FOLLOW_PARENT):
+        threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
+    with _database():
+        run(_settings(), stop)
+
+
+def migrate(data: Data = None) -> None:
+    """Bring the database to this release's schema."""
+    _settle({"data": data})
+    with needs(""):
+        from service.database import upgrade
+    settings = _settings()
+    with _database():
+        upgrade(settings)
+    out.print(f"{settings.database_url} is up to date")
+
+
+class UnusableDatabase(RegraftError):
+    """The database cannot be used."""
+
+    code = "unusable_database"
+
+
+class Workers:
+    """Worker processes that live as long as this context; one that dies is started again."""
+
+    def __init__(self, count: int) -> None:
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._keep_running, daemon=True) for _ in range(count)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _keep_running(self) -> None:
+        while not self._stop.is_set():
+            process = _start_worker()
+            while process.poll() is None and not self._stop.wait(0.1):
+                pass
+            if process.poll() is None:
+                _end(process)
+            elif not self._stop.wait(RESTART_PAUSE_SECONDS):
+                err.print(f"a worker ended with code {process.returncode}; starting another")
+
+
+def _start_worker() -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "regraft", "worker"]
+    # Its own session: Ctrl-C reaches the service only, which then ends its workers in order.
+    return subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, env={**os.environ, FOLLOW_PARENT: "1"}, start_new_session=True
+    )
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _stop_at_end_of_input(stop: threading.Event) -> None:
+    # Not through `sys.stdin`: the interpreter cannot end while a thread waits inside its buffer.
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    stop.set()
+
+
+@contextmanager
+def _database() -> Iterator[None]:
+    """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise UnusableDatabase(f"the database cannot be used: {str(error).splitlines()[0]}") from error
+    except ModuleNotFoundError as error:
+        raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}") from error
+
+
+def _settings() -> Settings:
+    from pydantic import ValidationError
+
+    from service.settings import Settings
+
+    try:
+        return Settings()
+    except ValidationError as error:
+        faults = (f"REGRAFT_{str(fault['loc'][0]).upper()}: {fault['msg']}" for fault in error.errors())
+        raise InvalidArgument("; ".join(faults)) from error
+
+
+def _settle(options: Mapping[str, object]) -> None:
+    """Make the options given on the command line the settings of this process and of the workers it starts."""
+    os.environ.update({f"REGRAFT_{name.upper()}": str(value) for name, value in options.items() if value is not None})
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

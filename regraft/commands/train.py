@@ -1,0 +1,185 @@
+"""`regraft train`, `recipes`, `evaluate`, `fit-edge`, `export`: they need the extra `train`, serving never does."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from index.folder import load_version
+from regraft.commands.options import err, needs, out, print_table
+
+if TYPE_CHECKING:
+    from index.version import Version
+    from training.data import Data
+
+EXTRA = "train"
+INTERRUPTED = 130
+"""What a shell reports of a command that Ctrl-C stopped."""
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder made by `regraft train`.")]
+Source = Annotated[
+    str | None,
+    typer.Option("--data", metavar="SOURCE", help="A data source of `training.data`, such as folders or arrays."),
+]
+Root = Annotated[str, typer.Option("--root", help="Folder or file of the data source, where it has one.")]
+
+
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="`regraft recipes` lists them.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated."),
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FOLDER", help="Where the version goes; its name becomes the version's."),
+    ] = None,
+) -> None:
+    """Train a version; after an interruption the same goes on."""
+    with needs(EXTRA):
+        from training.processes import leads, part
+        from training.recipes import find_recipe, with_overrides
+        from training.train import RUNS
+        from training.train import train as train_version
+
+        chosen = with_overrides(find_recipe(recipe), settings or [])
+        try:
+            written = train_version(chosen, target or RUNS / chosen.name)
+        except KeyboardInterrupt:
+            err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
+            raise typer.Exit(INTERRUPTED) from None
+        if leads():
+            out.print(f"wrote {written}", markup=False)
+        part()
+
+
+def recipes() -> None:
+    """List the recipes that `train` knows."""
+    with needs(EXTRA):
+        from training.recipes import RECIPES
+
+        print_table(["recipe", "what it trains"], [[name, make().summary] for name, make in RECIPES.items()])
+
+
+def evaluate(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="FOLDER...", help="Version folders; edges say who is older.")
+    ],
+    source: Source = None,
+    root: Root = "",
+    independent: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--independent",
+            metavar="[NAME=]FOLDER",
+            help="A version trained alone on the same data, for P_com and P_up of NAME, else of all newer ones.",
+        ),
+    ] = None,
+    order: Annotated[
+        list[str] | None, typer.Option("--order", help="Of the backfill curves: random, uncertainty, oldest, newest.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", help="What the curves measure: cmc@1, cmc@5 or mAP@1.0.")
+    ] = "cmc@1",
+    verification: Annotated[bool, typer.Option("--verification", help="Also TAR@FAR and TPIR@FPIR.")] = False,
+    target: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and pictures there.")
+    ] = None,
+) -> None:
+    """Measure versions against each other: compatibility and backfills."""
+    versions = [load_version(folder) for folder in folders]
+    with needs(EXTRA):
+        from training.matrix import ORDERS
+        from training.matrix import evaluate as evaluate_versions
+        from training.report import write_evaluation
+        from training.tables import lines
+
+        measured = evaluate_versions(
+            versions,
+            _load(source, root, _newest(versions)),
+            independents=_independents(independent or [], versions),
+            orders=order or ORDERS,
+            metric=metric,
+            verification=verification,
+        )
+        for line in lines(measured):
+            out.print(line, markup=False)
+        for path in [] if target is None else write_evaluation(measured, target):
+            out.print(f"wrote {path}", markup=False)
+
+
+def fit_edge(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of the older version.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the newer version; the edge is written there.")],
+    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank, mlp, slerp or zero_pad.")],
+    pairs: Annotated[
+        Path | None,
+        typer.Option("--pairs", metavar="FILE", help="An .npz of embeddings `new` and `old`, and `labels` if known."),
+    ] = None,
+    source: Source = None,
+    root: Root = "",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A setting of the kind; may be repeated.")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the edge to OLD that NEW has.")] = False,
+) -> None:
+    """Join two versions by an edge fitted on pairs of embeddings."""
+    older, newer = load_version(old), load_version(new)
+    if (pairs is None) == (source is None):
+        raise InvalidArgument("give either --pairs or --data")
+    with needs(EXTRA):
+        from training.adapters import FewPairsWarning
+        from training.fit_edge import fit_edge as fit
+        from training.fit_edge import read_options
+        from training.pairs import embed_pairs, read_pairs
+
+        options = read_options(kind, settings or [])
+        given = read_pairs(pairs, older, newer) if pairs else embed_pairs(_load(source, root), older, newer)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always", FewPairsWarning)
+            fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
+    for warning in said:
+        err.print(f"regraft: {warning.message}", markup=False, style="yellow")
+    for line in fitted.lines():
+        out.print(line, markup=False)
+
+
+def export(
+    folder: Folder,
+    target: Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The version folder to write.")],
+) -> None:
+    """Write the ONNX models of a version trained without them."""
+    with needs(EXTRA):
+        from training.export import export as export_version
+
+        written = export_version(folder, target)
+    out.print(f"wrote {written}", markup=False)
+
+
+def _load(source: str | None, root: str, newest: Version | None = None) -> Data:
+    """The data set named, else the one that the newest version was trained on."""
+    from training.sources import load_data
+
+    recipe = newest.card.recipe if newest else {}
+    if source is None and "data" not in recipe:
+        raise InvalidArgument("--data is needed: the newest version's card names no data set", pointer="/data")
+    return load_data(source, root) if source else load_data(recipe["data"], root or recipe["root"])
+
+
+def _newest(versions: list[Version]) -> Version:
+    from training.crossing import oldest_first
+
+    named = {version.name: version for version in versions}
+    return named[oldest_first(named)[-1]]
+
+
+def _independents(given: list[str], versions: list[Version]) -> dict[str, Version]:
+    """NAME=FOLDER for one version, FOLDER for every version that has edges and no other."""
+    names = {version.name for version in versions}
+    own = {name: folder for name, is_own, folder in (text.partition("=") for text in given) if is_own and name in names}
+    shared = [text for text in given if text.partition("=")[0] not in own]
+    everyone = dict.fromkeys((v.name for v in versions if v.edges), shared[-1]) if shared else {}
+    return {name: load_version(Path(folder)) for name, folder in (everyone | own).items()}

@@ -1,0 +1,61 @@
+"""`regraft version ...`: version folders on disk and in the service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.folder import load_version, pack_version
+from regraft.commands.options import URL, ApiKey, Url, connect, needs, out, print_table
+
+version = typer.Typer(no_args_is_help=True, help="Verify, pack, register and list versions.")
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
+
+
+@version.command("verify")
+def verify(folder: Folder) -> None:
+    """Check everything a registration would check: hashes, shapes, probe, edges."""
+    with needs(""):
+        from index.encoder import verify_version
+    checked = verify_version(folder)
+    card = checked.card
+    edges = ", ".join(f"{edge.kind.value} to {edge.old}" for edge in checked.edges) or "none"
+    out.print(f"{card.name}: {card.dim} numbers, {card.space['kind']}, method {card.method}; edges: {edges}")
+
+
+@version.command("pack")
+def pack(
+    folder: Folder,
+    archive: Annotated[Path | None, typer.Argument(metavar="ARCHIVE", help="Default: NAME.zip here.")] = None,
+) -> None:
+    """Write a version folder as a .zip."""
+    checked = load_version(folder)
+    target = archive or Path(f"{checked.name}.zip")
+    pack_version(folder, target)
+    out.print(f"wrote {target}", markup=False)
+
+
+@version.command("register")
+def register(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER|ZIP", help="A version folder or its .zip.", exists=True)],
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Send a version to the service."""
+    with connect(url, api_key) as client:
+        registered = client.register_version(folder)
+    out.print(f"registered {registered['name']}")
+
+
+@version.command("list")
+def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
+    """List the versions the service knows."""
+    with connect(url, api_key) as client:
+        found = client.versions()
+    rows = [
+        [v["name"], v["dim"], v["space"]["kind"], v["method"], " ".join(f"{e['kind']}->{e['old']}" for e in v["edges"])]
+        for v in found
+    ]
+    print_table(["version", "dim", "space", "method", "edges"], rows)

@@ -1,0 +1,76 @@
+"""The HTTP application: its routes, its life, and the server that runs it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service import backfills, deployments, errors, galleries, gates, health, items, search, versions
+from service.auth import Guard, check_exposure
+from service.runtime import running
+from service.settings import Settings
+
+# Tried in this order for every request: queries come first.
+ROUTERS = (
+    search.router,
+    health.router,
+    galleries.router,
+    versions.router,
+    items.router,
+    gates.router,
+    deployments.router,
+    backfills.router,
+)
+
+GRACE_SECONDS = 10
+"""How long requests may take to end once the server was asked to stop."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application; it opens its database when it starts and closes it when it stops."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        versions.sweep(settings.versions)
+        process = running(settings)
+        app.state.runtime = await run_in_threadpool(process.__enter__)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(process.__exit__, None, None, None)
+
+    app = FastAPI(title="Regraft", version=health.VERSION, lifespan=life, separate_input_output_schemas=False)
+    app.add_middleware(Guard, settings=settings)
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router, prefix="/v1")
+    return app
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests end.
+
+    Raises:
+        ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
+    """
+    check_exposure(settings)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, _ended)
+    uvicorn.run(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        access_log=False,
+        timeout_graceful_shutdown=GRACE_SECONDS,
+    )
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    """Uvicorn raises the signal that stopped it once more at its end; by then everything is closed."""

@@ -1,0 +1,152 @@
+"""The gate in front of every route: who may pass, how much they may send, and a problem for what nobody expected."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+import uuid
+from functools import lru_cache
+from http import HTTPStatus
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from index.errors import RegraftError
+from service.errors import BodyTooLarge, ForeignOrigin, Unauthorized, problem, problem_of
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+OPEN = {"/v1/health"}
+"""Answered without a key, so that a load balancer needs none."""
+UPLOADS = {"/v1/versions"}
+"""Where a body may be as large as a version archive."""
+
+
+class ShuttingDown(RegraftError):
+    """The service stopped before it could answer; whether the request was carried out is unknown."""
+
+    status = 503
+    code = "shutting_down"
+
+
+class ExposedWithoutKey(RegraftError):
+    """Refusing to listen beyond this machine without a key: set REGRAFT_API_KEY, or REGRAFT_HOST to 127.0.0.1."""
+
+
+def check_exposure(settings: Settings) -> None:
+    """Raise ExposedWithoutKey when strangers could reach a service that asks for no key."""
+    if settings.api_key is None and not is_loopback(settings.host):
+        raise ExposedWithoutKey
+
+
+@lru_cache(maxsize=256)
+def is_loopback(host: str) -> bool:
+    """Whether a host name or address can only mean this machine."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+@lru_cache(maxsize=256)
+def _without_port(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # half an IPv6 address
+        return ""
+
+
+class Guard:
+    """ASGI middleware around the application."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        key = settings.api_key
+        self._expected = None if key is None else f"Bearer {key.get_secret_value()}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        exchange = _Exchange(receive, send, self._limit(scope["path"]))
+        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        try:
+            self._check(scope, exchange.limit)
+            await self.app(scope, exchange.receive, exchange.send)
+        except RegraftError as error:
+            await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
+        except asyncio.CancelledError:
+            # The server stops and waits no longer. What the request began in a thread is still brought to its end.
+            if not exchange.started:
+                await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
+            raise
+        except Exception:
+            logger.exception("request %s: %s %s failed", exchange.request_id, scope["method"], scope["path"])
+            if exchange.started:
+                raise
+            detail = f"The service failed; its log says more under request {exchange.request_id}."
+            await problem(exchange.request_id, 500, "internal_error", detail)(scope, receive, exchange.send)
+
+    def _check(self, scope: Scope, limit: int) -> None:
+        headers = Headers(scope=scope)
+        if self._expected is None:
+            self._check_local(headers)
+        elif scope["path"] not in OPEN:
+            given = headers.get("authorization", "").encode("latin-1")
+            if not hmac.compare_digest(given, self._expected):
+                raise Unauthorized
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > limit:
+            raise BodyTooLarge(_too_large(limit))
+
+    def _check_local(self, headers: Headers) -> None:
+        """Without a key, keep out web pages that speak to this machine through a user's browser.
+
+        A foreign Host means DNS rebinding, a foreign Origin a page of another site.
+        """
+        hosts = [headers.get("host", "")]
+        if "origin" in headers:
+            hosts.append(urlsplit(headers["origin"]).netloc)
+        for host in hosts:
+            if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
+                raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
+
+    def _limit(self, path: str) -> int:
+        return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
+
+
+class _Exchange:
+    """Counts what comes in and tags what goes out."""
+
+    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+        self.request_id = uuid.uuid4().hex
+        self.limit = limit
+        self.started = False
+        self._receive = receive
+        self._send = send
+        self._received = 0
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        self._received += len(message.get("body", b""))
+        if self._received > self.limit:
+            # An HTTPException is what every layer above lets through.
+            raise HTTPException(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, _too_large(self.limit))
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.started = True
+            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+        await self._send(message)
+
+
+def _too_large(limit: int) -> str:
+    return f"the body is larger than {limit} bytes, the most this route accepts"

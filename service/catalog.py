@@ -1,0 +1,140 @@
+"""The registered versions, as this process has loaded them: folder, database id, and the encoder once it is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+from sqlalchemy import Connection, Row, insert, select
+
+from index.encoder import Encoder
+from index.folder import load_version
+from index.graph import Graph, Route
+from index.version import CARD, Card, Version
+from service.database import Database
+from service.errors import UnknownVersion
+from service.settings import Settings
+from service.tables import edge, version
+
+
+class Registered:
+    """One registered version."""
+
+    def __init__(self, row: Row[int, str, str, float], loaded: Version, threads: int) -> None:
+        self.id: int = row.id
+        self.created: float = row.created
+        self.version = loaded
+        self._threads = threads
+        self._loading = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The version's name."""
+        return self.version.name
+
+    @property
+    def card(self) -> Card:
+        """The version's card."""
+        return self.version.card
+
+    def encoder(self) -> Encoder:
+        """The version's encoder, loaded on first use. Raises NoEncoder when it takes embeddings only."""
+        with self._loading:
+            return self._encoder
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return Encoder(self.version, self._threads)
+
+
+class Catalog:
+    """Every registered version. Another process may register more: an unknown one is looked for in SQL first."""
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._loading = threading.Lock()
+        self._by_id: dict[int, Registered] = {}
+        self._by_name: dict[str, Registered] = {}
+        self._graph = Graph()
+
+    def sync(self) -> None:
+        """Load the versions registered since the last time.
+
+        Raises:
+            InvalidVersionFolder: a folder is no longer what was registered.
+        """
+        with self._loading:
+            with self._database.lookup() as connection:
+                rows = registered_rows(connection)
+            for row in (row for row in rows if row.id not in self._by_id):
+                loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
+                registered = Registered(row, loaded, self._settings.encoder_threads)
+                self._by_name[row.name] = registered
+                self._by_id[row.id] = registered
+                self._graph = Graph((*self._graph.edges, *loaded.edges))
+
+    def all(self) -> list[Registered]:
+        """The versions this process knows, in order of registration."""
+        return sorted(self._by_id.values(), key=lambda registered: registered.id)
+
+    def named(self, name: str) -> Registered:
+        """The version of a name. Raises UnknownVersion."""
+        if name not in self._by_name:
+            self.sync()
+        if name not in self._by_name:
+            legal = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownVersion(f"version {name!r} is not registered (registered: {legal})", pointer="/version")
+        return self._by_name[name]
+
+    def by_id(self, version_id: int) -> Registered:
+        """The version of a database id, which a row refers to."""
+        if version_id not in self._by_id:
+            self.sync()
+        return self._by_id[version_id]
+
+    def encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode images."""
+        return frozenset(r.name for r in self.all() if r.card.encoder)
+
+    def graph(self) -> Graph:
+        """All declared edges."""
+        return self._graph
+
+    def route(self, new: str, old: str) -> Route | None:
+        """How image queries of version `new` reach items of `old`."""
+        return self._graph.route(new, old, self.encoders())
+
+
+def registered_rows(connection: Connection) -> Sequence[Row[int, str, str, float]]:
+    """(id, name, card_sha256, created) of every registered version, in order of registration."""
+    columns = (version.c.id, version.c.name, version.c.card_sha256, version.c.created)
+    return connection.execute(select(*columns).order_by(version.c.id)).all()
+
+
+def registered_sha256(connection: Connection, name: str) -> str | None:
+    """The card's sha256 of a registered version, None when there is none of this name."""
+    return connection.execute(select(version.c.card_sha256).where(version.c.name == name)).scalar()
+
+
+def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[int]) -> None:
+    """Add the rows of a version and its edges; `old_ids` are the database ids of the edges' old versions."""
+    values = {
+        "name": loaded.name,
+        "card": loaded.card.as_json(),
+        "card_sha256": card_sha256(loaded.folder),
+        "created": time.time(),
+    }
+    new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
+    for declared, old_id in zip(loaded.edges, old_ids, strict=True):
+        row = {"new_id": new_id, "old_id": old_id, "kind": declared.kind.value, "evidence": declared.as_json()}
+        connection.execute(insert(edge), row)
+
+
+def card_sha256(folder: Path) -> str:
+    """What identifies a version's content: its card lists the hash of every other file."""
+    return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()

@@ -1,0 +1,103 @@
+"""Engines and transactions: SQLite in WAL mode or PostgreSQL, behind the same three doors.
+
+`write` is one transaction that changes something, `read` one consistent snapshot over several statements, `lookup`
+single statements without a transaction (the query path). Only the edge - a request or a worker's step - opens them.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+
+from service.settings import Settings
+
+BUSY_SECONDS = 30.0
+"""How long a SQLite statement waits for another process's transaction."""
+POOL_SIZE = 32
+
+MIGRATIONS = Path(__file__).parent.parent / "migrations"
+
+
+class Database:
+    """The connections of one process."""
+
+    def __init__(self, url: str) -> None:
+        sqlite = make_url(url).get_backend_name() == "sqlite"
+        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else create_engine(url)
+        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else create_engine(url, isolation_level="REPEATABLE READ")
+        self._finder = _sqlite_engine(url) if sqlite else create_engine(url, isolation_level="AUTOCOMMIT")
+        # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
+        self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back by any exception."""
+        with self._turn, self._writer.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """One snapshot: every statement sees the same moment."""
+        with self._reader.begin() as connection:
+            yield connection
+
+    def lookup(self) -> AbstractContextManager[Connection]:
+        """Statements that each see the newest commit."""
+        return self._finder.connect()
+
+    def close(self) -> None:
+        """Close idle connections."""
+        for engine in (self._writer, self._reader, self._finder):
+            engine.dispose()
+
+
+def upgrade(settings: Settings) -> None:
+    """Bring the database to the newest schema, creating it if needed; harmless when it is there already."""
+    settings.data.mkdir(parents=True, exist_ok=True)
+    with migrating(settings.database_url) as config:
+        command.upgrade(config, "head")
+
+
+@contextmanager
+def migrating(url: str) -> Iterator[Config]:
+    """An Alembic configuration whose commands run in one transaction on `url`."""
+    sqlite = make_url(url).get_backend_name() == "sqlite"
+    # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
+    engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else create_engine(url)
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    try:
+        with engine.begin() as connection:
+            config.attributes["connection"] = connection
+            yield config
+            if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
+                raise RuntimeError(f"a migration broke a foreign key: {tuple(broken)}")
+    finally:
+        engine.dispose()
+
+
+def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:
+    engine = create_engine(
+        url, pool_size=POOL_SIZE, max_overflow=-1, connect_args={"timeout": BUSY_SECONDS, "isolation_level": None}
+    )
+
+    def prepare(connection: sqlite3.Connection, _: object) -> None:
+        connection.execute(f"PRAGMA foreign_keys={'ON' if foreign_keys else 'OFF'}")
+        connection.execute("PRAGMA journal_mode=WAL")
+        # An acknowledged write survives a power cut, not only a killed process.
+        connection.execute("PRAGMA synchronous=FULL")
+
+    event.listen(engine, "connect", prepare)
+    if begin:
+        # The driver would begin late and never for DDL; this makes the moment, and the lock, explicit.
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin) and None)
+    return engine

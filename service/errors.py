@@ -1,0 +1,188 @@
+"""What the service answers when it cannot do what was asked: problem+json (RFC 9457) for every error there is."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from index.errors import RegraftError
+
+logger = logging.getLogger(__name__)
+
+
+CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+"""Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
+
+
+class UnknownGallery(RegraftError):
+    """There is no gallery of this name."""
+
+    status = 404
+    code = "unknown_gallery"
+
+
+class UnknownVersion(RegraftError):
+    """No version of this name is registered."""
+
+    status = 404
+    code = "unknown_version"
+
+
+class UnknownItem(RegraftError):
+    """The gallery holds no item of this id."""
+
+    status = 404
+    code = "unknown_item"
+
+
+class NoImage(RegraftError):
+    """The item was stored as an embedding, without an image."""
+
+    status = 404
+    code = "no_image"
+
+
+class GalleryExists(RegraftError):
+    """A gallery of this name exists already."""
+
+    status = 409
+    code = "gallery_exists"
+
+
+class VersionExists(RegraftError):
+    """A version of this name but other content is registered already."""
+
+    status = 409
+    code = "version_exists"
+
+
+class NoCurrentVersion(RegraftError):
+    """The gallery has no current version: deploy one first."""
+
+    status = 409
+    code = "no_current_version"
+
+
+class DuplicateId(RegraftError):
+    """An earlier item of this batch has the same id."""
+
+    status = 422
+    code = "duplicate_id"
+
+
+class InvalidItem(RegraftError):
+    """The item is not what it should be."""
+
+    status = 422
+    code = "invalid_item"
+
+
+class InvalidBody(RegraftError):
+    """The body is not what this route reads."""
+
+    status = 422
+    code = "invalid_body"
+
+
+class BodyTooLarge(RegraftError):
+    """The body is larger than this service accepts."""
+
+    status = 413
+    code = "body_too_large"
+
+
+class Unauthorized(RegraftError):
+    """The header `Authorization: Bearer <key>` is missing or wrong."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class ForeignOrigin(RegraftError):
+    """A service without an API key answers requests from this machine's own programs only, not from web pages."""
+
+    status = 403
+    code = "foreign_origin"
+
+
+class ItemsRefused(RegraftError):
+    """No item of the batch was stored."""
+
+    status = 422
+    code = "items_refused"
+
+    def __init__(self, message: str, errors: Sequence[Mapping[str, Any]]) -> None:
+        super().__init__(message, pointer="/items")
+        self.errors = errors
+
+
+def problem(request_id: str, status: int, code: str, detail: str, errors: Sequence[Mapping[str, Any]] = ()) -> Response:
+    """A problem+json response; `errors` name fields by JSON pointer."""
+    content = {
+        "type": f"urn:regraft:problem:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "errors": list(errors),
+        "request_id": request_id,
+    }
+    headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    # ASCII: names out of the request are repeated, and half a surrogate pair could not be encoded otherwise.
+    return Response(json.dumps(content), status, headers, media_type="application/problem+json")
+
+
+def problem_of(error: RegraftError, request_id: str) -> Response:
+    """The response to an error of ours."""
+    named = [{"pointer": error.pointer, "detail": error.message}] if error.pointer else []
+    errors = error.errors if isinstance(error, ItemsRefused) else named
+    return problem(request_id, error.status, error.code, error.message, errors)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every expected error by a problem; `service.auth.Guard` does it for what nobody expected."""
+    app.add_exception_handler(RegraftError, _regraft_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+
+
+def request_id_of(request: Request) -> str:
+    """The number `service.auth.Guard` gave the request."""
+    return str(request.state.request_id)
+
+
+async def _regraft_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RegraftError)
+    return problem_of(error, request_id_of(request))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    # A body that is not JSON is located by an offset, which is not a field.
+    errors = [
+        {"pointer": "" if e["type"] == "json_invalid" else _pointer(e["loc"]), "detail": e["msg"], "code": e["type"]}
+        for e in error.errors()
+    ]
+    detail = "; ".join(f"{e['pointer'] or 'the body'}: {e['detail']}" for e in errors)
+    return problem(request_id_of(request), 422, "invalid_request", detail, errors)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "http_error")
+    response = problem(request_id_of(request), error.status_code, code, str(error.detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+def _pointer(place: Sequence[int | str]) -> str:
+    """FastAPI's location, below "body", "query" or "path" -> a JSON pointer."""
+    return "".join(f"/{str(name).replace('~', '~0').replace('/', '~1')}" for name in place[1:])

@@ -1,0 +1,87 @@
+"""Multipart bodies: files spooled to disk, fields checked by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
+
+from index.errors import RegraftError
+from service.errors import BodyTooLarge, InvalidBody
+
+MAX_FIELDS = 16
+
+JSON = "application/json"
+FORM = "multipart/form-data"
+
+
+class UnsupportedMediaType(RegraftError):
+    """This route reads application/json or multipart/form-data."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+@dataclass(frozen=True)
+class Form:
+    """A parsed form: text fields by name, and the files of its one file field."""
+
+    fields: Mapping[str, str]
+    files: Sequence[UploadFile]
+
+
+def media_type(request: Request, *legal: str) -> str:
+    """The body's media type, one of `legal`. Raises UnsupportedMediaType."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in legal:
+        raise UnsupportedMediaType(f"this route reads {' or '.join(legal)}, not {given or 'a body without a type'}")
+    return given
+
+
+@asynccontextmanager
+async def read_form(
+    request: Request, *, files: str, fields: set[str], max_files: int, max_field_bytes: int
+) -> AsyncIterator[Form]:
+    """Parse a form with the file field `files` and the text fields `fields`; its files close with the context.
+
+    Raises:
+        InvalidBody: not a form, or a field that is unknown, given twice or of the wrong sort.
+        BodyTooLarge: too many files.
+    """
+    try:
+        parsed = await request.form(max_files=max_files, max_fields=MAX_FIELDS, max_part_size=max_field_bytes)
+    except HTTPException as error:
+        if error.status_code != 400:
+            raise
+        kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
+        raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
+    try:
+        yield _sort(parsed, files, fields)
+    finally:
+        await parsed.close()
+
+
+def _sort(parsed: FormData, files: str, fields: set[str]) -> Form:
+    texts: dict[str, str] = {}
+    uploads: list[UploadFile] = []
+    for name, value in parsed.multi_items():
+        if name == files and isinstance(value, UploadFile):
+            uploads.append(value)
+        elif name in fields and isinstance(value, str) and name not in texts:
+            texts[name] = value
+        else:
+            raise InvalidBody(_wrong(name, value, files, fields), pointer=f"/{name}")
+    return Form(texts, uploads)
+
+
+def _wrong(name: str, value: Any, files: str, fields: set[str]) -> str:
+    if name == files:
+        return f"parts of field {name!r} must be files: give each a file name"
+    if name not in fields:
+        return f"unknown field {name!r}; legal: {', '.join(sorted({files, *fields}))}"
+    return f"field {name!r} must be text, not a file" if isinstance(value, UploadFile) else f"{name!r} is given twice"

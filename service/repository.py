@@ -1,0 +1,297 @@
+"""SQL about galleries and their items. Every function runs in its caller's transaction.
+
+Vectors are stored as little-endian float32 bytes; `to_bytes` and `from_bytes` are the only two places that know.
+Shape suffixes: N vectors, D their dimension.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from sqlalchemy import Connection, Row, and_, bindparam, delete, false, insert, select, update
+
+from index.space import Vectors
+from index.version import NAME
+from service.errors import UnknownGallery, UnknownItem
+from service.tables import (
+    backfill,
+    backfill_chunk,
+    backfill_failure,
+    deployment,
+    embedding,
+    gallery,
+    gate_report,
+    item,
+)
+
+BLOCK = 5_000
+"""Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
+FEED_BLOCK = 10_000
+
+STORED = np.dtype("<f4")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class NewItem:
+    """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None."""
+
+    external_id: str
+    metadata: Mapping[str, Any]
+    origin: str
+    vector: Vectors
+    side: Vectors | None = None
+    blob: str | None = None
+
+
+def to_bytes(vector: Vectors) -> bytes:
+    """float32 numbers, any shape -> what the database stores."""
+    return vector.astype(STORED, copy=False).tobytes()
+
+
+def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
+    """Stored vectors -> (N, dim) float32, copied out of the rows at once."""
+    return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
+
+
+# Galleries
+
+
+def insert_gallery(connection: Connection, name: str) -> int:
+    """Add a gallery without items; IntegrityError when the name is taken. Returns its id."""
+    statement = insert(gallery).values(name=name, next_seq=1, created=time.time()).returning(gallery.c.id)
+    return int(connection.execute(statement).scalar_one())
+
+
+def all_galleries(connection: Connection) -> Sequence[Row[Any]]:
+    """Every gallery's row, in order of creation."""
+    return connection.execute(select(gallery).order_by(gallery.c.id)).all()
+
+
+def gallery_named(connection: Connection, name: str) -> Row[Any]:
+    """The gallery's row. Raises UnknownGallery."""
+    row = connection.execute(select(gallery).where(gallery.c.name == name)).first() if NAME.fullmatch(name) else None
+    if row is None:
+        raise UnknownGallery(f"there is no gallery {name!r}")
+    return row
+
+
+def gallery_row(connection: Connection, gallery_id: int) -> Row[Any] | None:
+    """The gallery's row, None when it was deleted."""
+    return connection.execute(select(gallery).where(gallery.c.id == gallery_id)).first()
+
+
+def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
+    """Take the next `count` numbers of the gallery's change feed and return the first.
+
+    To be called before anything else is read or written: it locks the gallery's row, so that numbers are in commit
+    order and one gallery has one writer at a time. Numbers that are not used leave a harmless gap.
+
+    Raises:
+        UnknownGallery: the gallery was deleted.
+    """
+    statement = (
+        update(gallery)
+        .where(gallery.c.id == gallery_id)
+        .values(next_seq=gallery.c.next_seq + count)
+        .returning(gallery.c.next_seq)
+    )
+    after = connection.execute(statement).scalar()
+    if after is None:
+        raise UnknownGallery("the gallery was deleted")
+    return int(after) - count
+
+
+def delete_gallery(connection: Connection, gallery_id: int) -> None:
+    """Delete the gallery and everything that belongs to it. The lock keeps writers out until the commit."""
+    take_seq(connection, gallery_id, 0)
+    items = select(item.c.id).where(item.c.gallery_id == gallery_id)
+    backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
+    for statement in (
+        delete(backfill_failure).where(backfill_failure.c.backfill_id.in_(backfills)),
+        delete(backfill_chunk).where(backfill_chunk.c.backfill_id.in_(backfills)),
+        delete(backfill).where(backfill.c.gallery_id == gallery_id),
+        delete(deployment).where(deployment.c.gallery_id == gallery_id),
+        delete(gate_report).where(gate_report.c.gallery_id == gallery_id),
+        delete(embedding).where(embedding.c.item_id.in_(items)),
+        delete(item).where(item.c.gallery_id == gallery_id),
+        delete(gallery).where(gallery.c.id == gallery_id),
+    ):
+        connection.execute(statement)
+
+
+# Items
+
+
+def store_items(
+    connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int
+) -> list[str]:
+    """Insert or replace items by their external ids (all different), each with one embedding, active in `version_id`.
+
+    `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. Returns the blobs that nothing refers to
+    any more.
+    """
+    now = time.time()
+    known = {row.external_id: row for row in _rows_of(connection, gallery_id, [n.external_id for n in new])}
+    rows = [
+        {
+            "gallery_id": gallery_id,
+            "external_id": n.external_id,
+            "metadata": dict(n.metadata),
+            "blob": n.blob,
+            "active_id": version_id,
+            "seq": first_seq + number,
+            "deleted": False,
+            "created": now,
+        }
+        for number, n in enumerate(new)
+    ]
+    replaced = [known[row["external_id"]] for row in rows if row["external_id"] in known]
+    _remove_embeddings(connection, [row.id for row in replaced])
+    if replaced:
+        _replace(
+            connection, [{**row, "key": known[row["external_id"]].id} for row in rows if row["external_id"] in known]
+        )
+    keys = {row.external_id: row.id for row in replaced}
+    if added := [row for row in rows if row["external_id"] not in known]:
+        inserted = connection.execute(insert(item).returning(item.c.external_id, item.c.id), added)
+        keys.update((external_id, key) for external_id, key in inserted)
+    put_embeddings(
+        connection,
+        [
+            {
+                "item_id": keys[n.external_id],
+                "version_id": version_id,
+                "origin": n.origin,
+                "vector": to_bytes(n.vector),
+                "side": None if n.side is None else to_bytes(n.side),
+            }
+            for n in new
+        ],
+    )
+    return [row.blob for row in replaced if row.blob is not None]
+
+
+def put_embeddings(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert embeddings, replacing those of the same item and version. Keys: the columns of the table, all of them."""
+    if not rows:
+        return
+    same = and_(embedding.c.item_id == bindparam("item"), embedding.c.version_id == bindparam("version"))
+    connection.execute(
+        delete(embedding).where(same), [{"item": r["item_id"], "version": r["version_id"]} for r in rows]
+    )
+    connection.execute(insert(embedding), rows)
+
+
+def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Delete items and their embeddings, leaving a tombstone in the change feed.
+
+    Returns:
+        The ids that were there, and the blobs that nothing refers to any more.
+    """
+    first = take_seq(connection, gallery_id, len(external_ids))
+    live = [row for row in _rows_of(connection, gallery_id, external_ids) if not row.deleted]
+    _remove_embeddings(connection, [row.id for row in live])
+    if live:
+        tombstone = update(item).where(item.c.id == bindparam("key"))
+        connection.execute(
+            tombstone.values(seq=bindparam("at"), deleted=True, active_id=None, blob=None, metadata={}),
+            [{"key": row.id, "at": first + number} for number, row in enumerate(live)],
+        )
+    return {row.external_id for row in live}, [row.blob for row in live if row.blob is not None]
+
+
+def live_item(connection: Connection, gallery_id: int, external_id: str) -> Row[Any]:
+    """The item's row. Raises UnknownItem."""
+    rows = _rows_of(connection, gallery_id, [external_id])
+    if not rows or rows[0].deleted:
+        raise UnknownItem(f"the gallery holds no item {external_id!r}")
+    return rows[0]
+
+
+def items_after(connection: Connection, gallery_id: int, after: int, limit: int) -> Sequence[Row[Any]]:
+    """Up to `limit` live items whose key is above `after`, by key."""
+    statement = (
+        select(item)
+        .where(item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
+        .order_by(item.c.id)
+        .limit(limit)
+    )
+    return connection.execute(statement).all()
+
+
+def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str]]:
+    """(version_id, origin) of each embedding the item holds, oldest version first."""
+    statement = select(embedding.c.version_id, embedding.c.origin).where(embedding.c.item_id == item_id)
+    return connection.execute(statement.order_by(embedding.c.version_id)).all()
+
+
+_DESCRIBE = (
+    select(item.c.id, embedding.c.version_id, item.c.external_id, item.c.metadata, embedding.c.origin)
+    .join(embedding, embedding.c.item_id == item.c.id)
+    .where(item.c.id.in_(bindparam("keys", expanding=True)))
+)
+
+
+def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int], tuple[str, dict[str, Any], str]]:
+    """What a match shows: (key, version id) -> (external id, metadata, origin), for the embeddings that still exist."""
+    found: dict[tuple[int, int], tuple[str, dict[str, Any], str]] = {}
+    for block in _blocks(keys):
+        for key, version_id, external_id, metadata, origin in connection.execute(_DESCRIBE, {"keys": block}):
+            found[key, version_id] = external_id, metadata, origin
+    return found
+
+
+# The change feed
+
+
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, bytes]]]:
+    """The feed behind number `after` in blocks of (id, active_id, vector); a deleted item has neither of the last two.
+
+    An item whose active embedding is missing comes with a version and without a vector.
+    """
+    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    statement = (
+        select(item.c.id, item.c.active_id, embedding.c.vector)
+        .select_from(item.outerjoin(embedding, active))
+        .where(item.c.gallery_id == gallery_id, item.c.seq > after)
+        .order_by(item.c.seq)
+    )
+    # A rebuild has no use for tombstones, and there may be many.
+    if after == 0:
+        statement = statement.where(item.c.deleted == false())
+    streamed = connection.execution_options(stream_results=True).execute(statement)
+    yield from streamed.partitions(FEED_BLOCK)
+
+
+def _rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[Row[Any]]:
+    """Rows of the given ids, also of deleted items."""
+    # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
+    external_ids = [external_id for external_id in external_ids if external_id.isprintable()]
+    statement = select(item).where(item.c.gallery_id == gallery_id)
+    found: list[Row[Any]] = []
+    for block in _blocks(external_ids):
+        found.extend(connection.execute(statement.where(item.c.external_id.in_(block))))
+    return found
+
+
+def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("metadata", "blob", "active_id", "seq", "deleted")
+    statement = (
+        update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})
+    )
+    connection.execute(statement, [{"key": r["key"], **{f"new_{name}": r[name] for name in columns}} for r in rows])
+
+
+def _remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
+    for block in _blocks(keys):
+        connection.execute(delete(embedding).where(embedding.c.item_id.in_(block)))
+
+
+def _blocks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))

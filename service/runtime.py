@@ -1,0 +1,60 @@
+"""What one process of the service holds: made at its start, closed at its end, reached by every route as `Service`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Annotated, ParamSpec, TypeVar, cast
+
+from fastapi import Depends, Request
+
+from service.blobs import Blobs
+from service.catalog import Catalog
+from service.database import Database, upgrade
+from service.replica import Replica
+from service.settings import Settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """The parts of a running service."""
+
+    settings: Settings
+    database: Database
+    blobs: Blobs
+    catalog: Catalog
+    replica: Replica
+    threads: ThreadPoolExecutor
+
+    async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: work(*args, **kwargs))
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Runtime]:
+    """Migrate, load every gallery, follow the feed; stop in reverse order."""
+    upgrade(settings)
+    settings.versions.mkdir(exist_ok=True)
+    with closing(Database(settings.database_url)) as database, ThreadPoolExecutor(settings.threads, "query") as threads:
+        catalog = Catalog(database, settings)
+        replica = Replica(database, catalog, settings.poll_seconds)
+        replica.start()
+        try:
+            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, threads)
+        finally:
+            replica.stop()
+
+
+async def runtime_of(request: Request) -> Runtime:
+    """The runtime of the application that got the request; async, or FastAPI would hop to a thread for it."""
+    return cast(Runtime, request.app.state.runtime)
+
+
+Service = Annotated[Runtime, Depends(runtime_of)]

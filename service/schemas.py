@@ -1,0 +1,244 @@
+"""What travels in bodies: models for the routes where clarity counts, plain JSON where thousands of numbers travel."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import Any, NoReturn
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from index.errors import InvalidVector
+from index.space import Space, Vectors, check_vectors
+from service.errors import InvalidBody
+
+
+class Body(BaseModel):
+    """A request body: no unknown fields, no lax conversions, no NaN."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _whole_characters(cls, value: Any) -> Any:
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("a string holds half of a surrogate pair") from None
+        return value
+
+
+class GalleryIn(Body):
+    """A gallery to be created."""
+
+    name: str
+
+
+class GalleryOut(BaseModel):
+    """A gallery, as far as this process has followed its feed."""
+
+    name: str
+    current: str | None
+    items: int
+    mix: dict[str, int]
+    seq: int
+    created: float
+
+
+class Galleries(BaseModel):
+    """Every gallery."""
+
+    galleries: list[GalleryOut]
+
+
+class EdgeOut(BaseModel):
+    """A declared way to compare a version with an older one."""
+
+    old: str
+    kind: str
+    scores: dict[str, dict[str, float]]
+
+
+class VersionOut(BaseModel):
+    """A registered version."""
+
+    name: str
+    dim: int
+    space: dict[str, Any]
+    method: str
+    metrics: dict[str, Any]
+    side_dim: int
+    encoder: bool
+    edges: list[EdgeOut]
+    created: float
+
+
+class Versions(BaseModel):
+    """Every registered version, in order of registration."""
+
+    versions: list[VersionOut]
+
+
+class ItemError(BaseModel):
+    """Why one item of a batch was not stored."""
+
+    index: int
+    id: str | None
+    code: str
+    detail: str
+    pointer: str
+
+
+class Ingested(BaseModel):
+    """What became of a batch; `seq` is the number of its last write in the gallery's feed."""
+
+    stored: int
+    failed: int
+    seq: int
+    errors: list[ItemError]
+
+
+class ItemOut(BaseModel):
+    """A stored item."""
+
+    id: str
+    metadata: dict[str, Any]
+    active: str
+    image: bool
+    seq: int
+    created: float
+
+
+class EmbeddingOut(BaseModel):
+    """An embedding an item holds."""
+
+    version: str
+    origin: str
+
+
+class ItemDetail(ItemOut):
+    """A stored item and the embeddings it holds."""
+
+    embeddings: list[EmbeddingOut]
+
+
+class Items(BaseModel):
+    """A page of items; `next` is the cursor of the page behind it, null at the end."""
+
+    items: list[ItemOut]
+    next: str | None
+
+
+class IdsIn(Body):
+    """Items to be deleted."""
+
+    ids: list[str]
+
+
+class Deleted(BaseModel):
+    """How many items were deleted, and which ids were not there."""
+
+    deleted: int
+    missing: list[str]
+
+
+class Match(BaseModel):
+    """An item that was found."""
+
+    id: str
+    score: float
+    version: str
+    origin: str
+    route: list[str]
+    metadata: dict[str, Any]
+
+
+class Matches(BaseModel):
+    """The matches of one query, best first."""
+
+    matches: list[Match]
+
+
+class DegradedOut(BaseModel):
+    """Items that could not be asked."""
+
+    version: str
+    items: int
+    reason: str
+
+
+class Answered(BaseModel):
+    """The answer to a query: `version` embedded it, `mix` counts the items per version it was answered from."""
+
+    version: str
+    k: int
+    mix: dict[str, int]
+    degraded: list[DegradedOut]
+    results: list[Matches]
+    took_ms: float
+
+
+_HALF_PAIR = b"\\ud"
+"""How the escape of a surrogate begins."""
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """JSON, strictly: no NaN, no Infinity, no half of a surrogate pair (which could never be sent back).
+
+    Raises:
+        InvalidBody: says where it stops being JSON.
+    """
+    try:
+        value = json.loads(raw, parse_constant=_not_json)
+        if _HALF_PAIR in (raw.encode() if isinstance(raw, str) else raw).lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise InvalidBody(f"this is not JSON: {error}") from error
+    return value
+
+
+def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
+    """A JSON object that has no fields but `legal` ones.
+
+    Raises:
+        InvalidBody: it is something else, or names the unknown field.
+    """
+    if not isinstance(value, dict):
+        raise InvalidBody(f"this must be a JSON object, not {type(value).__name__}", pointer=pointer)
+    if unknown := sorted(set(value) - legal):
+        raise InvalidBody(
+            f"unknown field {unknown[0]!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{unknown[0]}"
+        )
+    return value
+
+
+def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vectors:
+    """A JSON list of embeddings -> (N, dim) float32, valid for the space.
+
+    Raises:
+        InvalidVector: not a list of lists of `dim` finite numbers, or no direction where one is needed; the pointer
+            names the first bad one.
+    """
+    if not isinstance(value, list) or not value:
+        raise InvalidVector("embeddings must be a list of at least one embedding", pointer=pointer)
+    try:
+        # NumPy would take true for 1.
+        numbers = {int, float}.issuperset(map(type, chain.from_iterable(value)))
+        x = np.asarray(value if numbers else [])
+    except (TypeError, ValueError):  # a row that is no list; rows of different lengths
+        x = np.empty(0)
+    if x.ndim != 2 or x.shape[1] != dim or x.dtype.kind not in "fiu":
+        bad = next((row for row, one in enumerate(value) if not _is_numbers(one, dim)), 0)
+        raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
+    return check_vectors(x, dim, space, pointer=pointer)
+
+
+def _is_numbers(value: object, dim: int) -> bool:
+    if not isinstance(value, list) or len(value) != dim:
+        return False
+    return all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in value)
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

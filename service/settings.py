@@ -1,0 +1,58 @@
+"""Settings: from the environment (`REGRAFT_...`) or given in code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, SecretStr, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """Where things are and how much is accepted. Every field is read from `REGRAFT_<NAME>`."""
+
+    model_config = SettingsConfigDict(env_prefix="REGRAFT_", frozen=True)
+
+    data: Path = Path("regraft-data")
+    """Folder of the database, the images and the version folders, unless the next two say otherwise."""
+    database_url: str = ""
+    """SQLAlchemy URL; empty: SQLite in `data`."""
+    blobs_url: str = ""
+    """fsspec URL of the images; empty: the folder blobs/ in `data`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(8080, ge=0, le=65_535)
+    api_key: SecretStr | None = Field(None, min_length=1)
+    """Every request must carry it as `Authorization: Bearer <key>`; needed to listen beyond loopback."""
+
+    max_image_pixels: int = Field(50_000_000, ge=1)
+    max_body_bytes: int = Field(256 << 20, ge=1)
+    max_archive_bytes: int = Field(2 << 30, ge=1)
+    """Largest version archive that can be uploaded."""
+    max_batch: int = Field(10_000, ge=1)
+    """Items, ids or queries in one request."""
+    max_results: int = Field(1_000_000, ge=1)
+    """Matches in one response: queries times k."""
+
+    threads: int = Field(4, ge=1)
+    """Queries answered at the same time."""
+    encoder_threads: int = Field(1, ge=1)
+    """Threads that onnxruntime uses for one batch."""
+    poll_seconds: float = Field(0.02, gt=0)
+    """How often the replica and the worker look for news."""
+    lease_seconds: float = Field(30.0, gt=0)
+    """How long a worker may hold a chunk without a sign of life."""
+
+    @model_validator(mode="after")
+    def _fill_urls(self) -> Self:
+        data = self.data.absolute()
+        # Frozen for everyone else: these two are part of construction.
+        object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{data / 'regraft.db'}")
+        object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
+        return self
+
+    @property
+    def versions(self) -> Path:
+        """Folder of the registered version folders."""
+        return self.data / "versions"

@@ -1,0 +1,187 @@
+"""The schema: SQL is the truth, everything else is derived (DESIGN.md, section 4).
+
+Plain `JSON`, `String` with a named CHECK instead of an enum type, and integer keys that are rowids on SQLite: nothing
+here is refused by PostgreSQL. Vectors are little-endian float32 bytes. Times are UTC seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+Id = BigInteger().with_variant(Integer, "sqlite")
+"""64-bit key; on SQLite an INTEGER, so that it is the rowid (1.6 times faster to look up).
+
+`sqlite_autoincrement`: a number is never given twice, also after the newest gallery was deleted, so a replica, worker
+or blob that still speaks of the old one cannot be mistaken for the new.
+"""
+
+version = Table(
+    "version",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("card", JSON, nullable=False),
+    Column("card_sha256", String(64), nullable=False),
+    Column("created", Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+edge = Table(
+    "edge",
+    metadata,
+    Column("new_id", Id, ForeignKey("version.id"), primary_key=True),
+    Column("old_id", Id, ForeignKey("version.id"), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("evidence", JSON, nullable=False),
+)
+
+gallery = Table(
+    "gallery",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("name", String(64), nullable=False, unique=True),
+    Column("current_id", Id, ForeignKey("version.id")),
+    Column("next_seq", BigInteger, nullable=False, default=1),
+    Column("created", Float, nullable=False),
+    sqlite_autoincrement=True,
+)
+
+item = Table(
+    "item",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    Column("external_id", String(256), nullable=False),
+    Column("metadata", JSON, nullable=False),
+    # Where the stored image lies in the blob store; null: the item came as an embedding.
+    Column("blob", String(256)),
+    Column("active_id", Id, ForeignKey("version.id")),
+    Column("seq", BigInteger, nullable=False),
+    Column("deleted", Boolean, nullable=False, default=False),
+    Column("created", Float, nullable=False),
+    CheckConstraint("deleted or active_id is not null", name="live_has_version"),
+    UniqueConstraint("gallery_id", "external_id"),
+    Index(None, "gallery_id", "seq"),
+    Index(None, "gallery_id", "active_id"),
+    sqlite_autoincrement=True,
+)
+
+embedding = Table(
+    "embedding",
+    metadata,
+    Column("item_id", Id, ForeignKey("item.id"), primary_key=True),
+    Column("version_id", Id, ForeignKey("version.id"), primary_key=True),
+    Column("origin", String(16), nullable=False),
+    Column("vector", LargeBinary, nullable=False),
+    Column("side", LargeBinary),
+    CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
+    Index(None, "version_id"),
+)
+
+gate_report = Table(
+    "gate_report",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    Column("version_id", Id, ForeignKey("version.id"), nullable=False),
+    Column("verdict", String(8), nullable=False),
+    Column("report", JSON, nullable=False),
+    Column("created", Float, nullable=False),
+    CheckConstraint("verdict in ('pass', 'warn', 'refuse')", name="verdict"),
+    sqlite_autoincrement=True,
+)
+
+deployment = Table(
+    "deployment",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    Column("version_id", Id, ForeignKey("version.id"), nullable=False),
+    # What was current before; behind a deployment that was rolled back, the version rolled back from.
+    Column("previous_id", Id, ForeignKey("version.id")),
+    Column("gate_id", Id, ForeignKey("gate_report.id")),
+    Column("state", String(16), nullable=False),
+    # Items that moved at once, because they held an embedding of a version this one prefers.
+    Column("activated", Integer, nullable=False),
+    Column("reason", String(1024), nullable=False, default=""),
+    Column("created", Float, nullable=False),
+    CheckConstraint("state in ('current', 'superseded', 'rolled_back')", name="state"),
+    Index(None, "gallery_id"),
+    sqlite_autoincrement=True,
+)
+
+backfill = Table(
+    "backfill",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    Column("version_id", Id, ForeignKey("version.id"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("item_order", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("chunk_size", Integer, nullable=False),
+    # Items per second over all workers; null: as fast as it goes.
+    Column("rate", Float),
+    # With a rate: when the next chunk may be claimed; each claim moves it on by the time its items are worth.
+    Column("next_claim", Float),
+    Column("total", Integer, nullable=False),
+    Column("done", Integer, nullable=False, default=0),
+    Column("skipped", Integer, nullable=False, default=0),
+    Column("failed", Integer, nullable=False, default=0),
+    Column("created", Float, nullable=False),
+    Column("finished", Float),
+    CheckConstraint("kind in ('reencode', 'transform')", name="kind"),
+    CheckConstraint("item_order in ('random', 'newest', 'oldest')", name="item_order"),
+    CheckConstraint("state in ('running', 'paused', 'done', 'cancelled')", name="state"),
+    Index(None, "gallery_id"),
+    sqlite_autoincrement=True,
+)
+
+backfill_chunk = Table(
+    "backfill_chunk",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("backfill_id", Id, ForeignKey("backfill.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("item_ids", JSON, nullable=False),
+    Column("state", String(8), nullable=False),
+    Column("lease_owner", String(128)),
+    Column("lease_until", Float),
+    CheckConstraint("state in ('todo', 'leased', 'done')", name="state"),
+    Index(None, "backfill_id", "state", "number"),
+    sqlite_autoincrement=True,
+)
+
+backfill_failure = Table(
+    "backfill_failure",
+    metadata,
+    Column("backfill_id", Id, ForeignKey("backfill.id"), primary_key=True),
+    Column("item_id", Id, ForeignKey("item.id"), primary_key=True),
+    Column("reason", String(1024), nullable=False),
+    Column("at", Float, nullable=False),
+)

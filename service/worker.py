@@ -1,0 +1,179 @@
+"""The worker: claim -> encode or transform -> persist, chunk by chunk, until it is told to stop.
+
+It holds no transaction while it computes, so it may be killed at any moment: what it has not committed it has not done,
+and its chunk is free again when the lease runs out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import OperationalError
+
+from service import chunks
+from service.blobs import Blobs
+from service.catalog import Catalog
+from service.chunks import Chunk, ChunkLost
+from service.database import Database, upgrade
+from service.errors import UnknownGallery
+from service.moving import Mover, Outcome
+from service.planner import Kind, State, drained, finish_or_extend
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""The longest wait of an idle worker between two looks for work."""
+RETRY_SECONDS = 5.0
+"""The longest wait between two attempts while the database does not answer."""
+SIGNS_PER_LEASE = 4
+
+T = TypeVar("T")
+
+
+def run(settings: Settings, stop: threading.Event) -> None:
+    """Work until `stop` is set; the chunk in hand is finished first."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    upgrade(settings)
+    worker = Worker(settings, stop)
+    try:
+        worker.work()
+    finally:
+        worker.close()
+
+
+class Worker:
+    """One worker. It shares nothing with others but the database, the images and the version folders."""
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        self.owner = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._settings = settings
+        self._stop = stop
+        self._database = Database(settings.database_url)
+        self._catalog = Catalog(self._database, settings)
+        self._mover = Mover(self._catalog, Blobs(settings.blobs_url), settings.max_image_pixels)
+
+    def work(self) -> None:
+        """Step until told to stop, waiting longer and longer while there is nothing to do."""
+        self._log("worker_started")
+        idle = self._settings.poll_seconds
+        while not self._stop.is_set():
+            if self.step():
+                idle = self._settings.poll_seconds
+            else:
+                self._stop.wait(idle)
+                idle = min(2 * idle, IDLE_SECONDS)
+        self._log("worker_stopped")
+
+    def step(self) -> bool:
+        """Move one chunk, or end or extend a backfill that has none left. False: there was nothing to do."""
+        try:
+            chunk = self._patiently(self._claim)
+            if chunk is None:
+                return self._patiently(self._finish_or_extend)
+            self._process(chunk)
+        except Exception:
+            # A lease runs out by itself, which is also the pause before the chunk is tried again.
+            logger.exception("action=step_failed worker=%s", self.owner)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the database."""
+        self._database.close()
+
+    def _claim(self) -> Chunk | None:
+        with self._database.lookup() as connection:
+            if not chunks.claimable(connection):
+                return None
+        with self._database.write() as connection:
+            return chunks.claim(connection, self.owner, self._settings.lease_seconds)
+
+    def _process(self, chunk: Chunk) -> None:
+        try:
+            with self._holding(chunk):
+                outcome = self._move(chunk)
+            counts = self._patiently(lambda: self._persist(chunk, outcome))
+        except (ChunkLost, UnknownGallery) as error:
+            self._patiently(lambda: self._release(chunk))
+            self._log("chunk_lost", backfill=chunk.backfill_id, chunk=chunk.id, reason=error.message)
+        else:
+            self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
+
+    def _move(self, chunk: Chunk) -> Outcome:
+        target = self._catalog.by_id(chunk.version_id)
+        if chunk.kind is Kind.REENCODE:
+            return self._mover.reencode(target, self._read(chunks.read_images, chunk))
+        return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
+
+    def _read(self, read: Callable[[Connection, Chunk], T], chunk: Chunk) -> T:
+        def attempt() -> T:
+            with self._database.read() as connection:
+                return read(connection, chunk)
+
+        return self._patiently(attempt)
+
+    def _persist(self, chunk: Chunk, outcome: Outcome) -> dict[str, int]:
+        with self._database.write() as connection:
+            return chunks.commit(connection, chunk, *outcome)
+
+    def _release(self, chunk: Chunk) -> None:
+        with self._database.write() as connection:
+            chunks.release(connection, chunk)
+
+    def _finish_or_extend(self) -> bool:
+        """Look after backfills without chunks. True: one has new chunks."""
+        with self._database.lookup() as connection:
+            waiting = drained(connection)
+        extended = False
+        for backfill_id in waiting:
+            with self._database.write() as connection:
+                state = finish_or_extend(connection, backfill_id)
+            extended |= state is State.RUNNING
+            if state is not None:
+                self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=backfill_id)
+        return extended
+
+    @contextmanager
+    def _holding(self, chunk: Chunk) -> Iterator[None]:
+        """Keep the lease alive while the body computes."""
+        done = threading.Event()
+        signs = threading.Thread(target=self._give_signs, args=(chunk, done), name="lease", daemon=True)
+        signs.start()
+        try:
+            yield
+        finally:
+            done.set()
+            signs.join()
+
+    def _give_signs(self, chunk: Chunk, done: threading.Event) -> None:
+        while not done.wait(self._settings.lease_seconds / SIGNS_PER_LEASE):
+            try:
+                with self._database.write() as connection:
+                    chunks.extend(connection, chunk, self._settings.lease_seconds)
+            except OperationalError as error:
+                self._log("lease_not_extended", chunk=chunk.id, reason=error.orig)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Try again while the database is locked or away; give up when told to stop."""
+        wait = self._settings.poll_seconds
+        while True:
+            try:
+                return attempt()
+            except OperationalError as error:
+                self._log("database_busy", reason=error.orig)
+                if self._stop.wait(wait):
+                    raise
+                wait = min(2 * wait, RETRY_SECONDS)
+
+    def _log(self, action: str, **details: object) -> None:
+        named = "".join(f" {name}={value!r}" for name, value in details.items())
+        logger.info("action=%s worker=%s%s", action, self.owner, named)

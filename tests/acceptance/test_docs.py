@@ -1,0 +1,131 @@
+"""Nothing can be used that the documentation does not name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from packaging.requirements import Requirement
+
+import regraft
+from regraft.cli import app
+from regraft.client import Client
+from service import health
+from service.app import create_app
+from service.settings import Settings
+
+ROOT = Path(__file__).parent.parent.parent
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def commands(command: object, path: str = "regraft") -> Iterator[tuple[str, object]]:
+    children = getattr(command, "commands", None)
+    if children is None:
+        yield path, command
+        return
+    for name, child in children.items():
+        yield from commands(child, f"{path} {name}")
+
+
+COMMANDS = dict(commands(typer.main.get_command(app)))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_and_its_own_options_are_documented(command):
+    (line,) = [x for x in (ROOT / "docs/commands.md").read_text().splitlines() if re.match(rf"\| `{command}[ `]", x)]
+    shared = {"--url", "--api-key", "--help"}
+
+    options = {o for p in COMMANDS[command].params if p.param_type_name == "option" for o in p.opts} - shared
+
+    assert {o for o in options if f"[{o}" not in line and f"{o} " not in line} == set()
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_each_setting_is_documented(name):
+    assert f"| `REGRAFT_{name.upper()}`" in (ROOT / "docs/settings.md").read_text()
+
+
+def test_no_setting_is_documented_that_does_not_exist():
+    documented = re.findall(r"^\| `REGRAFT_(\w+)`", (ROOT / "docs/settings.md").read_text(), re.MULTILINE)
+
+    assert {name.lower() for name in documented} == set(Settings.model_fields)
+
+
+ROUTES = [
+    f"{method.upper()} {path}"
+    for path, operations in create_app(Settings()).openapi()["paths"].items()
+    for method in operations
+]
+
+
+def documented_routes() -> set[str]:
+    text = (ROOT / "docs/http-api.md").read_text()
+    return {route.split("?")[0] for route in re.findall(r"^\| `((?:GET|POST|DELETE) /v1[^ `]*)", text, re.MULTILINE)}
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_each_route_is_documented(route):
+    assert route in documented_routes()
+
+
+def test_no_route_is_documented_that_does_not_exist():
+    assert documented_routes() == set(ROUTES)
+
+
+def test_the_client_has_a_method_for_each_route():
+    methods = "".join(method.__doc__ for name, method in vars(Client).items() if name[0] != "_" and method.__doc__)
+    spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(r"(?:GET|POST|DELETE) /v1[^ ,.;]*", methods)}
+
+    assert {re.sub(r"{\w+}", "{}", route) for route in ROUTES} <= {route.rstrip(":") for route in spoken}
+
+
+def test_compose_runs_the_service_and_a_worker_on_one_database_and_needs_a_key():
+    services = COMPOSE["services"]
+
+    assert set(services) == {"api", "worker", "database"}
+    assert services["worker"]["command"] == ["regraft", "worker"]
+    for name in ("api", "worker"):
+        environment = services[name]["environment"]
+        assert environment["REGRAFT_API_KEY"].startswith("${REGRAFT_API_KEY:?")
+        assert environment["REGRAFT_DATABASE_URL"].startswith("postgresql+psycopg://")
+        assert services[name]["volumes"] == ["data:/data"]
+    assert all(port.startswith("127.0.0.1:") for port in services["api"]["ports"])
+
+
+def test_compose_uses_only_settings_that_exist_and_an_image_that_is_there():
+    build = COMPOSE["services"]["api"]["build"]
+    dockerfile = (ROOT / build["context"] / build["dockerfile"]).read_text()
+    used = re.findall(r"REGRAFT_(\w+)=", dockerfile) + [
+        name.removeprefix("REGRAFT_") for name in COMPOSE["services"]["api"]["environment"]
+    ]
+
+    assert {name.lower() for name in used} <= set(Settings.model_fields)
+    for copied in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
+        assert all((ROOT / source).exists() for source in copied.split()), copied
+
+
+def test_the_makefile_has_the_promised_targets():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+    assert {"demo", "serve", "test", "test-all", "check", "examples", "sizes", "help"} <= targets
+
+
+def test_the_version_is_the_same_everywhere_and_in_the_changelog():
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+
+    assert declared == regraft.__version__ == health.VERSION
+    assert re.search(rf"^## {re.escape(declared)}\b", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_each_pinned_version_is_one_that_the_project_allows():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    extras = [r for name, needed in project["optional-dependencies"].items() if name != "gpu" for r in needed]
+
+    for needed in map(Requirement, [*project["dependencies"], *extras]):
+        assert needed.specifier.contains(pins[needed.name.lower()]), needed

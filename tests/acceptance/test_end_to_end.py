@@ -1,0 +1,138 @@
+"""The command line against the real service and its worker: store, upgrade, backfill, roll back, stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from regraft import Client, Problem, Unreachable
+
+ROOT = Path(__file__).parent.parent.parent
+LABELS = ("ant", "bee", "cat")
+
+
+class Running:
+    """`regraft serve --workers 1` on a free port, and `regraft` commands against it."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self.log = folder / "serve.log"
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REGRAFT_")}
+        self.environment |= {"REGRAFT_URL": self.url, "NO_COLOR": "1"}
+        options = ["--port", str(port), "--data", str(folder / "data")]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "regraft", "serve", *options],
+                env=self.environment,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+            )
+        self.wait(self.is_ready)
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, self.log.read_text()
+        try:
+            with Client(self.url) as client:
+                return client.ready() == {"status": "ready"}
+        except (Unreachable, Problem):
+            return False
+
+    def wait(self, holds, seconds: float = 30.0) -> None:
+        deadline = time.monotonic() + seconds
+        while not holds():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def regraft(self, *arguments: object, code: int = 0) -> str:
+        command = [sys.executable, "-m", "regraft", *map(str, arguments)]
+        ended = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=ROOT, check=False)
+        assert ended.returncode == code, ended.stdout + ended.stderr
+        assert "Traceback" not in ended.stderr
+        return ended.stdout + (ended.stderr if code else "")
+
+    def logged(self, words: str) -> bool:
+        return words in self.log.read_text()
+
+
+@pytest.fixture
+def running(tmp_path):
+    made = Running(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.wait()
+    # The worker is a process of its own; it must not outlive the test.
+    made.wait(lambda: made.logged("worker_stopped"))
+
+
+@pytest.fixture
+def images(tmp_path, make_image, image_bytes):
+    for number, label in enumerate(LABELS):
+        (tmp_path / "images" / label).mkdir(parents=True)
+        for seed in range(4):
+            (tmp_path / "images" / label / f"{seed}.png").write_bytes(image_bytes(make_image(number, seed)))
+    (tmp_path / "query.png").write_bytes(image_bytes(make_image(1, 9)))
+    return tmp_path / "images"
+
+
+def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images, make_version, tmp_path):
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
+    query = tmp_path / "query.png"
+
+    assert running.regraft("gallery", "create", "zoo") == "created gallery zoo\n"
+    assert "zoo has no current version" in running.regraft("ingest", "zoo", images, code=1).replace("'", "")
+    running.regraft("version", "register", v1.folder)
+    running.regraft("deploy", "zoo", "v1")
+    assert running.regraft("ingest", "zoo", images) == "stored 12 images in zoo, 0 failed\n"
+    old = running.regraft("query", "zoo", query, "-k", 4)
+    assert [line.split("/")[0] for line in old.splitlines()[1:]] == ["bee"] * 4
+
+    running.regraft("version", "register", v2.folder)
+    assert "verdict" in running.regraft("gate", "zoo", "v2")
+    running.regraft("deploy", "zoo", "v2")
+    mixed = running.regraft("query", "zoo", query, "-k", 4)
+    assert [line.split()[2:4] for line in mixed.splitlines()[1:]] == [["v1", "truncate"]] * 4
+
+    assert "is done (12 done" in running.regraft("backfill", "start", "zoo", "--watch")
+    assert "12 items (v2: 12)" in running.regraft("gallery", "show", "zoo")
+    new = running.regraft("query", "zoo", query, "-k", 4)
+    assert [line.split()[2:4] for line in new.splitlines()[1:]] == [["v2", "same"]] * 4
+
+    assert running.regraft("rollback", "zoo") == "zoo: v2 -> v1, 12 items back in it at once\n"
+    assert running.regraft("query", "zoo", query, "-k", 4) == old
+    assert running.regraft("deploy", "zoo", "v2") == "zoo: v1 -> v2, 12 items back in it at once\n"
+    assert running.regraft("query", "zoo", query, "-k", 4) == new
+
+    assert running.regraft("rollback", "nowhere", code=1).startswith("regraft: there is no gallery")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_service_and_its_worker_in_order(running, number):
+    running.wait(lambda: running.logged("worker_started"))
+
+    running.process.send_signal(number)
+
+    assert running.process.wait(20) == 0
+    assert running.logged("worker_stopped")
+    assert running.logged("Application shutdown complete")
+    assert not running.logged("Traceback")
+    assert not running.logged("Fatal Python error")
+
+
+def test_a_worker_does_not_outlive_a_service_that_was_killed(running):
+    running.wait(lambda: running.logged("worker_started"))
+
+    running.process.kill()
+
+    running.wait(lambda: running.logged("worker_stopped"), 10)

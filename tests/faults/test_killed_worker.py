@@ -1,0 +1,75 @@
+"""kill -9 of real workers at every point of a chunk: it ends in the same state as if nothing had happened."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+V1, V2 = 1, 2
+
+
+@pytest.mark.parametrize("point", ["claimed", "computed", "written", "committed"])
+def test_a_worker_killed_at_any_point_of_a_chunk_changes_nothing_of_the_end(site: Any, point: str) -> None:
+    killed, undisturbed = site.start_backfill("g"), site.start_backfill("h")
+
+    doomed = site.doomed_worker(point)
+    assert doomed.wait(30) == -signal.SIGKILL
+    between = site.mix("g").get(V2, 0) + site.mix("h").get(V2, 0)
+    site.work()
+
+    assert between == (18 if point == "committed" else 12)
+    assert site.state("g") == site.state("h")
+    assert site.mix("g") == {V2: 48}
+    for number in (killed, undisturbed):
+        row = site.backfill(number)
+        assert (row.state, row.total, row.done, row.skipped, row.failed) == ("done", 48, 48, 0, 0)
+
+
+def test_a_worker_killed_while_it_ends_a_backfill_leaves_the_end_to_the_next(site: Any) -> None:
+    number = site.start_backfill("g")
+
+    assert site.doomed_worker("ending", 1).wait(30) == -signal.SIGKILL
+    assert site.backfill(number).state == "running"
+    site.work()
+
+    assert site.backfill(number).state == "done"
+    assert site.backfill(number).done == 48
+
+
+def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site: Any, wait_until: Any) -> None:
+    number = site.start_backfill("g")
+    frozen = site.doomed_worker("frozen", 2)
+    wait_until(lambda: _stopped(frozen.pid), frozen)
+    site.work()
+    before = site.state("g")
+    feed = site.backfill(number)
+
+    frozen.send_signal(signal.SIGCONT)
+    frozen.send_signal(signal.SIGTERM)
+
+    assert frozen.wait(10) == 0
+    assert "action=chunk_lost" in site.log(frozen)
+    assert site.state("g") == before
+    assert site.backfill(number) == feed
+    assert (feed.state, feed.done, feed.skipped) == ("done", 48, 0)
+
+
+def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any, wait_until: Any) -> None:
+    number = site.start_backfill("g", rate=40)
+    asked = site.worker()
+    wait_until(lambda: site.backfill(number).done, asked)
+
+    asked.send_signal(signal.SIGTERM)
+
+    assert asked.wait(10) == 0
+    done = site.backfill(number).done
+    assert 0 < done < 48
+    assert done % 6 == 0
+    assert site.mix("g")[V2] == done
+
+
+def _stopped(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -1,0 +1,97 @@
+"""index.gate: the three answers and what they rest on."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from index.evaluation import Retrieval
+from index.gate import Answer, gate
+
+
+def answers(right: np.ndarray, valid: np.ndarray | None = None) -> Retrieval:
+    """A retrieval whose first match is right where `right` says, with AP 1 there and 0.5 elsewhere."""
+    right = np.asarray(right, bool)
+    return Retrieval({1: right}, np.where(right, 1.0, 0.5), np.ones(len(right), bool) if valid is None else valid)
+
+
+def first_right(count: int, of: int = 200) -> Retrieval:
+    return answers(np.arange(of) < count)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [(100, 130, Answer.PASS), (130, 100, Answer.REFUSE), (100, 102, Answer.WARN), (100, 100, Answer.WARN)],
+)
+def test_the_interval_of_the_difference_decides(old: int, new: int, expected: Answer) -> None:
+    verdict = gate(first_right(old), first_right(new))
+    assert verdict.verdict is expected
+    assert verdict.difference.value == pytest.approx((new - old) / 200)
+    assert (verdict.difference.low > 0) is (expected is Answer.PASS)
+    assert (verdict.difference.high < 0) is (expected is Answer.REFUSE)
+
+
+def test_the_same_answers_are_a_warning_with_no_width() -> None:
+    """A dual route: M(new/old) is M(old/old) itself."""
+    verdict = gate(first_right(100), first_right(100))
+    assert (verdict.difference.low, verdict.difference.high) == (0, 0)
+    assert verdict.negative_flips == 0
+
+
+def test_pairing_decides_where_unpaired_intervals_overlap() -> None:
+    verdict = gate(first_right(100), first_right(112))
+    assert verdict.verdict is Answer.PASS
+    assert verdict.old_old.high > verdict.new_old.low
+
+
+def test_flips_are_counted_on_valid_queries_only() -> None:
+    old, new = np.array([1, 1, 1, 0]), np.array([0, 1, 0, 1])
+    valid = np.array([True, True, False, True])
+    verdict = gate(answers(old, valid), answers(new, valid))
+    assert verdict.negative_flips == 1
+    assert verdict.queries == 3
+    assert verdict.old_old.value == pytest.approx(2 / 3)
+
+
+def test_another_metric_decides_but_flips_stay_those_of_the_first_match() -> None:
+    old = Retrieval({1: np.array([True] * 50)}, np.full(50, 0.2), np.ones(50, bool))
+    new = Retrieval({1: np.array([False] * 50)}, np.full(50, 0.4), np.ones(50, bool))
+    assert gate(old, new).verdict is Answer.REFUSE
+    verdict = gate(old, new, metric="mAP@1.0")
+    assert verdict.verdict is Answer.PASS
+    assert verdict.difference.value == pytest.approx(0.2)
+    assert verdict.negative_flips == 50
+
+
+def test_the_gap_closed_needs_new_new_and_a_gain() -> None:
+    assert gate(first_right(100), first_right(130)).gap_closed is None
+    verdict = gate(first_right(100), first_right(130), first_right(160))
+    assert verdict.gap_closed == pytest.approx(0.5)
+    assert verdict.new_new is not None
+    assert verdict.new_new.value == pytest.approx(0.8)
+    assert gate(first_right(100), first_right(90), first_right(160)).gap_closed is None
+
+
+def test_the_seed_makes_a_verdict_repeatable() -> None:
+    first = [gate(first_right(100), answers(np.arange(200) % 2), seed=seed) for seed in (0, 0, 1)]
+    assert first[0] == first[1]
+    assert first[0].difference != first[2].difference
+
+
+def test_a_verdict_travels_as_json() -> None:
+    told = json.loads(json.dumps(gate(first_right(100), first_right(130), first_right(160)).as_json(), allow_nan=False))
+    assert told["verdict"] == "pass"
+    assert set(told["difference"]) == {"value", "low", "high"}
+    assert told["new_new"]["value"] == pytest.approx(0.8)
+
+
+def test_a_gate_refuses_what_cannot_be_compared() -> None:
+    with pytest.raises(InvalidArgument, match="the same queries, not 200 and 100"):
+        gate(first_right(10), first_right(10, of=100))
+    with pytest.raises(InvalidArgument, match="at least one query"):
+        gate(answers(np.ones(3), np.zeros(3, bool)), answers(np.ones(3), np.zeros(3, bool)))
+    with pytest.raises(InvalidArgument, match="metric must be one of"):
+        gate(first_right(10), first_right(10), metric="accuracy")

@@ -1,0 +1,215 @@
+"""index.image: untrusted bytes, and the exact evaluation transform."""
+
+from __future__ import annotations
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from index.errors import InvalidImage
+from index.image import FORMATS, MIN_SIDE, decode_image, preprocess, preprocess_batch
+from index.version import Preprocess
+
+SaveImage = Callable[..., bytes]
+
+
+def photo(width: int = 60, height: int = 40, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    noise = np.random.default_rng(seed).integers(0, 256, size=(height, width, 3), dtype=np.uint8)
+    return Image.fromarray(noise).convert(mode)
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG that announces its size and holds next to nothing."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_legal_format_is_decoded(image_bytes: SaveImage, kind: str) -> None:
+    image = decode_image(image_bytes(photo(), kind))
+    assert image.size == (60, 40)
+    lossless = kind in {"PNG", "BMP", "TIFF"}
+    off = np.abs(np.asarray(image.convert("RGB"), int) - np.asarray(photo(), int))
+    assert off.max() == 0 if lossless else off.mean() < 60
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("share", [0.02, 0.3, 0.6, 0.9])
+def test_a_truncated_file_is_refused(image_bytes: SaveImage, kind: str, share: float) -> None:
+    data = image_bytes(photo(200, 150), kind)
+    with pytest.raises(InvalidImage):
+        decode_image(data[: int(len(data) * share)])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "empty"),
+        (b"\0", "not a readable image; legal formats: JPEG, PNG, WEBP, BMP, GIF, TIFF"),
+        (b"hello, this is text" * 100, "not a readable image"),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not a readable image"),
+        (b"%PDF-1.7\n", "not a readable image"),
+        (b"\xff\xd8\xff\xe0", "not a readable image"),
+        (b"\x89PNG\r\n\x1a\n", "not a readable image"),
+    ],
+)
+def test_bytes_that_are_no_image_are_refused(data: bytes, message: str) -> None:
+    with pytest.raises(InvalidImage, match=message):
+        decode_image(data)
+
+
+@pytest.mark.parametrize("kind", ["ICO", "PPM", "TGA", "PCX", "EPS"])
+def test_other_formats_that_pillow_knows_are_refused(image_bytes: SaveImage, kind: str) -> None:
+    data = image_bytes(photo(), kind)
+    with pytest.raises(InvalidImage, match="legal formats"):
+        decode_image(data)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 1), (3, 100), (100, 3)])
+def test_a_side_below_the_minimum_is_refused(image_bytes: SaveImage, width: int, height: int) -> None:
+    with pytest.raises(InvalidImage, match=rf"{width} x {height} pixels; each side needs at least {MIN_SIDE}"):
+        decode_image(image_bytes(photo(width, height)))
+
+
+def test_the_smallest_legal_image_is_decoded(image_bytes: SaveImage) -> None:
+    assert decode_image(image_bytes(photo(MIN_SIDE, MIN_SIDE))).size == (MIN_SIDE, MIN_SIDE)
+
+
+@pytest.mark.parametrize("side", [8000, 12_000, 30_000, 2**31 - 1])
+def test_a_decompression_bomb_is_refused_by_its_header(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = []
+    monkeypatch.setattr(Image.Image, "load", loaded.append)
+    with pytest.raises(InvalidImage, match="at most 50000000"):
+        decode_image(png_header(side, side))
+    assert not loaded
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_a_bomb_is_refused_also_where_warnings_are_no_errors() -> None:
+    with pytest.raises(InvalidImage, match="at most 50000000"):
+        decode_image(png_header(12_000, 12_000))
+
+
+def test_the_pixel_limit_is_exact(image_bytes: SaveImage) -> None:
+    data = image_bytes(photo(10, 10))
+    assert decode_image(data, max_pixels=100).size == (10, 10)
+    with pytest.raises(InvalidImage, match="10 x 10 pixels; at most 99"):
+        decode_image(data, max_pixels=99)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_an_image_is_turned_upright(image_bytes: SaveImage, kind: str, orientation: int) -> None:
+    """The stored pixels of a sideways camera; upright, the bright quarter is at the top left."""
+    upright = np.zeros((40, 60), np.uint8)
+    upright[:20, :30] = 255
+    turn = {
+        1: lambda a: a,
+        2: np.fliplr,
+        3: lambda a: np.rot90(a, 2),
+        4: np.flipud,
+        5: np.transpose,
+        6: lambda a: np.rot90(a, 1),
+        7: lambda a: np.rot90(a.T, 2),
+        8: lambda a: np.rot90(a, 3),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    stored = Image.fromarray(np.ascontiguousarray(turn(upright))).convert("RGB")
+    image = decode_image(image_bytes(stored, kind, exif=exif))
+    off = np.abs(np.asarray(image.convert("L"), int) - upright)
+    assert image.size == (60, 40)
+    assert off.mean() < 10
+
+
+def test_sixteen_bit_grey_keeps_its_shades(image_bytes: SaveImage) -> None:
+    grey = np.linspace(0, 65_535, 64).astype(np.uint16).reshape(8, 8)
+    image = decode_image(image_bytes(Image.fromarray(grey)))
+    np.testing.assert_array_equal(np.asarray(image), grey >> 8)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_every_pixel_mode_reaches_the_encoder(image_bytes: SaveImage, mode: str) -> None:
+    image = photo(8, 8, "L") if mode in {"I", "F"} else photo(8, 8)
+    wide = Image.fromarray(np.asarray(photo(8, 8, "L"), np.uint16) * 257)
+    data = image_bytes(wide if mode == "I;16" else image.convert(mode), "TIFF")
+    for wanted, channels in Preprocess.MODES.items():
+        pixels = preprocess(decode_image(data), Preprocess(8, 8, wanted, mean=(0.0,) * channels, std=(1.0,) * channels))
+        assert pixels.shape == (channels, 8, 8)
+        assert pixels.min() >= 0
+        assert pixels.max() <= 1
+        assert pixels.std() > 0.1
+
+
+def test_a_palette_with_transparency_is_decoded_without_a_warning(image_bytes: SaveImage) -> None:
+    data = image_bytes(photo(8, 8).quantize(4), transparency=bytes([0, 128, 255, 255]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert decode_image(data).convert("RGB").size == (8, 8)
+
+
+def test_an_animation_gives_its_first_frame(image_bytes: SaveImage) -> None:
+    first, second = Image.new("L", (8, 8), 10), Image.new("L", (8, 8), 200)
+    data = image_bytes(first, "GIF", save_all=True, append_images=[second])
+    assert np.asarray(decode_image(data).convert("L")).max() < 100
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from(FORMATS),
+    flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 255)), min_size=1, max_size=8),
+)
+@pytest.mark.filterwarnings("ignore")  # Pillow warns about odd metadata; the service must survive that too
+def test_flipped_bytes_never_raise_anything_else(kind: str, flips: list[tuple[int, int]]) -> None:
+    stream = io.BytesIO()
+    photo(20, 20).save(stream, kind)
+    data = bytearray(stream.getvalue())
+    for place, value in flips:
+        data[place % len(data)] ^= value
+    try:
+        image = decode_image(bytes(data), max_pixels=100_000)
+    except InvalidImage:
+        return
+    assert min(image.size) >= MIN_SIDE
+    assert image.width * image.height <= 100_000
+
+
+def test_preprocessing_by_hand_is_centre_crop_scale_and_normalise() -> None:
+    image = Image.fromarray(np.arange(36, dtype=np.uint8).reshape(6, 6))
+    pixels = preprocess(image, Preprocess(2, 4, "L", mean=(0.5,), std=(0.25,)))
+    expected = (np.array([[13, 14, 15, 16], [19, 20, 21, 22]]) / 255 - 0.5) / 0.25
+    np.testing.assert_allclose(pixels, expected[None], atol=1e-6)
+    assert pixels.dtype == np.float32
+    assert pixels.flags["C_CONTIGUOUS"]
+
+
+def test_an_image_smaller_than_the_crop_is_padded_with_black() -> None:
+    pixels = preprocess(Image.new("L", (2, 2), 255), Preprocess(4, 5, "L", mean=(0.0,), std=(1.0,)))
+    expected = np.zeros((1, 4, 5))
+    expected[0, 1:3, 1:3] = 1
+    np.testing.assert_array_equal(pixels, expected)
+
+
+def test_colours_have_their_own_mean_and_deviation() -> None:
+    spec = Preprocess(4, 4, "RGB", stretch=True, mean=(0.0, 0.5, 1.0), std=(1.0, 2.0, 4.0))
+    pixels = preprocess(Image.new("RGB", (9, 7), (255, 255, 0)), spec)
+    np.testing.assert_allclose(pixels[:, 0, 0], [1, 0.25, -0.25])
+
+
+def test_a_batch_is_its_images_one_by_one() -> None:
+    spec = Preprocess(8, 8, "RGB", resize=9)
+    images = [photo(20 + i, 15, seed=i) for i in range(3)]
+    np.testing.assert_array_equal(preprocess_batch(images, spec), np.stack([preprocess(i, spec) for i in images]))
+    assert preprocess_batch([], spec).shape == (0, 3, 8, 8)

@@ -1,0 +1,95 @@
+"""index.ordering: which items move first, and the curve that gives."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from index.evaluation import Compared, mixed_retrieval, retrieval
+from index.ordering import ORDERS, BackfillCurve, Waiting, backfill_curve, backfill_order
+from index.space import Cosine
+
+STORED = [30, 10, 20, 10]
+
+
+def test_orders_by_age_keep_ties_as_they_came() -> None:
+    np.testing.assert_array_equal(backfill_order("newest", Waiting(STORED)), [0, 2, 1, 3])
+    np.testing.assert_array_equal(backfill_order("oldest", Waiting(STORED)), [1, 3, 2, 0])
+
+
+def test_the_most_uncertain_item_moves_first() -> None:
+    waiting = Waiting(STORED, uncertainty=[0.1, 0.9, 0.5, 0.9])
+    np.testing.assert_array_equal(backfill_order("uncertainty", waiting), [1, 3, 2, 0])
+
+
+@pytest.mark.parametrize("uncertainty", [None, [0.1, 0.2]])
+def test_order_by_uncertainty_needs_one_score_an_item(uncertainty: list[float] | None) -> None:
+    with pytest.raises(InvalidArgument, match="needs one uncertainty per item") as caught:
+        backfill_order("uncertainty", Waiting(STORED, uncertainty))
+    assert caught.value.pointer == "/order"
+
+
+def test_a_random_order_is_repeatable_and_differs_by_seed() -> None:
+    stored = np.arange(50)
+    first, again, other = (backfill_order("random", Waiting(stored, seed=seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert (first != stored).any()
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_every_order_moves_every_item_once(order: str) -> None:
+    stored = np.random.default_rng(0).integers(20, size=40)
+    moved = backfill_order(order, Waiting(stored, uncertainty=stored * 0.1))
+    np.testing.assert_array_equal(np.sort(moved), np.arange(40))
+    assert backfill_order(order, Waiting([], uncertainty=[])).shape == (0,)
+
+
+def test_an_unknown_order_is_refused_with_the_legal_ones() -> None:
+    with pytest.raises(InvalidArgument, match="random, newest, oldest, uncertainty, not 'traffic'"):
+        backfill_order("traffic", Waiting(STORED))
+
+
+def test_a_curve_is_measured_at_every_five_percent_in_the_given_order() -> None:
+    seen = []
+    order = np.array([3, 1, 0, 2] * 5) + np.repeat(np.arange(5) * 4, 4)
+    curve = backfill_curve(lambda moved: seen.append(moved) or moved.mean(), order)
+    np.testing.assert_allclose(curve.shares, np.arange(21) / 20)
+    np.testing.assert_allclose(curve.values, curve.shares)
+    for point, moved in enumerate(seen):
+        np.testing.assert_array_equal(np.flatnonzero(moved), np.sort(order[:point]))
+    assert curve.area == pytest.approx(0.5)
+    assert curve.largest_dip == 0
+
+
+def test_area_and_largest_dip_by_hand() -> None:
+    curve = BackfillCurve(np.array([0, 0.5, 0.75, 1]), np.array([0.4, 0.6, 0.3, 0.8]))
+    assert curve.area == pytest.approx(0.5 * 0.5 + 0.25 * 0.45 + 0.25 * 0.55)
+    assert curve.largest_dip == pytest.approx(0.3)
+
+
+def test_a_curve_that_starts_by_falling_dips_below_its_start() -> None:
+    assert BackfillCurve(np.array([0, 0.5, 1]), np.array([0.5, 0.4, 0.9])).largest_dip == pytest.approx(0.1)
+
+
+def test_the_ends_of_a_mixed_curve_are_the_pure_answers() -> None:
+    """Invariant 4 over arrays: 0 % is old/old's gallery, 100 % is new/new's; query images are not in the gallery."""
+    generator = np.random.default_rng(0)
+    centres = generator.normal(size=(5, 8))
+    query_labels, item_labels = generator.integers(5, size=40), generator.integers(5, size=100)
+
+    def embed(labels: np.ndarray, noise: float) -> np.ndarray:
+        return Cosine().normalise((centres[labels] + noise * generator.normal(size=(len(labels), 8))).astype("f4"))
+
+    queries, old, new = embed(query_labels, 1.0), embed(item_labels, 2.0), embed(item_labels, 0.5)
+
+    def measure(moved: np.ndarray) -> float:
+        shards = [Compared(queries, old[~moved], Cosine()), Compared(queries, new[moved], Cosine())]
+        labels = np.concatenate([item_labels[~moved], item_labels[moved]])
+        return mixed_retrieval(shards, query_labels, labels).mean_ap
+
+    curve = backfill_curve(measure, backfill_order("random", Waiting(np.arange(100))))
+    pure = [retrieval(queries, query_labels, items, item_labels, Cosine()).mean_ap for items in (old, new)]
+    np.testing.assert_allclose(curve.values[[0, -1]], pure)
+    assert pure[0] < curve.values[10] < pure[1]

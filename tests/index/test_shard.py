@@ -1,0 +1,132 @@
+"""index.shard: FaissShard does what a dictionary of vectors would do, under any operations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index.shard import MISSING, FaissShard
+from index.space import Cosine, Euclidean, Lorentz, Space
+
+DIM = 3
+SPACES = [Cosine(), Euclidean(), Lorentz(0.5)]
+
+
+def vector(seed: int, space: Space) -> np.ndarray:
+    return space.normalise(np.random.default_rng(seed).normal(size=(1, DIM)).astype(np.float32))
+
+
+def vectors(seeds: list[int], space: Space) -> np.ndarray:
+    return np.concatenate([vector(seed, space) for seed in seeds]) if seeds else np.empty((0, DIM), np.float32)
+
+
+def distance(q: np.ndarray, x: np.ndarray, space: Space) -> np.ndarray:
+    """The user's score by definition, float64."""
+    q, x = q.astype(np.float64)[:, None], x.astype(np.float64)[None]
+    if isinstance(space, Cosine):
+        return (q * x).sum(-1)
+    if isinstance(space, Euclidean):
+        return np.sqrt(((q - x) ** 2).sum(-1))
+    assert isinstance(space, Lorentz)
+    time_q, time_x = (np.sqrt(1 / space.curvature + (v**2).sum(-1)) for v in (q, x))
+    return np.arccosh(np.maximum(space.curvature * (time_q * time_x - (q * x).sum(-1)), 1)) / space.curvature**0.5
+
+
+def assert_same(shard: FaissShard, model: dict[int, int], space: Space, k: int) -> None:
+    """The shard ranks what the model holds; keys may swap where scores tie."""
+    assert shard.count() == len(model)
+    queries = vectors([1001, 1002], space)
+    scores, keys = shard.search(queries, k)
+    assert scores.shape == keys.shape == (2, k)
+    found = min(k, len(model))
+    assert (keys[:, found:] == MISSING).all()
+    order = sorted(model)
+    table = distance(queries, vectors([model[key] for key in order], space), space)
+    for row in range(2):
+        best = np.sort(-table[row] if space.higher_is_better else table[row])[:found]
+        np.testing.assert_allclose(
+            scores[row, :found], -best if space.higher_is_better else best, atol=2e-3, err_msg="scores"
+        )
+        at = [order.index(int(key)) for key in keys[row, :found]]
+        np.testing.assert_allclose(table[row][at], scores[row, :found], atol=2e-3, err_msg="keys")
+        assert len(set(at)) == found
+
+
+keys_strategy = st.lists(st.integers(0, 12), max_size=6, unique=True)
+operations = st.lists(
+    st.tuples(st.just("upsert"), keys_strategy, st.integers(0, 10**6))
+    | st.tuples(st.just("delete"), keys_strategy, st.just(0)),
+    max_size=25,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations=operations, space=st.sampled_from(SPACES), k=st.integers(1, 15))
+def test_a_shard_equals_a_dictionary_after_any_operations(
+    operations: list[tuple[str, list[int], int]], space: Space, k: int
+) -> None:
+    shard, model = FaissShard(DIM, space), {}
+    for name, keys, seed in operations:
+        if name == "upsert":
+            seeds = [seed + i for i in range(len(keys))]
+            shard.upsert(keys, vectors(seeds, space))
+            model.update(zip(keys, seeds, strict=True))
+        else:
+            shard.delete(keys)
+            for key in keys:
+                model.pop(key, None)
+    assert_same(shard, model, space, k)
+    held = sorted(model)
+    np.testing.assert_array_equal(shard.fetch(held), space.items(vectors([model[key] for key in held], space)))
+
+
+def test_a_shard_grows_past_its_first_reservation() -> None:
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(5000, DIM)).astype(np.float32)
+    shard = FaissShard(DIM, Euclidean())
+    for start in range(0, 5000, 700):
+        shard.upsert(range(start, min(start + 700, 5000)), x[start : start + 700])
+    assert shard.count() == 5000
+    _, keys = shard.search(x[[0, 1023, 1024, 4999]], 1)
+    np.testing.assert_array_equal(keys[:, 0], [0, 1023, 1024, 4999])
+
+
+def test_replacing_leaves_nothing_of_the_old_vector() -> None:
+    shard = FaissShard(2, Euclidean())
+    shard.upsert([7], np.array([[0, 0]], np.float32))
+    shard.upsert([7], np.array([[5, 0]], np.float32))
+    scores, keys = shard.search(np.array([[0, 0]], np.float32), 2)
+    np.testing.assert_array_equal(keys, [[7, MISSING]])
+    assert scores[0, 0] == pytest.approx(5)
+
+
+def test_large_keys_are_kept() -> None:
+    shard = FaissShard(2, Cosine())
+    shard.upsert([2**62], np.array([[1, 0]], np.float32))
+    assert shard.search(np.array([[1, 0]], np.float32), 1)[1][0, 0] == 2**62
+
+
+def test_an_empty_shard_and_no_queries_give_padding_and_nothing() -> None:
+    shard = FaissShard(DIM, Cosine())
+    scores, keys = shard.search(vectors([1], Cosine()), 3)
+    assert scores.shape == (1, 3)
+    assert (keys == MISSING).all()
+    shard.upsert([1], vectors([1], Cosine()))
+    assert shard.search(np.empty((0, DIM), np.float32), 3)[1].shape == (0, 3)
+
+
+def test_fetching_an_unknown_key_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        FaissShard(DIM, Cosine()).fetch([1])
+
+
+def test_a_shard_fetches_a_copy() -> None:
+    shard = FaissShard(DIM, Cosine())
+    shard.upsert([1], vectors([1], Cosine()))
+    held: Any = shard.fetch([1])
+    held[:] = 0
+    np.testing.assert_array_equal(shard.fetch([1]), vectors([1], Cosine()))

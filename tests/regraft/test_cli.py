@@ -1,0 +1,386 @@
+"""The command: what it asks of the service, what it prints, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from index.errors import InvalidArgument
+from regraft import cli
+from regraft.client import Client
+from regraft.commands import backfills, galleries, options
+
+GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3, "created": 0.0}
+BACKFILL = {
+    "id": 3,
+    "version": "v2",
+    "kind": "reencode",
+    "state": "done",
+    "total": 4,
+    "done": 4,
+    "skipped": 0,
+    "failed": 0,
+    "remaining": 0,
+}
+
+COMMANDS = [
+    *("serve", "worker", "migrate", "gallery", "ingest", "query", "version", "gate", "deploy", "rollback", "backfill"),
+    *("train", "recipes", "evaluate", "fit-edge", "export"),
+]
+
+
+class Service:
+    """Answers by "METHOD /path"; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, object] = {}
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers[f"{request.method} {request.url.path}"]
+        if isinstance(answer, list) and answer and isinstance(answer[0], httpx.Response):
+            return answer.pop(0)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    made = Service()
+    monkeypatch.setattr(options, "Client", lambda url, key: Client(url, key, transport=httpx.MockTransport(made)))
+    return made
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Registered now, so that what a command sets is undone.
+    for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    yield command
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def problem(status: int, **body: object) -> httpx.Response:
+    return httpx.Response(status, json=body)
+
+
+def test_help_shows_every_command_with_one_line(run):
+    code, shown, _ = run("--help")
+
+    assert code == 0
+    for name in COMMANDS:
+        (line,) = [line for line in shown.splitlines() if line.startswith(f"│ {name} ")]
+        assert line.rstrip(" │").endswith(".")
+
+
+def test_version_is_the_package_version(run):
+    assert run("--version")[:2] == (0, "0.1.0\n")
+
+
+def test_galleries_are_listed_with_their_mix(run, service):
+    service.answers["GET /v1/galleries"] = {"galleries": [{**GALLERY, "mix": {"v1": 1, "v2": 1}}]}
+
+    code, shown, _ = run("gallery", "list")
+
+    assert code == 0
+    assert [line.split() for line in shown.splitlines()] == [
+        ["gallery", "current", "items", "mix"],
+        ["g", "v1", "2", "v1:", "1,", "v2:", "1"],
+    ]
+
+
+def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypatch):
+    service.answers["GET /v1/galleries"] = {"galleries": []}
+    monkeypatch.setenv("REGRAFT_URL", "http://elsewhere:9")
+    monkeypatch.setenv("REGRAFT_API_KEY", "secret")
+
+    run("gallery", "list")
+    run("gallery", "list", "--url", "http://option:1", "--api-key", "other")
+
+    assert [(str(r.url), r.headers["authorization"]) for r in service.requests] == [
+        ("http://elsewhere:9/v1/galleries", "Bearer secret"),
+        ("http://option:1/v1/galleries", "Bearer other"),
+    ]
+
+
+def test_deleting_a_gallery_asks_first(run, service):
+    code, _, _ = run("gallery", "delete", "g")
+
+    assert code == 1
+    assert service.requests == []
+
+    service.answers["DELETE /v1/galleries/g"] = httpx.Response(204)
+    assert run("gallery", "delete", "g", "--yes")[:2] == (0, "deleted gallery g\n")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("cats/1.png", "cats/2.PNG", "dogs/3.jpg", "dogs/notes.txt", "dogs/old/4.webp"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "images"
+
+
+def described(request: httpx.Request) -> list[dict]:
+    """The item list of a multipart ingest."""
+    start = request.content.index(b"[{")
+    return json.loads(request.content[start : request.content.index(b"\r\n", start)])
+
+
+def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 0, "failed": 0, "seq": 1, "errors": []}
+
+    code, shown, _ = run("ingest", "g", folder, "--batch", 3)
+
+    assert (code, shown) == (0, "stored 4 images in g, 0 failed\n")
+    assert [[(i["id"], i["metadata"]["label"]) for i in described(r)] for r in service.requests] == [
+        [("cats/1.png", "cats"), ("cats/2.PNG", "cats"), ("dogs/3.jpg", "dogs")],
+        [("dogs/old/4.webp", "old")],
+    ]
+
+
+def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service, folder):
+    errors = [{"index": 1, "id": "cats/2.PNG", "detail": "not an image"}]
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 3, "failed": 1, "seq": 1, "errors": errors}
+
+    code, shown, said = run("ingest", "g", folder)
+
+    assert (code, shown) == (1, "stored 3 images in g, 1 failed\n")
+    assert f"{folder / 'cats' / '2.PNG'}: not an image" in said.replace("\n", "")
+
+
+def test_a_batch_of_nothing_but_bad_images_does_not_stop_the_others(run, service, folder):
+    errors = [{"index": n, "id": "x", "detail": "not an image"} for n in range(2)]
+    service.answers["POST /v1/galleries/g/items"] = [
+        problem(422, code="invalid_items", detail="no item could be stored", errors=errors),
+        httpx.Response(200, json={"stored": 2, "failed": 0, "seq": 1, "errors": []}),
+    ]
+
+    assert run("ingest", "g", folder, "--batch", 2)[:2] == (1, "stored 2 images in g, 2 failed\n")
+
+
+def test_a_refused_request_stops_the_ingest(run, service, folder):
+    service.answers["POST /v1/galleries/g/items"] = problem(409, code="no_version", detail="g has no current version")
+
+    code, _, said = run("ingest", "g", folder)
+
+    assert code == 1
+    assert said.splitlines()[-1] == "regraft: g has no current version"
+
+
+def test_find_images_refuses_a_path_that_is_not_there_and_a_folder_without_images(tmp_path):
+    with pytest.raises(InvalidArgument, match="missing does not exist"):
+        list(galleries.find_images([tmp_path / "missing"]))
+    with pytest.raises(InvalidArgument, match=r"no image files.*\.png"):
+        list(galleries.find_images([tmp_path]))
+
+
+def test_a_single_file_is_taken_whatever_its_name(tmp_path):
+    (tmp_path / "photo").write_bytes(b"x")
+
+    assert list(galleries.find_images([tmp_path / "photo"])) == [((tmp_path / "photo").as_posix(), tmp_path / "photo")]
+
+
+def test_batches_are_cut_by_bytes_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(galleries, "MAX_BATCH_BYTES", 10)
+    for name, size in (("a", 6), ("b", 6), ("c", 20), ("d", 2)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    files = [(name, tmp_path / name) for name in "abcd"]
+
+    assert [[name for name, _ in chunk] for chunk in galleries.batches(files, 3)] == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"x")
+    match = {"id": "a", "score": 0.98765, "version": "v1", "route": ["identity"], "metadata": {"digit": 3}}
+    service.answers["GET /v1/galleries/g"] = GALLERY
+    service.answers["POST /v1/galleries/g/query"] = {
+        "results": [{"matches": [match]}],
+        "degraded": [{"version": "v0", "items": 7, "reason": "no edge"}],
+    }
+
+    code, shown, said = run("query", "g", tmp_path / "q.png")
+
+    assert code == 0
+    assert shown.splitlines()[1].split(maxsplit=4) == ["a", "0.9877", "v1", "identity", "{'digit': 3}"]
+    assert said == "not searched: 7 items of v0: no edge\n"
+    assert b'name="k"\r\n\r\n2\r\n' in service.requests[-1].content  # no more than there are items
+
+
+REPORT = {
+    "id": 1,
+    "version": "v2",
+    "current": "v1",
+    "metric": "cmc@1",
+    "verdict": "pass",
+    "new_old": {"value": 0.85, "low": 0.8, "high": 0.9},
+}
+
+
+@pytest.mark.parametrize(("verdict", "expected"), [("pass", 0), ("warn", 0), ("refuse", 1)])
+def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expected):
+    service.answers["POST /v1/galleries/g/gates"] = {**REPORT, "verdict": verdict}
+
+    code, shown, said = run("gate", "g", "v2", "--label", "digit")
+
+    assert code == expected
+    assert f"verdict {verdict}" in shown
+    assert "85.0% [80.0%, 90.0%]" in shown
+    assert bool(said) == bool(expected)
+
+
+def test_deploy_and_rollback_say_from_where_to_where(run, service):
+    deployed = {"version": "v2", "previous": "v1", "activated": 0}
+    service.answers["POST /v1/galleries/g/deployments"] = deployed
+    service.answers["POST /v1/galleries/g/rollback"] = {"version": "v1", "previous": "v2", "activated": 5}
+
+    assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
+    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items back in it at once\n"
+    sent = [json.loads(r.content) for r in service.requests]
+    assert sent == [{"version": "v2", "gate": 4, "override": "why"}, {"reason": "bad"}]
+
+
+def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
+    monkeypatch.setattr(backfills, "WATCH_SECONDS", 0.0)
+    running = {**BACKFILL, "state": "running", "done": 1, "remaining": 3}
+    service.answers["POST /v1/galleries/g/backfills"] = running
+    service.answers["GET /v1/backfills/3"] = [httpx.Response(200, json=b) for b in (running, BACKFILL)]
+
+    code, shown, _ = run("backfill", "start", "g", "--rate", 100, "--watch")
+
+    assert code == 0
+    assert shown == "backfill 3: reencode to v2 is done (4 done, 0 skipped, 0 failed, 0 remaining)\n"
+    assert json.loads(service.requests[0].content)["rate"] == 100.0
+
+
+def test_a_backfill_that_failed_for_items_names_them(run, service):
+    service.answers["GET /v1/backfills/3"] = {**BACKFILL, "failed": 1}
+    service.answers["GET /v1/backfills/3/failures"] = {"failures": [{"item": "a", "reason": "no image"}]}
+
+    assert run("backfill", "show", 3)[1].splitlines()[-1] == "  a: no image"
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])
+def test_each_verb_of_backfill_reaches_its_route(run, service, verb):
+    service.answers[f"POST /v1/backfills/3/{verb}"] = BACKFILL
+
+    assert run("backfill", verb, 3)[0] == 0
+
+
+def test_version_pack_writes_an_archive_that_verifies_again(run, make_version, tmp_path):
+    version = make_version(tmp_path / "v1", "v1", 4)
+
+    assert run("version", "verify", version.folder)[1] == "v1: 4 numbers, cosine, method independent; edges: none\n"
+    code, shown, _ = run("version", "pack", version.folder, tmp_path / "out.zip")
+
+    assert (code, shown) == (0, f"wrote {tmp_path / 'out.zip'}\n")
+
+
+def test_a_broken_version_folder_is_refused_in_one_line(run, make_version, tmp_path):
+    version = make_version(tmp_path / "v1", "v1", 4)
+    (version.folder / "encoder.onnx").write_bytes(b"other")
+
+    code, shown, said = run("version", "verify", version.folder)
+
+    assert (code, shown) == (1, "")
+    assert said == "regraft: encoder.onnx does not have the sha256 that card.json lists\n"
+
+
+def test_versions_are_registered_and_listed(run, service, make_version, tmp_path):
+    edges = [{"old": "v1", "kind": "truncate"}]
+    listed = {"name": "v2", "dim": 6, "space": {"kind": "cosine"}, "method": "oca", "edges": edges}
+    service.answers |= {"POST /v1/versions": listed, "GET /v1/versions": {"versions": [listed]}}
+
+    assert run("version", "register", make_version(tmp_path / "v2", "v2", 6).folder)[1] == "registered v2\n"
+    assert run("version", "list")[1].splitlines()[1].split() == ["v2", "6", "cosine", "oca", "truncate->v1"]
+
+
+def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "training.train", None)
+
+    code, _, said = run("train", "digits_v1")
+
+    assert code == 1
+    assert said == "regraft: training.train is not installed; this command needs: pip install 'regraft[train]'\n"
+
+
+def test_an_unwritable_target_is_one_line_too(run, make_version, tmp_path):
+    version = make_version(tmp_path / "v1", "v1", 4)
+
+    code, _, said = run("version", "pack", version.folder, tmp_path / "missing" / "v1.zip")
+
+    assert code == 1
+    assert said.startswith("regraft: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["gallery", "list"], ["migrate", "--data", "/dev/null/x"]])
+def test_no_service_and_no_data_folder_give_one_line_and_no_traceback(command):
+    url = ["--url", "http://127.0.0.1:9"] if command[0] == "gallery" else []
+    root = Path(cli.__file__).parent.parent
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "regraft", *command, *url], capture_output=True, text=True, cwd=root, check=False
+    )
+
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    assert ended.stderr.startswith("regraft: ")
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("nonsense", "the database cannot be used: "),
+        ("sqlite:////nowhere/x.db", "the database cannot be used: "),
+        ("oracle+nodriver://x", "the database cannot be used: "),
+        ("firebird://x", "the database cannot be used: "),
+        ("mssql+pyodbc://x", "REGRAFT_DATABASE_URL needs the Python package pyodbc"),
+    ],
+)
+@pytest.mark.parametrize("command", ["migrate", "serve", "worker"])
+def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, command, url, said):
+    monkeypatch.setenv("REGRAFT_DATABASE_URL", url)
+
+    code, _, shown = run(command, "--data", tmp_path)
+
+    assert code == 1
+    assert shown.startswith(f"regraft: {said}")
+    assert shown.count("\n") == 1
+
+
+def test_serve_refuses_to_be_exposed_without_a_key_before_anything_starts(run, tmp_path):
+    code, shown, said = run("serve", "--host", "0.0.0.0", "--data", tmp_path / "data")
+
+    assert (code, shown) == (1, "")
+    assert "REGRAFT_API_KEY" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_wrong_setting_is_named(run, monkeypatch):
+    monkeypatch.setenv("REGRAFT_PORT", "many")
+
+    code, _, said = run("migrate")
+
+    assert code == 1
+    assert said.startswith("regraft: REGRAFT_PORT: ")

@@ -1,0 +1,254 @@
+"""The client against a recorded transport: what it sends, what it returns, what it raises."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from email.message import Message
+from email.parser import BytesParser
+from email.policy import HTTP
+
+import httpx
+import pytest
+
+import regraft
+from index.errors import RegraftError
+from regraft import client as client_module
+from regraft.client import Client, ImageItem, Problem, Unreachable
+
+Handler = Callable[[httpx.Request], httpx.Response]
+
+
+def connected(handler: Handler, **options: object) -> Client:
+    return Client("http://service:1", transport=httpx.MockTransport(handler), **options)
+
+
+def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Handler]:
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(status, json=body)
+
+    return seen, handler
+
+
+def parts(request: httpx.Request) -> list[Message]:
+    head = f"Content-Type: {request.headers['content-type']}\r\n\r\n".encode()
+    return list(BytesParser(policy=HTTP).parsebytes(head + request.content).iter_parts())
+
+
+def named(request: httpx.Request, name: str) -> list[Message]:
+    return [p for p in parts(request) if p.get_param("name", header="content-disposition") == name]
+
+
+ROUTES = [
+    (lambda c: c.health(), "GET /v1/health"),
+    (lambda c: c.ready(), "GET /v1/health/ready"),
+    (lambda c: c.create_gallery("g"), "POST /v1/galleries"),
+    (lambda c: c.galleries(), "GET /v1/galleries"),
+    (lambda c: c.gallery("g"), "GET /v1/galleries/g"),
+    (lambda c: c.delete_gallery("g"), "DELETE /v1/galleries/g"),
+    (lambda c: c.versions(), "GET /v1/versions"),
+    (lambda c: c.version("v1"), "GET /v1/versions/v1"),
+    (lambda c: c.ingest("g", [ImageItem("a", b"x")]), "POST /v1/galleries/g/items?atomic=false"),
+    (lambda c: c.ingest_embeddings("g", [], atomic=True), "POST /v1/galleries/g/items?atomic=true"),
+    (lambda c: c.items("g", limit=5, cursor="n"), "GET /v1/galleries/g/items?limit=5&cursor=n"),
+    (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
+    (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
+    (lambda c: c.delete_item("g", "a"), "DELETE /v1/galleries/g/items/a"),
+    (lambda c: c.delete_items("g", ["a"]), "POST /v1/galleries/g/items:delete"),
+    (lambda c: c.query("g", [b"x"]), "POST /v1/galleries/g/query"),
+    (lambda c: c.query_embeddings("g", [[1.0]], "v1"), "POST /v1/galleries/g/query"),
+    (lambda c: c.gate("g", "v2", "digit"), "POST /v1/galleries/g/gates"),
+    (lambda c: c.gate_report("g", 7), "GET /v1/galleries/g/gates/7"),
+    (lambda c: c.deploy("g", "v2"), "POST /v1/galleries/g/deployments"),
+    (lambda c: c.deployments("g"), "GET /v1/galleries/g/deployments"),
+    (lambda c: c.rollback("g"), "POST /v1/galleries/g/rollback"),
+    (lambda c: c.start_backfill("g"), "POST /v1/galleries/g/backfills"),
+    (lambda c: c.backfills("g"), "GET /v1/galleries/g/backfills"),
+    (lambda c: c.backfill(3), "GET /v1/backfills/3"),
+    (lambda c: c.backfill_failures(3), "GET /v1/backfills/3/failures"),
+    (lambda c: c.pause_backfill(3), "POST /v1/backfills/3/pause"),
+    (lambda c: c.resume_backfill(3), "POST /v1/backfills/3/resume"),
+    (lambda c: c.cancel_backfill(3), "POST /v1/backfills/3/cancel"),
+]
+
+
+@pytest.mark.parametrize(("call", "expected"), ROUTES, ids=[route for _, route in ROUTES])
+def test_each_method_speaks_to_its_route(call, expected):
+    lists = {name: [] for name in ("galleries", "versions", "deployments", "backfills", "failures")}
+    seen, handler = answering(lists)
+
+    call(connected(handler))
+
+    assert [f"{r.method} {r.url.raw_path.decode()}" for r in seen] == [expected]
+
+
+def test_images_travel_as_parts_that_the_item_list_names():
+    seen, handler = answering({"stored": 2})
+
+    connected(handler).ingest("g", [ImageItem("a", b"AAA", {"digit": 3}), ImageItem("b/ä", b"BBB")])
+
+    (request,) = seen
+    described = json.loads(named(request, "items")[0].get_content())
+    images = {p.get_filename(): p.get_payload(decode=True) for p in named(request, "images")}
+    assert [(i["id"], i["metadata"], images[i["image"]]) for i in described] == [
+        ("a", {"digit": 3}, b"AAA"),
+        ("b/ä", {}, b"BBB"),
+    ]
+
+
+def test_an_empty_batch_is_left_to_the_service_to_refuse():
+    seen, handler = answering({"code": "empty_batch"}, 422)
+
+    with pytest.raises(Problem, match="422"):
+        connected(handler).ingest("g", [])
+
+    assert json.loads(seen[0].content) == {"items": []}
+
+
+def test_a_query_sends_every_image_in_order_and_k_as_form_fields():
+    seen, handler = answering({"results": []})
+
+    connected(handler).query("g", [b"one", b"two"], 5, strict=True)
+
+    (request,) = seen
+    assert [p.get_payload(decode=True) for p in named(request, "images")] == [b"one", b"two"]
+    assert [named(request, name)[0].get_content() for name in ("k", "strict")] == ["5", "true"]
+
+
+def test_a_version_folder_is_packed_with_its_card_at_the_root(make_version, tmp_path):
+    seen, handler = answering({"name": "v1"}, 201)
+    version = make_version(tmp_path / "somewhere", "v1", 4)
+
+    connected(handler).register_version(version.folder)
+
+    (archive,) = named(seen[0], "archive")
+    with zipfile.ZipFile(io.BytesIO(archive.get_payload(decode=True))) as packed:
+        assert set(packed.namelist()) == {"card.json", "encoder.onnx", "probe.npz"}
+
+
+def test_a_version_archive_is_sent_as_it_is(tmp_path):
+    seen, handler = answering({"name": "v1"})
+    (tmp_path / "v1.zip").write_bytes(b"zipped")
+
+    connected(handler).register_version(tmp_path / "v1.zip")
+
+    assert named(seen[0], "archive")[0].get_payload(decode=True) == b"zipped"
+
+
+@pytest.mark.parametrize(
+    ("item", "path"),
+    [("a/b", b"a%2Fb"), ("..", b"%2E%2E"), (".", b"%2E"), ("a?b#c", b"a%3Fb%23c"), ("ä ", b"%C3%A4%20")],
+)
+def test_any_id_stays_one_segment_of_the_path(item, path):
+    seen, handler = answering({})
+
+    connected(handler).item("g", item)
+
+    assert seen[0].url.raw_path == b"/v1/galleries/g/items/" + path
+
+
+def test_the_key_travels_as_a_bearer_token_and_only_when_given():
+    seen, handler = answering({})
+
+    connected(handler, api_key="secret").health()
+    connected(handler).health()
+
+    assert [r.headers.get("authorization") for r in seen] == ["Bearer secret", None]
+
+
+def test_a_problem_carries_everything_the_service_said():
+    errors = [{"pointer": "/k", "detail": "too large"}]
+    body = {"detail": "k is 9", "code": "invalid_argument", "errors": errors, "request_id": "r-1"}
+    _, handler = answering(body, 422)
+
+    with pytest.raises(Problem) as caught:
+        connected(handler).gallery("g")
+
+    problem = caught.value
+    assert (problem.status, problem.code, problem.detail) == (422, "invalid_argument", "k is 9")
+    assert (problem.errors, problem.request_id, problem.pointer) == (errors, "r-1", "/k")
+    assert isinstance(problem, RegraftError)
+
+
+@pytest.mark.parametrize("content", [b"<html>Bad gateway</html>", b"[1]", b""])
+def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
+    client = connected(lambda _: httpx.Response(502, content=content))
+
+    with pytest.raises(Problem, match="502 Bad Gateway") as caught:
+        client.health()
+
+    assert caught.value.code == "http_error"
+
+
+def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], Handler]:
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.method)
+        if len(seen) <= times:
+            raise error("refused")
+        return httpx.Response(200, json={})
+
+    return seen, handler
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(client_module, "CONNECT_PAUSE_SECONDS", 0.0)
+
+
+def test_a_read_is_repeated_until_the_connection_is_made(no_pause):
+    seen, handler = failing(httpx.ConnectError, times=2)
+
+    assert connected(handler).health() == {}
+    assert seen == ["GET"] * 3
+
+
+def test_a_read_gives_up_after_three_attempts(no_pause):
+    seen, handler = failing(httpx.ConnectError, times=99)
+
+    with pytest.raises(Unreachable, match=r"http://service:1.*regraft serve"):
+        connected(handler).health()
+
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout])
+def test_nothing_that_writes_is_ever_sent_twice(error, no_pause):
+    seen, handler = failing(error, times=1)
+
+    with pytest.raises(Unreachable):
+        connected(handler).create_gallery("g")
+
+    assert seen == ["POST"]
+
+
+def test_a_read_that_broke_off_halfway_is_not_repeated(no_pause):
+    seen, handler = failing(httpx.ReadError, times=1)
+
+    with pytest.raises(Unreachable):
+        connected(handler).health()
+
+    assert seen == ["GET"]
+
+
+def test_leaving_the_context_closes_the_connections():
+    _, handler = answering({})
+    with connected(handler) as client:
+        client.health()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        client.health()
+
+
+def test_the_package_offers_the_client_without_importing_it_first():
+    assert regraft.Client is Client
+    assert regraft.Problem is Problem
+
+    with pytest.raises(AttributeError, match="Manager"):
+        _ = regraft.Manager

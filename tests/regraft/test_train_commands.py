@@ -1,0 +1,141 @@
+"""`regraft evaluate` and `regraft fit-edge` on tiny versions, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from index.folder import load_version
+from regraft import cli
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return command
+
+
+@pytest.fixture
+def images(make_image, tmp_path):
+    """An arrays data set: 60 training images, 20 queries, 30 items."""
+    arrays = {}
+    for part, count, seed in (("train", 60, 0), ("query", 20, 1000), ("gallery", 30, 2000)):
+        labels = np.arange(count) % 5
+        arrays[f"{part}_labels"] = labels
+        arrays[f"{part}_images"] = np.stack([np.asarray(make_image(int(c), seed + n)) for n, c in enumerate(labels)])
+    np.savez(tmp_path / "images.npz", **arrays)
+    return ["--data", "arrays", "--root", tmp_path / "images.npz"]
+
+
+@pytest.fixture
+def versions(make_version, tmp_path):
+    v1 = make_version(tmp_path / "v1", "v1", 2)
+    return v1, make_version(tmp_path / "v2", "v2", 4, drift=0.4, edges=[(v1, "truncate")])
+
+
+def test_evaluate_prints_the_matrix_and_writes_what_it_measured(run, versions, images, tmp_path):
+    old, new = versions
+
+    code, shown, said = run("evaluate", new.folder, old.folder, *images, "--verification", "--out", tmp_path / "out")
+
+    assert (code, said) == (0, "")
+    rows = [line.split() for line in shown.splitlines()]
+    assert ["v1", "v2"] in rows
+    assert any(row[:3] == ["v2/v1", "truncate", "cmc@1"] for row in rows)
+    assert "TPIR@FPIR=0.1" in shown
+    assert f"wrote {tmp_path / 'out' / 'evaluation.json'}" in shown
+    written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    assert {c["order"] for c in written["curves"]} == {"random"}
+
+
+def test_evaluate_takes_orders_a_metric_and_independent_versions(run, versions, images, make_version, tmp_path):
+    old, new = versions
+    shared, own = (make_version(tmp_path / name, name, 8, seed=seed) for name, seed in (("shared", 1), ("own", 2)))
+    third = make_version(tmp_path / "v3", "v3", 4, drift=0.2, edges=[(new, "identity")])
+    folders = [old.folder, new.folder, third.folder]
+    options = ["--independent", shared.folder, "--independent", f"v3={own.folder}"]
+    options += ["--order", "oldest", "--order", "random", "--metric", "mAP@1.0", "--out", tmp_path]
+
+    code, _, _ = run("evaluate", *folders, *images, *options)
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    alone = run("evaluate", *folders, *images, "--independent", f"v2={shared.folder}")[1]
+
+    assert code == 0
+    assert {c["order"] for c in written["curves"]} == {"oldest", "random"}
+    assert {c["metric"] for c in written["curves"]} == {"mAP@1.0"}
+    assert set(written["p_up"]) == {"v2", "v3"}
+    assert written["p_up"]["v2"] != written["p_up"]["v3"]
+    assert "\nv2 " in alone.partition("P_up")[2].partition("backfill")[0]
+    assert "\nv3 " not in alone.partition("P_up")[2].partition("backfill")[0]
+
+
+def test_evaluate_asks_for_data_where_no_card_names_any(run, versions):
+    code, _, said = run("evaluate", versions[0].folder)
+
+    assert code == 1
+    assert said == "regraft: --data is needed: the newest version's card names no data set\n"
+
+
+def test_evaluate_takes_the_newest_versions_own_data(run, versions, images, tmp_path):
+    from index.folder import write_card
+
+    old, new = versions
+    for version, root in ((old, "nowhere"), (new, str(images[3]))):
+        write_card(
+            version.folder, type(version.card)(**vars(version.card) | {"recipe": {"data": "arrays", "root": root}})
+        )
+
+    code, shown, _ = run("evaluate", new.folder, old.folder)
+
+    assert code == 0
+    assert shown.startswith("20 queries (0 without a right item), 30 items\n")
+
+
+def test_fit_edge_writes_an_edge_and_warns_of_few_pairs(run, versions, images):
+    old, new = versions
+
+    refused = run("fit-edge", old.folder, new.folder, *images, "--kind", "low_rank", "--set", "rank=2")
+    code, shown, said = run(
+        "fit-edge", old.folder, new.folder, *images, "--kind", "low_rank", "--set", "rank=2", "--overwrite"
+    )
+
+    assert refused[0] == 1
+    assert "--overwrite replaces it" in refused[2]
+    assert code == 0
+    assert said == "regraft: 60 pairs: fewer than 4000 leave an adapter's score uncertain\n"
+    assert shown.splitlines()[0] == "v2 -> v1: matrix, fitted on 60 pairs, measured with 20 queries"
+    (edge,) = load_version(new.folder).edges
+    assert f"new/old cmc@1: {edge.scores['cmc@1'].value:.3f} " in shown
+
+
+def test_fit_edge_takes_pairs_from_a_file(run, versions, make_version, tmp_path):
+    generator = np.random.default_rng(0)
+    other = make_version(tmp_path / "other", "other", 3, encoder=False)
+    bought = make_version(tmp_path / "bought", "bought", 5, encoder=False)
+    x = generator.normal(size=(50, 5))
+    np.savez(tmp_path / "pairs.npz", new=x, old=x[:, :3])
+
+    code, shown, _ = run("fit-edge", other.folder, bought.folder, "--pairs", tmp_path / "pairs.npz", "--kind", "ridge")
+
+    assert code == 0
+    assert "new/old cmc@1: " in shown
+    assert load_version(bought.folder).edges[0].support == 40
+
+
+@pytest.mark.parametrize("given", [[], ["--pairs", "p.npz", "--data", "arrays"]])
+def test_fit_edge_needs_pairs_from_one_place(run, versions, given):
+    code, _, said = run("fit-edge", versions[0].folder, versions[1].folder, "--kind", "ridge", *given)
+
+    assert code == 1
+    assert said == "regraft: give either --pairs or --data\n"

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import func, select
+
+from service.tables import metadata
+
+Problem = Callable[..., dict[str, Any]]
+
+
+def test_a_new_gallery_is_empty_and_has_no_current_version(served: Any) -> None:
+    created = served.http.post("/galleries", json={"name": "New.gallery-1"})
+
+    assert created.status_code == 201
+    shown = created.json()
+    assert shown.pop("created") > 1_700_000_000
+    assert shown == {"name": "New.gallery-1", "current": None, "items": 0, "mix": {}, "seq": 0}
+    assert served.http.get("/galleries/New.gallery-1").json() == created.json()
+    assert created.json() in served.http.get("/galleries").json()["galleries"]
+
+
+def test_a_name_is_taken_once(served: Any, problem: Problem) -> None:
+    path = served.gallery(None)
+
+    taken = served.http.post("/galleries", json={"name": path.rpartition("/")[2]})
+
+    problem(taken, 409, "gallery_exists", "/name")
+
+
+def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, problem: Problem, pictures: list[bytes]) -> None:
+    path = "/galleries/nobody"
+    one = {"items": [{"id": "a", "embedding": [1, 2, 3, 4]}]}
+    asked = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 1}
+    for response in (
+        served.http.get(path),
+        served.http.delete(path),
+        served.http.get(f"{path}/items"),
+        served.http.get(f"{path}/items/a"),
+        served.http.get(f"{path}/items/a/image"),
+        served.http.delete(f"{path}/items/a"),
+        served.http.post(f"{path}/items:delete", json={"ids": ["a"]}),
+        served.http.post(f"{path}/items", json=one),
+        served.ingest(path, {"a": pictures[0]}),
+        served.http.post(f"{path}/query", json=asked),
+        served.query(path, pictures[0]),
+    ):
+        problem(response, 404, "unknown_gallery")
+
+
+def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: list[bytes], problem: Problem) -> None:
+    kept, path = served.gallery(), served.gallery()
+    for gallery in (kept, path):
+        assert served.ingest(gallery, {"a": pictures[0], "b": pictures[1]}).status_code == 200
+    with served.runtime.database.lookup() as connection:
+        before = {
+            t.name: connection.execute(select(func.count()).select_from(t)).scalar() for t in metadata.sorted_tables
+        }
+    folder = Path(served.runtime.settings.data) / "blobs"
+    images = len([p for p in folder.rglob("*") if p.is_file()])
+
+    assert served.http.delete(path).status_code == 204
+
+    problem(served.http.get(path), 404, "unknown_gallery")
+    with served.runtime.database.lookup() as connection:
+        after = {
+            t.name: connection.execute(select(func.count()).select_from(t)).scalar() for t in metadata.sorted_tables
+        }
+    gone = {name: before[name] - after[name] for name in before if before[name] != after[name]}
+    assert gone == {"gallery": 1, "item": 2, "embedding": 2, "deployment": 1}
+    assert len([p for p in folder.rglob("*") if p.is_file()]) == images - 2
+    assert served.http.get(kept).json()["items"] == 2
+
+
+def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery()
+    served.ingest(path, {"a": pictures[0]})
+    served.http.delete(path)
+
+    again = served.http.post("/galleries", json={"name": path.rpartition("/")[2]}).json()
+
+    assert (again["items"], again["seq"], again["current"]) == (0, 0, None)
+    assert served.http.get(f"{path}/items").json() == {"items": [], "next": None}

@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select, update
+
+from index.encoder import Encoder
+from index.evaluation import retrieval
+from index.space import space_from_json
+from index.transform import load_transform
+from index.version import Version
+from service.tables import item
+
+
+@pytest.fixture(scope="module")
+def made(
+    versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> dict[str, Version]:
+    """Versions over `poor`, which sees one component and knows the rest as side-information."""
+    root = tmp_path_factory.mktemp("made")
+    poor = make_version(root / "poor", "poor", 1, side_dim=62)
+    return {
+        "poor": poor,
+        "wrong": make_version(root / "wrong", "wrong", 4, seed=5, edges=[(versions["v1"], "identity")]),
+        "apart": make_version(root / "apart", "apart", 5, seed=9),
+        "fct": make_version(root / "fct", "fct", 5, edges=[(poor, "forward")]),
+        "chain": make_version(root / "chain", "chain", 6, drift=0.05, edges=[(versions["v2"], "identity")]),
+        "blind": make_version(root / "blind", "blind", 4, encoder=False, edges=[(versions["v1"], "identity")]),
+    }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered(served: Any, made: dict[str, Version]) -> None:
+    for version in made.values():
+        assert served.register(version).status_code == 201
+
+
+@pytest.fixture(scope="module")
+def labelled(served: Any, pictures: list[bytes]) -> Callable[..., str]:
+    """A gallery of twenty labelled pictures with this version current."""
+
+    def fill(version: str = "v1") -> str:
+        path = served.gallery(version)
+        files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
+        items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
+        assert served.post_items(path, items, files).status_code == 200
+        return path
+
+    return fill
+
+
+def gate(served: Any, path: str, version: str, **fields: Any) -> Any:
+    return served.http.post(f"{path}/gates", json={"version": version, "label": "digit", **fields})
+
+
+def problem(response: Any) -> tuple[int, str, list[str]]:
+    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
+
+
+def vectors(version: Version, make_image: Callable[..., Any]) -> np.ndarray:
+    return Encoder(version).encode([make_image(n % 5, n) for n in range(20)]).vectors
+
+
+def cmc(queries: np.ndarray, items: np.ndarray, space: Version) -> float:
+    """CMC@1 by hand over the twenty pictures, each left out of its own ranking."""
+    ranked = retrieval(
+        queries,
+        [n % 5 for n in range(20)],
+        items,
+        [n % 5 for n in range(20)],
+        space_from_json(dict(space.card.space)),
+        remove_self=range(20),
+    )
+    return ranked.cmc(1)
+
+
+class TestReport:
+    def test_new_old_goes_by_the_query_edge(
+        self, served: Any, labelled: Any, versions: dict[str, Version], make_image: Callable[..., Any]
+    ) -> None:
+        report = gate(served, labelled(), "v2").json()
+        old, new = (vectors(versions[name], make_image) for name in ("v1", "v2"))
+
+        assert (report["version"], report["current"], report["route"]) == ("v2", "v1", ["truncate"])
+        assert report["old_old"]["value"] == pytest.approx(cmc(old, old, versions["v1"]))
+        assert report["new_new"]["value"] == pytest.approx(cmc(new, new, versions["v2"]))
+        assert report["new_old"]["value"] == pytest.approx(cmc(new[:, :4], old, versions["v1"]))
+        assert (report["items"], report["queries"], report["unreadable"]) == (20, 20, 0)
+        assert (report["metric"], report["label"], report["sample"], report["seed"]) == ("cmc@1", "digit", 1000, 0)
+
+    def test_a_chain_of_edges_is_followed(self, served: Any, labelled: Any) -> None:
+        report = gate(served, labelled(), "chain").json()
+
+        assert report["route"] == ["identity", "truncate"]
+        assert report["new_old"]["value"] > 0.5
+
+    def test_an_item_edge_is_measured_as_its_backfill_would_leave_the_items(
+        self, served: Any, labelled: Any, made: dict[str, Version], make_image: Callable[..., Any]
+    ) -> None:
+        report = gate(served, labelled("poor"), "fct").json()
+        forward = load_transform(made["fct"].edges[0], made["fct"].card, made["poor"].card)
+        given = Encoder(made["poor"]).encode([make_image(n % 5, n) for n in range(20)])
+        moved = forward(given.vectors, given.side)
+
+        assert report["route"] == ["forward"]
+        expected = cmc(vectors(made["fct"], make_image), moved, made["fct"])
+        assert report["new_old"]["value"] == pytest.approx(expected)
+        assert report["new_old"]["value"] > report["old_old"]["value"]
+        assert report["verdict"] == "pass"
+
+    def test_by_dual_nothing_gets_better_or_worse(self, served: Any, labelled: Any) -> None:
+        report = gate(served, labelled(), "apart").json()
+
+        assert (report["route"], report["verdict"], report["negative_flips"]) == (["dual"], "warn", 0)
+        assert report["new_old"] == report["old_old"]
+
+    def test_a_version_that_makes_it_worse_is_refused_and_the_refusal_holds_at_deployment(
+        self, served: Any, labelled: Any
+    ) -> None:
+        path = labelled()
+        report = gate(served, path, "wrong").json()
+
+        assert report["verdict"] == "refuse"
+        assert report["difference"]["high"] < 0
+        assert report["negative_flips"] > 0
+        refused = served.http.post(f"{path}/deployments", json={"version": "wrong", "gate": report["id"]})
+        assert problem(refused) == (422, "gate_refused", ["/override"])
+
+    def test_it_is_kept_and_found_again(self, served: Any, labelled: Any) -> None:
+        path = labelled()
+        report = gate(served, path, "v2", metric="mAP@1.0").json()
+
+        assert report["metric"] == "mAP@1.0"
+        assert served.http.get(f"{path}/gates/{report['id']}").json() == report
+        assert problem(served.http.get(f"{path}/gates/{report['id'] + 1}")) == (404, "unknown_gate", [])
+        assert served.http.get(f"{labelled()}/gates/{report['id']}").status_code == 404
+
+    def test_the_seed_chooses_the_sample(self, served: Any, labelled: Any) -> None:
+        path = labelled()
+        first, again, other = (gate(served, path, "v2", sample=10, seed=s, metric="mAP@1.0").json() for s in (1, 1, 2))
+
+        assert first["items"] == 10
+        assert {**first, "id": 0, "created": 0} == {**again, "id": 0, "created": 0}
+        assert first["old_old"] != other["old_old"]
+
+
+class TestSample:
+    def test_items_without_image_or_label_deleted_and_unreadable_ones_are_left_out(
+        self, served: Any, labelled: Any, pictures: list[bytes]
+    ) -> None:
+        path = labelled()
+        served.ingest(path, {"unlabelled": pictures[0]})
+        served.http.post(
+            f"{path}/items", json={"items": [{"id": "e", "metadata": {"digit": 1}, "embedding": [1, 0, 0, 0]}]}
+        )
+        served.http.delete(f"{path}/items/i0")
+        with served.runtime.database.write() as connection:
+            one = select(item.c.blob, item.c.id).where(item.c.external_id == "i1").order_by(item.c.id.desc())
+            blob, key = connection.execute(one).first()
+            connection.execute(update(item).where(item.c.id == key).values(blob="gone"))
+        served.runtime.blobs.remove([blob])
+
+        report = gate(served, path, "v2").json()
+
+        assert (report["items"], report["unreadable"]) == (18, 1)
+
+    def test_labels_of_any_json_type_are_told_apart(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        labels = [1, "1", True, 1, "1", True]
+        items = [{"id": str(n), "metadata": {"digit": label}, "image": str(n)} for n, label in enumerate(labels)]
+        served.post_items(path, items, [(str(n), pictures[n % 3]) for n in range(6)])
+
+        report = gate(served, path, "v2").json()
+
+        assert (report["queries"], report["old_old"]["value"]) == (6, 1.0)
+
+    def test_labels_that_nobody_shares_are_refused(self, served: Any, labelled: Any, pictures: list[bytes]) -> None:
+        path = labelled()
+        items = [{"id": str(n), "metadata": {"name": n}, "image": str(n)} for n in range(3)]
+        served.post_items(path, items, [(str(n), pictures[n]) for n in range(3)])
+
+        assert problem(gate(served, path, "v2", label="name")) == (422, "invalid_argument", ["/label"])
+        assert problem(gate(served, path, "v2", label="colour")) == (422, "invalid_argument", ["/label"])
+
+    def test_when_no_image_can_be_read_the_label_is_refused(self, served: Any, labelled: Any) -> None:
+        path = labelled()
+        with served.runtime.database.write() as connection:
+            mine = select(item.c.id).order_by(item.c.id.desc()).limit(20)
+            connection.execute(update(item).where(item.c.id.in_(mine)).values(blob="gone"))
+
+        assert problem(gate(served, path, "v2")) == (422, "invalid_argument", ["/label"])
+
+
+class TestRefused:
+    def test_there_must_be_a_current_version_to_compare_with(self, served: Any) -> None:
+        assert problem(gate(served, served.gallery(None), "v2"))[:2] == (409, "no_current_version")
+
+    def test_both_versions_need_an_encoder(self, served: Any, labelled: Any) -> None:
+        assert problem(gate(served, labelled(), "blind"))[:2] == (409, "no_encoder")
+
+    @pytest.mark.parametrize(
+        ("fields", "pointer"),
+        [
+            ({"metric": "recall"}, "/metric"),
+            ({"sample": 1}, "/sample"),
+            ({"sample": 10**9}, "/sample"),
+            ({"seed": -1}, "/seed"),
+            ({"label": ""}, "/label"),
+            ({"extra": 1}, "/extra"),
+        ],
+    )
+    def test_an_illegal_field_is_named(self, served: Any, labelled: Any, fields: dict[str, Any], pointer: str) -> None:
+        assert problem(gate(served, labelled(), "v2", **fields)) == (422, "invalid_request", [pointer])
+
+    def test_an_unknown_version_or_gallery_is_not_found(self, served: Any, labelled: Any) -> None:
+        assert problem(gate(served, labelled(), "v9"))[:2] == (404, "unknown_version")
+        assert problem(gate(served, "/galleries/nowhere", "v2"))[:2] == (404, "unknown_gallery")

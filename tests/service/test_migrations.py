@@ -1,0 +1,160 @@
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import create_engine, insert, inspect, text
+
+import service.database
+from service.database import MIGRATIONS, Database, migrating, upgrade
+from service.settings import Settings
+from service.tables import embedding, gallery, item, metadata, version
+
+
+def described(url: str) -> dict[str, Any]:
+    """Everything a database says about its tables, in an order of its own."""
+    engine = create_engine(url)
+    found = inspect(engine)
+    tables = sorted(set(found.get_table_names()) - {"alembic_version"})
+    facts = {}
+    for table in tables:
+        facts[table] = {
+            "columns": [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in found.get_columns(table)],
+            "key": found.get_pk_constraint(table),
+            "foreign": sorted(map(str, found.get_foreign_keys(table))),
+            "unique": sorted(map(str, found.get_unique_constraints(table))),
+            "indexes": sorted(map(str, found.get_indexes(table))),
+            "checks": sorted((c["name"], c["sqltext"]) for c in found.get_check_constraints(table)),
+        }
+    with engine.connect() as connection:
+        statement = text("select name, sql like '%AUTOINCREMENT%' from sqlite_master where type = 'table'")
+        facts["autoincrement"] = sorted(map(tuple, connection.execute(statement)))
+    facts["autoincrement"] = [row for row in facts["autoincrement"] if row[0] != "alembic_version"]
+    engine.dispose()
+    return facts
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(data=tmp_path)
+
+
+def test_the_migrated_schema_is_the_one_the_code_was_written_for(settings: Settings, tmp_path: Path) -> None:
+    scratch = f"sqlite:///{tmp_path / 'scratch.db'}"
+    engine = create_engine(scratch)
+    metadata.create_all(engine)
+    engine.dispose()
+
+    upgrade(settings)
+
+    migrated = described(settings.database_url)
+    assert described(scratch) == migrated
+    assert sum(len(facts["checks"]) for name, facts in migrated.items() if name != "autoincrement") >= 8
+    assert migrated["item"]["checks"] == [("ck_item_live_has_version", "deleted or active_id is not null")]
+
+
+def test_nothing_is_left_to_generate(settings: Settings) -> None:
+    upgrade(settings)
+
+    with migrating(settings.database_url) as config:
+        command.check(config)
+
+
+def test_going_down_and_up_again_ends_in_the_same_schema(settings: Settings) -> None:
+    upgrade(settings)
+    before = described(settings.database_url)
+
+    with migrating(settings.database_url) as config:
+        command.downgrade(config, "base")
+    emptied = described(settings.database_url)
+    upgrade(settings)
+
+    assert set(emptied) == {"autoincrement"}
+    assert before == described(settings.database_url)
+
+
+def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            upgrade(settings)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert "gallery" in described(settings.database_url)
+
+
+REVISION = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision = "0002", "0001"
+
+def upgrade():
+    {body}
+"""
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write the body of a second migration."""
+    copied = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, copied)
+    monkeypatch.setattr(service.database, "MIGRATIONS", copied)
+    return lambda body: (copied / "versions" / "0002_next.py").write_text(REVISION.format(body=body))
+
+
+def test_a_migration_that_fails_in_the_middle_leaves_nothing(settings: Settings, next_revision: Any) -> None:
+    upgrade(settings)
+    before = described(settings.database_url)
+    next_revision("op.create_table('half', sa.Column('id', sa.Integer)); op.execute('nonsense')")
+
+    with pytest.raises(Exception, match="nonsense"):
+        upgrade(settings)
+
+    assert before == described(settings.database_url)
+
+
+def test_rebuilding_a_parent_table_keeps_its_children(settings: Settings, next_revision: Any) -> None:
+    upgrade(settings)
+    database = Database(settings.database_url)
+    with database.write() as connection:
+        connection.execute(insert(version).values(id=1, name="v1", card={}, card_sha256="", created=0))
+        connection.execute(insert(gallery).values(id=1, name="g", next_seq=1, created=0))
+        row = {"gallery_id": 1, "external_id": "a", "metadata": {}, "active_id": 1, "seq": 1, "deleted": False}
+        connection.execute(insert(item).values(id=1, created=0, **row))
+        connection.execute(insert(embedding).values(item_id=1, version_id=1, origin="encoded", vector=b""))
+    next_revision(
+        "with op.batch_alter_table('item', recreate='always') as batch: batch.add_column(sa.Column('x', sa.Integer))"
+    )
+
+    upgrade(settings)
+
+    with database.lookup() as connection:
+        assert connection.execute(text("select count(*) from embedding")).scalar() == 1
+        assert connection.execute(text("select x from item")).all() == [(None,)]
+    database.close()
+
+
+def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, next_revision: Any) -> None:
+    upgrade(settings)
+    next_revision('op.execute(\'insert into edge values (7, 8, "identity", "{}")\')')
+
+    with pytest.raises(RuntimeError, match="foreign key"):
+        upgrade(settings)
+
+    database = Database(settings.database_url)
+    with database.lookup() as connection:
+        assert connection.execute(text("select count(*) from edge")).scalar() == 0
+    database.close()

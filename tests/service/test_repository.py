@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import Connection, insert, select
+
+from service import repository
+from service.database import Database, upgrade
+from service.errors import UnknownGallery, UnknownItem
+from service.repository import (
+    NewItem,
+    changes,
+    delete_gallery,
+    delete_items,
+    describe,
+    from_bytes,
+    gallery_named,
+    gallery_row,
+    insert_gallery,
+    items_after,
+    live_item,
+    put_embeddings,
+    store_items,
+    take_seq,
+    to_bytes,
+)
+from service.settings import Settings
+from service.tables import embedding, item, version
+
+
+@pytest.fixture
+def connection(tmp_path: Path) -> Iterator[Connection]:
+    """A transaction on a database with versions 1 and 2 and gallery 1, called g."""
+    settings = Settings(data=tmp_path)
+    upgrade(settings)
+    database = Database(settings.database_url)
+    with database.write() as opened:
+        for number in (1, 2):
+            opened.execute(insert(version).values(id=number, name=f"v{number}", card={}, card_sha256="", created=0))
+        assert insert_gallery(opened, "g") == 1
+        yield opened
+    database.close()
+
+
+def new(name: str, number: float = 0, blob: str | None = None, **metadata: Any) -> NewItem:
+    return NewItem(name, metadata, "encoded", np.full(2, number, np.float32), None, blob)
+
+
+def store(connection: Connection, *items: NewItem, version_id: int = 1, gallery_id: int = 1) -> list[str]:
+    return store_items(connection, gallery_id, version_id, items, take_seq(connection, gallery_id, len(items)))
+
+
+def feed(connection: Connection, after: int = 0) -> list[tuple[int, int | None, float | None]]:
+    rows = [row for block in changes(connection, 1, after) for row in block]
+    return [
+        (key, active, None if vector is None else float(from_bytes([vector], 2)[0, 0])) for key, active, vector in rows
+    ]
+
+
+def test_vectors_survive_storage_bit_by_bit() -> None:
+    vectors = np.array([[1, -0.0, 1e-45], [np.float32(1 / 3), 3e38, 7]], np.float32)
+
+    np.testing.assert_array_equal(vectors.view(np.int32), from_bytes([to_bytes(v) for v in vectors], 3).view(np.int32))
+    assert from_bytes([], 3).shape == (0, 3)
+    assert from_bytes([to_bytes(vectors[0])], 3).flags.writeable
+
+
+def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:
+    insert_gallery(connection, "h")
+
+    assert [take_seq(connection, 1, count) for count in (3, 0, 2, 1)] == [1, 4, 4, 6]
+    assert take_seq(connection, 2, 1) == 1
+    with pytest.raises(UnknownGallery):
+        take_seq(connection, 3, 1)
+
+
+def test_a_stored_item_is_there_with_one_embedding(connection: Connection) -> None:
+    assert store(connection, new("a", 1, "blob", x=1), new("b", 2)) == []
+
+    row = live_item(connection, 1, "a")
+    assert (row.id, row.seq, row.metadata, row.blob, row.active_id) == (1, 1, {"x": 1}, "blob", 1)
+    assert feed(connection) == [(1, 1, 1.0), (2, 1, 2.0)]
+    assert gallery_row(connection, 1).next_seq == 3  # type: ignore[union-attr]
+
+
+def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) -> None:
+    store(connection, new("a", 1, "old", x=1), new("b", 2))
+    put_embeddings(connection, [row_of(1, 2)])
+
+    orphans = store(connection, new("c", 3), new("a", 9, "new"), version_id=2)
+
+    assert orphans == ["old"]
+    row = live_item(connection, 1, "a")
+    assert (row.id, row.seq, row.metadata, row.blob, row.active_id) == (1, 4, {}, "new", 2)
+    assert connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == 1)).all() == [(2,)]
+    assert feed(connection, 2) == [(3, 2, 3.0), (1, 2, 9.0)]
+
+
+def row_of(item_id: int, version_id: int, origin: str = "transformed") -> dict[str, Any]:
+    vector = to_bytes(np.full(2, 5, np.float32))
+    return {"item_id": item_id, "version_id": version_id, "origin": origin, "vector": vector, "side": None}
+
+
+def test_embeddings_of_one_item_and_version_replace_each_other(connection: Connection) -> None:
+    store(connection, new("a", 1))
+
+    put_embeddings(connection, [row_of(1, 2), row_of(1, 1, "supplied")])
+    put_embeddings(connection, [row_of(1, 2, "encoded")])
+    put_embeddings(connection, [])
+
+    rows = connection.execute(select(embedding.c.version_id, embedding.c.origin).order_by(embedding.c.version_id)).all()
+    assert rows == [(1, "supplied"), (2, "encoded")]
+
+
+def test_a_deleted_item_leaves_a_tombstone_only(connection: Connection) -> None:
+    store(connection, new("a", 1, "blob"), new("b", 2), new("c", 3))
+
+    assert delete_items(connection, 1, ["a", "c", "x"]) == ({"a", "c"}, ["blob"])
+
+    with pytest.raises(UnknownItem):
+        live_item(connection, 1, "a")
+    assert feed(connection, 3) == [(1, None, None), (3, None, None)]
+    assert feed(connection, 0) == [(2, 1, 2.0)]
+    assert connection.execute(select(embedding.c.item_id)).all() == [(2,)]
+    assert delete_items(connection, 1, ["a"]) == (set(), [])
+    assert connection.execute(select(item.c.blob, item.c.metadata).where(item.c.id == 1)).one() == (None, {})
+
+
+def test_an_item_without_its_embedding_stays_in_the_feed(connection: Connection) -> None:
+    store(connection, new("a", 1))
+    connection.execute(embedding.delete())
+
+    assert feed(connection) == [(1, 1, None)]
+
+
+def test_pages_pass_over_deleted_items(connection: Connection) -> None:
+    store(connection, *[new(str(n)) for n in range(6)])
+    delete_items(connection, 1, ["1", "2"])
+
+    assert [row.external_id for row in items_after(connection, 1, 1, 2)] == ["3", "4"]
+    assert [row.external_id for row in items_after(connection, 1, 5, 2)] == ["5"]
+
+
+def test_a_match_is_described_by_its_item_and_version(connection: Connection) -> None:
+    store(connection, new("a", 1, x=1), new("b", 2), new("c", 3))
+    put_embeddings(connection, [row_of(1, 2)])
+    delete_items(connection, 1, ["c"])
+
+    assert describe(connection, [1, 3, 99]) == {
+        (1, 1): ("a", {"x": 1}, "encoded"),
+        (1, 2): ("a", {"x": 1}, "transformed"),
+    }
+    assert describe(connection, []) == {}
+
+
+def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repository, "BLOCK", 7)
+    monkeypatch.setattr(repository, "FEED_BLOCK", 4)
+    items = [new(str(n), n) for n in range(30)]
+
+    store(connection, *items)
+    store(connection, *items[5:])
+
+    assert [len(block) for block in changes(connection, 1, 0)] == [4] * 7 + [2]
+    assert len(describe(connection, range(1, 31))) == 30
+    assert delete_items(connection, 1, [str(n) for n in range(30)])[0] == {str(n) for n in range(30)}
+
+
+def test_a_gallery_goes_with_all_that_is_its_own(connection: Connection) -> None:
+    insert_gallery(connection, "h")
+    for gallery_id in (1, 2):
+        store(connection, new("a", 1), gallery_id=gallery_id)
+
+    delete_gallery(connection, 1)
+
+    with pytest.raises(UnknownGallery):
+        gallery_named(connection, "g")
+    with pytest.raises(UnknownGallery):
+        delete_gallery(connection, 1)
+    assert live_item(connection, 2, "a").id == 2
+    assert connection.execute(select(embedding.c.item_id)).all() == [(2,)]

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidVector
+from index.space import Cosine, Euclidean
+from service.errors import InvalidBody
+from service.schemas import check_embeddings, parse_json, take_object
+
+
+def test_what_is_json_is_read() -> None:
+    assert parse_json(b'{"a": [1, 2.5, "\\ud83d\\ude00", null]}') == {"a": [1, 2.5, "😀", None]}
+    assert parse_json('"\\\\ud800"') == "\\ud800"
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"NaN", b"[-Infinity]", b"\xff", b"[" * 99_999, b'"\\ud800"', b'"\\uDC00"'])
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidBody, match="not JSON"):
+        parse_json(raw)
+
+
+def test_an_unknown_field_is_named_with_the_legal_ones() -> None:
+    with pytest.raises(InvalidBody, match="unknown field 'x'; legal: a, b") as caught:
+        take_object({"a": 1, "x": 2}, {"a", "b"}, "/items/3")
+
+    assert caught.value.pointer == "/items/3/x"
+
+
+def test_embeddings_become_valid_vectors() -> None:
+    given = check_embeddings([[3, 4], [0.5, 0]], 2, Cosine(), "/embeddings")
+
+    np.testing.assert_allclose(given, [[0.6, 0.8], [1, 0]])
+    assert given.dtype == np.float32
+    assert given.flags.c_contiguous
+    np.testing.assert_array_equal(check_embeddings([[3, 4]], 2, Euclidean(), ""), [[3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("value", "pointer"),
+    [
+        ([[1, 2], [1, 2, 3]], "/e/1"),
+        ([[1, 2], [True, 2]], "/e/1"),
+        ([[1, 2], ["1", 2]], "/e/1"),
+        ([[1, 2], "12"], "/e/1"),
+        ([[1, 2], 3], "/e/1"),
+        ([[1, 2], {1: 1, 2: 2}], "/e/1"),
+        ([[1, 2], [[1], [2]]], "/e/1"),
+        ([[1, 2], [None, 2]], "/e/1"),
+        ([[1, 2], [float("inf"), 2]], "/e/1"),
+        ([[1, 2], [0, 0]], "/e/1"),
+        ([[1, 2], [10**400, 1]], None),
+        ([[[1, 2]]], "/e/0"),
+        ([""], "/e/0"),
+        ([], "/e"),
+        ("ab", "/e"),
+        (None, "/e"),
+    ],
+    ids=str,
+)
+def test_the_first_bad_embedding_is_named(value: Any, pointer: str | None) -> None:
+    with pytest.raises(InvalidVector) as caught:
+        check_embeddings(value, 2, Cosine(), "/e")
+
+    if pointer is not None:
+        assert caught.value.pointer == pointer

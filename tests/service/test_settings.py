@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings
+
+
+def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path)
+
+    assert settings.database_url == f"sqlite:///{tmp_path}/regraft.db"
+    assert settings.blobs_url == f"file://{tmp_path}/blobs"
+    assert settings.versions == tmp_path / "versions"
+    elsewhere = Settings(data=tmp_path, database_url="postgresql://x/y", blobs_url="s3://bucket/images")
+    assert (elsewhere.database_url, elsewhere.blobs_url) == ("postgresql://x/y", "s3://bucket/images")
+
+
+def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"PORT": "99", "DATA": "/somewhere", "API_KEY": "k", "LEASE_SECONDS": "1.5"}.items():
+        monkeypatch.setenv(f"REGRAFT_{name}", value)
+
+    settings = Settings()
+
+    assert (settings.port, settings.data, settings.lease_seconds) == (99, Path("/somewhere"), 1.5)
+    assert settings.api_key is not None
+    assert settings.api_key.get_secret_value() == "k"
+
+
+def test_it_listens_on_this_machine_only_by_default() -> None:
+    assert Settings().host == "127.0.0.1"
+
+
+@pytest.mark.parametrize("field", ["port", "max_batch", "threads", "poll_seconds", "lease_seconds", "max_image_pixels"])
+def test_senseless_values_are_refused(field: str) -> None:
+    with pytest.raises(ValidationError, match=field):
+        Settings(**{field: -1})
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]

@@ -1,0 +1,216 @@
+"""l2, lwf, contrast, hot_refresh, hoc and advbct: which samples, which options, and where gradients go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument
+from index.version import EdgeKind
+from training import losses
+from training.heads import Softmax
+from training.method import Batch, Classifier, Old, Setting
+from training.methods.advbct import AdvBct
+from training.methods.compatible import Compatible
+from training.methods.contrast import Contrast
+from training.methods.hoc import Hoc
+from training.methods.hot_refresh import HotRefresh
+from training.methods.l2 import L2
+from training.methods.lwf import Lwf
+
+CLASSES = 4
+LABELS = torch.tensor([0, 1, 2, 3, 0, 2])
+KNOWN = torch.tensor([True, True, False, False, True, False])
+BASELINES = {
+    "l2": L2,
+    "lwf": Lwf,
+    "contrast": Contrast,
+    "hot_refresh": HotRefresh,
+    "hoc": Hoc,
+    "advbct": AdvBct,
+}
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def old_version(dim: int = 3) -> Old:
+    """Knows classes 0 and 1 of four."""
+    return Old(
+        mean_CN=draw(CLASSES, dim, seed=5),
+        label_C=torch.tensor([0, 1, losses.UNKNOWN, losses.UNKNOWN]),
+        weight_KN=draw(2, dim, seed=6),
+        bias_K=draw(2, seed=7),
+        centre_CN=F.normalize(draw(CLASSES, dim, seed=8)),
+        radius_C=torch.tensor([0.1, 0.2, 0.3, 0.4]),
+    )
+
+
+def setting(dim: int = 3, old: Old | None = None) -> Setting:
+    return Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old or old_version())
+
+
+def batch(dim: int = 3, progress: float = 0.0) -> Batch:
+    new_BD = draw(len(LABELS), dim, seed=1).requires_grad_()
+    return Batch(new_BD, LABELS, draw(len(LABELS), 3, seed=2).requires_grad_(), progress=progress)
+
+
+def build(name: str, dim: int = 3, **options: object) -> Compatible:
+    torch.manual_seed(0)
+    return BASELINES[name](setting(dim), **options)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize(("dim", "edge"), [(2, EdgeKind.ONNX), (3, EdgeKind.IDENTITY), (5, EdgeKind.TRUNCATE)])
+def test_a_baseline_trains_the_backbone_and_leaves_the_old_side_alone(name: str, dim: int, edge: EdgeKind) -> None:
+    method, given = build(name, dim), batch(dim, progress=0.3)
+    step = method(given)
+    step.loss.backward()
+
+    assert given.old_BN is not None
+    assert given.old_BN.grad is None or name == "advbct"  # its discriminator reads a detached old side in training
+    assert given.new_BD.grad is not None
+    assert bool(given.new_BD.grad.isfinite().all())
+    assert method.edge_kind is edge
+    assert (method.edge is not None) == (edge is EdgeKind.ONNX)
+    weights = method.head_weights()
+    assert weights is not None
+    assert weights[0].shape == (CLASSES, dim)
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_is_its_base_loss_plus_its_weighted_influence(name: str) -> None:
+    given = batch()
+    light, heavy = build(name, weight=1.0), build(name, weight=3.0)
+    one, three = light(given), heavy(given)
+
+    torch.testing.assert_close(one.logging["base"], light.classifier(given.new_BD, LABELS))
+    torch.testing.assert_close(three.loss - one.loss, 2 * one.logging["influence"])
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_a_baseline_needs_an_old_version(name: str) -> None:
+    with (
+        pytest.raises(InvalidArgument, match=f"{name} needs an old version")
+        if name != "contrast"
+        else pytest.raises(InvalidArgument, match="needs an old version")
+    ):
+        BASELINES[name](replace(setting(), old=None))
+
+
+def test_l2_counts_old_classes_only() -> None:
+    given = batch()
+    assert given.old_BN is not None
+    naive = sum(float(0.5 * (given.new_BD[i] - given.old_BN[i]).square().sum().detach()) for i in range(6) if KNOWN[i])
+
+    assert build("l2").influence_loss(given).item() == pytest.approx(naive / 3)
+
+
+def test_lwf_distils_new_classes_only_and_everything_where_nothing_is_new() -> None:
+    given, method = batch(), build("lwf")
+    old = old_version()
+    assert given.old_BN is not None
+    logits = [losses.linear_logits(z, old.weight_KN, None, 16.0) for z in (given.new_BD, given.old_BN)]
+    all_known = Lwf(setting(old=replace(old, label_C=torch.tensor([0, 1, 0, 1]))))
+
+    torch.testing.assert_close(method.influence_loss(given), losses.distillation(*logits, ~KNOWN, 2.0))
+    torch.testing.assert_close(all_known.influence_loss(given), losses.distillation(*logits, None, 2.0))
+
+
+def test_lwf_reads_the_old_head_as_it_is_when_told_to() -> None:
+    given, old = batch(), old_version()
+    assert given.old_BN is not None
+    logits = [losses.linear_logits(z, old.weight_KN, old.bias_K) for z in (given.new_BD, given.old_BN)]
+
+    expected = losses.distillation(*logits, ~KNOWN, 2.0)
+    torch.testing.assert_close(build("lwf", logits="raw").influence_loss(given), expected)
+    with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw"):
+        build("lwf", logits="linear")
+
+
+def test_lwf_needs_the_old_head() -> None:
+    with pytest.raises(InvalidArgument, match="saved without a classifier head"):
+        Lwf(setting(old=replace(old_version(), weight_KN=None, bias_K=None)))
+
+
+def test_contrast_and_hot_refresh_are_one_loss_at_two_settings() -> None:
+    given = batch()
+
+    same = build("contrast", temperature=0.05).influence_loss(given)
+    torch.testing.assert_close(same, build("hot_refresh").influence_loss(given))
+    assert build("contrast").weight == 10
+    assert build("hot_refresh").weight == 1
+
+
+def test_extra_dimensions_do_not_enter_the_influence_loss() -> None:
+    given = batch(5)
+    moved = replace(given, new_BD=given.new_BD + torch.tensor([0.0, 0.0, 0.0, 9.0, -9.0]))
+
+    for name in BASELINES:
+        method = build(name, 5)
+        torch.testing.assert_close(method.influence_loss(given), method.influence_loss(moved))
+
+
+def test_advbct_draws_each_boundary_between_the_old_radius_and_the_threshold() -> None:
+    method = build("advbct", threshold=0.8)
+    assert isinstance(method, AdvBct)
+    for pull, share in ((-100.0, 0.0), (0.0, 0.5), (100.0, 1.0)):
+        nn.init.constant_(method.elastic_C, pull)
+        expected = [r + share * (0.8 - r) for r in (0.1, 0.2, 0.3, 0.4)]
+
+        assert method.radius().tolist() == pytest.approx(expected)
+
+
+def test_advbct_learns_its_boundaries_and_ignores_new_classes_there() -> None:
+    method, given = build("advbct"), batch()
+    assert isinstance(method, AdvBct)
+    method.influence_loss(given).backward()
+
+    assert method.elastic_C.grad is not None
+    assert bool((method.elastic_C.grad[:2] < 0).all())  # a wider boundary is a smaller loss
+    assert not method.elastic_C.grad[2:].any()
+    assert given.new_BD.grad is not None
+    assert not given.new_BD.grad[~KNOWN].any()
+
+
+def test_advbct_trains_the_discriminator_at_once_and_misleads_it_only_later() -> None:
+    for progress, misled in ((0.0, False), (0.5, True)):
+        method, given = build("advbct"), batch(progress=progress)
+        assert isinstance(method, AdvBct)
+        method.adversarial_loss(given).backward()
+
+        assert given.new_BD.grad is not None
+        assert bool(given.new_BD.grad.abs().max() > 1e-8) is misled
+        first = method.discriminator[0]
+        assert isinstance(first, nn.Linear)
+        assert first.weight.grad is not None
+        assert bool(first.weight.grad.any())
+
+
+def test_advbct_pushes_new_embeddings_towards_what_the_discriminator_calls_old() -> None:
+    method, given = build("advbct"), batch(progress=0.9)
+    assert isinstance(method, AdvBct)
+    method.eval()
+    loss = method.adversarial_loss(given)
+    (gradient,) = torch.autograd.grad(loss, given.new_BD)
+    with torch.no_grad():
+        before = method.discriminator(given.new_BD).mean()
+        after = method.discriminator(given.new_BD - 0.1 * gradient / gradient.norm()).mean()
+
+    assert after > before
+
+
+def test_the_adversarial_loss_fades_out() -> None:
+    method = build("advbct").eval()
+    for progress in (0.0, 0.75, 1.0):
+        step = method(batch(progress=progress))
+        rest = step.logging["base"] + step.logging["influence"]
+
+        assert (step.loss - rest).item() == pytest.approx((1 - progress) * step.logging["adversarial"].item(), abs=1e-6)
+        assert math.isfinite(step.loss.item())

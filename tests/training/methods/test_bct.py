@@ -1,0 +1,173 @@
+"""BCT: its three influence forms against naive loops, by raw and by cosine logits, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from index.errors import InvalidArgument
+from index.version import EdgeKind
+from training.heads import ArcFace, Softmax
+from training.losses import UNKNOWN
+from training.method import Batch, Classifier, Old, Setting
+from training.methods.bct import Bct
+
+CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
+LABELS = [0, 1, 2, 3, 0, 2]
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def old_version(rows: tuple[int, ...] = (1, UNKNOWN, 0, UNKNOWN), *, head: bool = True) -> Old:
+    """By default it knows classes 2 and 0, in that order, of four."""
+    weight, bias = (draw(2, OLD_DIM, seed=6), draw(2, seed=7)) if head else (None, None)
+    return Old(draw(CLASSES, OLD_DIM, seed=5), torch.tensor(rows), weight, bias)
+
+
+def build(dim: int = OLD_DIM, old: Old | None = None, **options: object) -> Bct:
+    torch.manual_seed(0)
+    given = old_version() if old is None else old
+    return Bct(Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), given), **options)  # type: ignore[arg-type]
+
+
+def batch(dim: int = OLD_DIM) -> Batch:
+    new_BD = draw(len(LABELS), dim, seed=1).requires_grad_()
+    return Batch(new_BD, torch.tensor(LABELS), draw(len(LABELS), OLD_DIM, seed=2).requires_grad_())
+
+
+def naive_logit(z: list[float], row: list[float], bias: float, logits: str) -> float:
+    inner = sum(a * b for a, b in zip(z, row, strict=True))
+    if logits == "raw":
+        return inner + bias
+    return SCALE * inner / math.hypot(*z) / math.hypot(*row)
+
+
+def naive_log_softmax(values: list[float]) -> list[float]:
+    total = math.log(sum(math.exp(v) for v in values))
+    return [v - total for v in values]
+
+
+@pytest.mark.parametrize("logits", ["raw", "cosine"])
+def test_the_form_old_is_the_cross_entropy_of_known_samples_by_the_old_head(logits: str) -> None:
+    old, given = old_version(), batch()
+    assert old.weight_KN is not None
+    assert old.bias_K is not None
+    terms = []
+    for z, label in zip(given.new_BD.tolist(), LABELS, strict=True):
+        row = old.label_C[label].item()
+        if row == UNKNOWN:
+            continue
+        heads = zip(old.weight_KN.tolist(), old.bias_K.tolist(), strict=True)
+        terms.append(-naive_log_softmax([naive_logit(z, w, b, logits) for w, b in heads])[int(row)])
+
+    made = build(influence="old", logits=logits, scale=SCALE).influence_loss(given)
+
+    assert len(terms) == 4
+    assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+
+
+@pytest.mark.parametrize("logits", ["raw", "cosine"])
+def test_the_form_synthesised_judges_every_sample_with_means_for_the_classes_the_head_lacks(logits: str) -> None:
+    old, given = old_version(), batch()
+    assert old.weight_KN is not None
+    assert old.bias_K is not None
+    rows = {2: 0, 0: 1, 1: 2, 3: 3}  # the head's own rows first, then the missing classes in their order
+    weights = [*old.weight_KN.tolist(), old.mean_CN[1].tolist(), old.mean_CN[3].tolist()]
+    biases = [*old.bias_K.tolist(), 0.0, 0.0]
+    terms = []
+    for z, label in zip(given.new_BD.tolist(), LABELS, strict=True):
+        values = [naive_logit(z, w, b, logits) for w, b in zip(weights, biases, strict=True)]
+        terms.append(-naive_log_softmax(values)[rows[label]])
+
+    made = build(influence="synthesised", logits=logits, scale=SCALE).influence_loss(given)
+
+    assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+
+
+@pytest.mark.parametrize("logits", ["raw", "cosine"])
+def test_the_form_distill_compares_what_the_old_head_says_of_both_embeddings(logits: str) -> None:
+    old, given = old_version(), batch()
+    assert old.weight_KN is not None
+    assert old.bias_K is not None
+    assert given.old_BN is not None
+    terms = []
+    for new, before in zip(given.new_BD.tolist(), given.old_BN.tolist(), strict=True):
+        heads = list(zip(old.weight_KN.tolist(), old.bias_K.tolist(), strict=True))
+        q = naive_log_softmax([naive_logit(new, w, b, logits) for w, b in heads])
+        p = naive_log_softmax([naive_logit(before, w, b, logits) for w, b in heads])
+        terms.append(sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True)))
+
+    made = build(influence="distill", logits=logits, scale=SCALE).influence_loss(given)
+
+    assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+@pytest.mark.parametrize("influence", ["old", "synthesised", "distill"])
+def test_the_loss_is_base_plus_weight_times_influence_and_the_old_side_never_learns(influence: str) -> None:
+    method, given = build(influence=influence, weight=3.0), batch()
+    step = method(given)
+    step.loss.backward()
+
+    expected = method.classifier(given.new_BD, given.label_B) + 3.0 * method.influence_loss(given)
+    torch.testing.assert_close(step.loss, expected)
+    assert given.new_BD.grad is not None
+    assert given.old_BN is not None
+    assert given.old_BN.grad is None
+    assert {name for name, _ in method.named_parameters()} == {"classifier.head.weight", "classifier.head.bias"}
+
+
+def test_without_an_old_head_every_class_is_synthesised() -> None:
+    old = old_version((UNKNOWN,) * CLASSES, head=False)
+    method = build(old=old, influence="synthesised")
+
+    torch.testing.assert_close(method.get_buffer("head_KN"), old.mean_CN)
+    assert method.get_buffer("label_C").tolist() == [0, 1, 2, 3]
+    assert method.bias_K is None
+
+
+@pytest.mark.parametrize("influence", ["old", "distill"])
+def test_forms_that_need_the_old_head_say_so(influence: str) -> None:
+    with pytest.raises(InvalidArgument, match="influence=synthesised"):
+        build(old=old_version((UNKNOWN,) * CLASSES, head=False), influence=influence)
+
+
+def test_the_form_old_refuses_an_old_head_that_knows_no_new_class() -> None:
+    with pytest.raises(InvalidArgument, match="knows none of the new classes"):
+        build(old=old_version((UNKNOWN,) * CLASSES), influence="old")
+
+
+@pytest.mark.parametrize("option", ["influence", "logits"])
+def test_an_unknown_form_lists_the_legal_ones(option: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{option} must be one of .*, not 'other'"):
+        build(**{option: "other"})
+
+
+@pytest.mark.parametrize(("dim", "edge"), [(2, EdgeKind.ONNX), (3, EdgeKind.IDENTITY), (5, EdgeKind.TRUNCATE)])
+def test_extra_dimensions_are_cut_off_and_missing_ones_filled_with_zeros(dim: int, edge: EdgeKind) -> None:
+    method, given = build(dim), batch(dim)
+    (gradient_BD,) = torch.autograd.grad(method.influence_loss(given), given.new_BD)
+
+    assert method.edge_kind is edge
+    assert bool((gradient_BD[:, :OLD_DIM] != 0).all())
+    assert bool((gradient_BD[:, OLD_DIM:] == 0).all())
+
+
+def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_passed_on() -> None:
+    setting = Setting(OLD_DIM, CLASSES, lambda d: Classifier(ArcFace(d, CLASSES)), old_version())
+    method, given = Bct(setting, scale=SCALE), batch()
+
+    torch.testing.assert_close(method.influence_loss(given), build(scale=SCALE).influence_loss(given))
+    weight, bias = method.head_weights() or (None, None)
+    assert weight is not None
+    assert weight.shape == (CLASSES, OLD_DIM)
+    assert bias is None
+
+
+def test_bct_needs_an_old_version() -> None:
+    with pytest.raises(InvalidArgument, match="bct needs an old version: set old="):
+        Bct(Setting(OLD_DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES))))

@@ -1,0 +1,117 @@
+"""OCA: its three terms against naive loops, the orthogonal layer, and the head it passes on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from index.errors import InvalidArgument
+from index.version import EdgeKind
+from training.heads import Softmax
+from training.losses import UNKNOWN
+from training.method import Batch, Classifier, Old, Setting
+from training.methods.oca import Oca
+
+CLASSES, OLD_DIM, DIM = 4, 3, 5
+LABELS = [0, 1, 2, 3, 0, 2]
+
+
+def draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+MEANS = draw(CLASSES, OLD_DIM, seed=5)
+
+
+def build(dim: int = DIM, **options: object) -> Oca:
+    torch.manual_seed(0)
+    old = Old(MEANS, torch.full((CLASSES,), UNKNOWN))
+    made = Oca(Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)  # type: ignore[arg-type]
+    with torch.no_grad():
+        made.rotation.upper.copy_(draw(dim, dim, seed=9))
+    return made
+
+
+def batch() -> Batch:
+    return Batch(draw(len(LABELS), DIM, seed=1).requires_grad_(), torch.tensor(LABELS))
+
+
+def naive_cross_entropy(values: list[float], label: int) -> float:
+    return math.log(sum(math.exp(v) for v in values)) - values[label]
+
+
+@pytest.mark.parametrize("scale", [None, 5.0])
+def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(scale: float | None) -> None:
+    options = {} if scale is None else {"logits": "cosine", "scale": scale}
+    method, given = build(**options), batch()
+    rotation = method.rotation.matrix().double().tolist()
+    weight, bias = (x.double().tolist() for x in method.classifier.weights() if x is not None)
+    base = influence = alignment = 0.0
+    for h, label in zip(given.new_BD.tolist(), LABELS, strict=True):
+        turned = [sum(q * x for q, x in zip(row, h, strict=True)) for row in rotation]
+        logits = [sum(w * x for w, x in zip(row, turned, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
+        inner = [sum(p * x for p, x in zip(mean, h[:OLD_DIM], strict=True)) for mean in MEANS.tolist()]
+        length = math.hypot(*h[:OLD_DIM])
+        cosine = [v / length / math.hypot(*mean) for v, mean in zip(inner, MEANS.tolist(), strict=True)]
+        base += naive_cross_entropy(logits, label)
+        influence += naive_cross_entropy(inner if scale is None else [scale * c for c in cosine], label)
+        alignment += 1 - cosine[label]
+
+    expected = (base + 10 * influence + 5 * alignment) / len(LABELS)
+
+    assert method(given).loss.item() == pytest.approx(expected, rel=1e-4)
+
+
+def test_only_the_base_loss_reaches_the_extra_dimensions() -> None:
+    method, given = build(influence_weight=1.0, alignment_weight=1.0), batch()
+    parts = method(given).logging
+    gradients = {name: torch.autograd.grad(parts[name], given.new_BD, retain_graph=True)[0] for name in parts}
+
+    assert bool((gradients["base"] != 0).all())
+    for name in ("influence", "alignment"):
+        assert bool((gradients[name][:, :OLD_DIM] != 0).any())
+        assert bool((gradients[name][:, OLD_DIM:] == 0).all())
+
+
+def test_the_layer_between_is_orthogonal_after_training_steps() -> None:
+    method, given = build(), batch()
+    optimiser = torch.optim.SGD(method.parameters(), lr=0.5)
+    for _ in range(50):
+        optimiser.zero_grad()
+        method(given).loss.backward()
+        optimiser.step()
+    matrix = method.rotation.matrix()
+
+    assert (matrix @ matrix.T - torch.eye(DIM)).abs().max() < 1e-5
+
+
+def test_the_head_passed_on_says_of_the_stored_embedding_what_the_head_says_after_the_rotation() -> None:
+    method, given = build(), batch()
+    weight, bias = method.head_weights()
+    assert bias is not None
+
+    torch.testing.assert_close(
+        given.new_BD @ weight.T + bias, method.classifier.head(method.rotation(given.new_BD)), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_what_ships_is_the_plain_embedding_and_a_truncation() -> None:
+    method, given = build(), batch()
+
+    assert method.edge_kind is EdgeKind.TRUNCATE
+    assert method.edge is None
+    assert torch.equal(method.transform(given.new_BD), given.new_BD)
+
+
+@pytest.mark.parametrize("dim", [OLD_DIM, OLD_DIM - 1])
+def test_a_dimension_that_leaves_nothing_extra_is_refused(dim: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"above {OLD_DIM}, not {dim}"):
+        build(dim)
+
+
+def test_unknown_logits_list_the_legal_ones() -> None:
+    with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw, not 'other'"):
+        build(logits="other")

@@ -1,0 +1,181 @@
+"""Every compatible method end to end on a few batches of digits: it trains, leaves the old version alone, and ships."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from index.encoder import Encoder, verify_version
+from index.folder import load_version
+from index.transform import load_transform
+from index.version import EdgeKind, Version
+from training import train as path
+from training.data import Tensors
+from training.losses import UNKNOWN
+from training.recipes import RECIPES, Recipe
+from training.sources import load_data
+from training.trained import Trained
+
+METHODS = {
+    "l2": EdgeKind.IDENTITY,
+    "lwf": EdgeKind.IDENTITY,
+    "contrast": EdgeKind.IDENTITY,
+    "hot_refresh": EdgeKind.IDENTITY,
+    "advbct": EdgeKind.IDENTITY,
+    "hoc": EdgeKind.IDENTITY,
+    "bt2": EdgeKind.TRUNCATE,
+    "hbct": EdgeKind.IDENTITY,
+}
+
+
+def quick(name: str, **changes: object) -> Recipe:
+    recipe = replace(RECIPES[name](), epochs=2, warmup_epochs=0, **changes)  # type: ignore[arg-type]
+    return replace(recipe, batch_size=256)
+
+
+@dataclass(frozen=True)
+class Made:
+    version: Version
+    old: Version
+    seen: list[Trained]
+    before: list[dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("references")
+    names = {"v1": "digits_v1", "hyperbolic": "digits_hyperbolic", "independent": "digits_independent"}
+    return {short: path.train(quick(name), place / short, progress=False) for short, name in names.items()}
+
+
+SLOW = {"lwf", "contrast", "hot_refresh", "hoc"}
+"""They ship what l2 ships, by the same path."""
+
+
+@pytest.fixture(scope="module", params=[pytest.param(m, marks=pytest.mark.slow if m in SLOW else ()) for m in METHODS])
+def made(request: pytest.FixtureRequest, references: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Made:
+    old = references["hyperbolic" if request.param == "hbct" else "v1"]
+    recipe = quick(f"digits_{request.param}", old=str(old))
+    if recipe.independent:
+        recipe = replace(recipe, independent=str(references["independent"]))
+    seen, before, load = [], [], path.load_reference
+
+    def watched(*arguments: object) -> Trained | None:
+        trained = load(*arguments)  # type: ignore[arg-type]
+        if trained is not None:
+            seen.append(trained)
+            before.append({name: x.clone() for name, x in trained.state_dict().items()})
+        return trained
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path, "load_reference", watched)
+        out = path.train(recipe, tmp_path_factory.mktemp(request.param) / "v2", progress=False)
+    return Made(load_version(out), load_version(old), seen, before)
+
+
+def images() -> Tensor:
+    data, spec = load_data("digits_new", ""), RECIPES["digits_v1"]().preprocess
+    tensors = Tensors(data.query, spec)
+    return torch.stack([tensors[row][0] for row in range(20)])
+
+
+def test_the_old_and_the_independent_model_are_bit_identical_after_training(made: Made) -> None:
+    assert len(made.seen) == (2 if made.version.card.method == "bt2" else 1)
+    for trained, before in zip(made.seen, made.before, strict=True):
+        after = trained.state_dict()
+        assert all(torch.equal(x, after[name]) for name, x in before.items())
+
+
+def test_the_exported_folder_passes_every_check_of_a_registration(made: Made) -> None:
+    verify_version(made.version.folder)
+    expected = "lorentz" if made.version.card.method == "hbct" else "cosine"
+
+    assert made.version.card.space["kind"] == expected
+    assert {"old/old", "new/old", "new/new"} <= set(made.version.card.metrics)
+
+
+def test_the_edge_leads_new_queries_to_valid_vectors_of_the_old_space(made: Made) -> None:
+    (edge,) = made.version.edges
+    queries = Encoder(made.version).encode_arrays(images().numpy()).vectors
+    arrived = load_transform(edge, made.version.card, made.old.card)(queries)
+
+    assert edge.kind is METHODS[made.version.card.method]
+    assert edge.old == made.old.name
+    assert arrived.shape == (20, made.old.card.dim)
+    if made.version.card.space["kind"] == "cosine":
+        np.testing.assert_allclose(np.linalg.norm(arrived, axis=1), 1.0, atol=1e-5)
+    else:
+        assert np.linalg.norm(arrived, axis=1).max() <= np.sinh(1.2) + 1e-5
+
+
+def test_a_version_read_back_from_its_folder_embeds_as_its_encoder_does(made: Made) -> None:
+    with torch.inference_mode():
+        again = Trained.load(made.version.folder)(images())
+
+    served = Encoder(made.version).encode_arrays(images().numpy()).vectors
+    np.testing.assert_allclose(again.numpy(), served, atol=1e-5)
+
+
+def test_a_version_keeps_a_head_for_the_next_one_where_its_method_has_a_linear_one(made: Made) -> None:
+    head = Trained.load(made.version.folder).head
+
+    assert (head is None) == (made.version.card.method == "hbct")
+    if head is not None:
+        assert head[0].shape == (10, made.version.card.dim)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "third"),
+    [
+        ("digits_l2", {"dim": 20}),
+        ("digits_bt2", {"dim": 36}),  # n is now 20, m still 16: d = 4 is the least that can work
+        ("digits_hbct", {"options": {"zeta": 1.4}}),
+    ],
+)
+def test_a_third_version_is_trained_against_the_second(
+    name: str, third: dict[str, object], references: dict[str, Path], tmp_path: Path
+) -> None:
+    old = references["hyperbolic" if name == "digits_hbct" else "v1"]
+    independent = str(references["independent"]) if name == "digits_bt2" else ""
+    v2 = path.train(quick(name, old=str(old), independent=independent), tmp_path / "v2", progress=False)
+    v3 = path.train(quick(name, old=str(v2), independent=independent, **third), tmp_path / "v3", progress=False)
+    (edge,) = load_version(v3).edges
+
+    verify_version(v3)
+    assert edge.old == "v2"
+    load_transform(edge, load_version(v3).card, load_version(v2).card)
+
+
+def test_a_smaller_version_reaches_the_old_space_by_zeros_for_what_it_lacks(
+    references: dict[str, Path], tmp_path: Path
+) -> None:
+    recipe = quick("digits_l2", old=str(references["v1"]), dim=6)
+    made, old = load_version(path.train(recipe, tmp_path / "v2", progress=False)), load_version(references["v1"])
+    queries = Encoder(made).encode_arrays(images().numpy()).vectors
+    arrived = load_transform(made.edges[0], made.card, old.card)(queries)
+
+    assert made.edges[0].kind is EdgeKind.ONNX
+    np.testing.assert_allclose(arrived, np.pad(queries, ((0, 0), (0, 10))), atol=1e-6)
+    assert made.edges[0].scores["cmc@1"].value == pytest.approx(made.card.metrics["new/old"]["cmc@1"]["value"])
+
+
+def test_describe_gives_methods_the_old_versions_means_centres_and_radii(references: dict[str, Path]) -> None:
+    old, data = Trained.load(references["v1"]), load_data("digits_new", "")
+    described = path.describe(old, data)
+    rows = np.flatnonzero(data.train.labels == data.classes[7])
+    tensors = Tensors(data.train, old.recipe.preprocess)
+    raw = torch.cat([old.raw(tensors[int(row)][0][None]) for row in rows])
+    unit = raw / raw.norm(dim=1, keepdim=True)
+
+    torch.testing.assert_close(described.mean_CN[7], raw.mean(0))
+    assert described.centre_CN is not None
+    assert described.radius_C is not None
+    torch.testing.assert_close(described.centre_CN[7], unit.mean(0))
+    torch.testing.assert_close(described.radius_C[7], (unit - unit.mean(0)).norm(dim=1).max())
+    assert int((described.label_C == UNKNOWN).sum()) == 5

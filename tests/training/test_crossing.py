@@ -1,0 +1,248 @@
+"""Routes of an evaluation: chains, forward transforms, dual, and what stays out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from index.errors import InvalidArgument, NoEncoder
+from index.folder import load_version, write_card, write_edge
+from index.space import Cosine, Vectors
+from index.transform import Carried, load_forward, load_transform
+from index.version import Edge, EdgeKind, Version
+from training import adapters, sides
+from training.crossing import Crossings, oldest_first
+from training.data import Arrays, Data, ImageSet
+from training.edges import with_unfinished
+from training.method import ItemEdge
+from training.sides import Sides, embed_sides
+
+
+def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
+    labels = np.random.default_rng(seed).integers(classes, size=count)
+    pixels = [np.asarray(make_image(int(label), seed + n)) for n, label in enumerate(labels)]
+    return ImageSet(Arrays(np.stack(pixels)), labels)
+
+
+@pytest.fixture(scope="module")
+def data(make_image: Callable) -> Data:
+    """150 items and 70 queries: more than one batch, different sizes."""
+    gallery = images(make_image, 150, 5, 1000)
+    return Data(gallery, images(make_image, 70, 6, 2000), gallery)
+
+
+def embedded(data: Data, *versions: Version) -> dict[str, Sides]:
+    return {version.name: embed_sides(version, data) for version in versions}
+
+
+@pytest.fixture
+def chain(make_version: Callable, tmp_path: Path) -> tuple[Version, Version, Version]:
+    v1 = make_version(tmp_path / "v1", "v1", 3)
+    v2 = make_version(tmp_path / "v2", "v2", 5, drift=0.3, edges=[(v1, "truncate", 0.7)])
+    v3 = make_version(tmp_path / "v3", "v3", 5, drift=0.2, edges=[(v2, "identity", 0.8)])
+    return v1, v2, v3
+
+
+def test_both_sides_are_embedded_as_serving_does(data: Data, chain: tuple[Version, ...]) -> None:
+    from index.encoder import Encoder
+
+    made = embed_sides(chain[0], data)
+    expected = Encoder(chain[0]).encode([data.query.images[row] for row in range(70)]).vectors
+    np.testing.assert_allclose(made.queries_QD, expected, atol=1e-6)
+    assert made.items_ND.shape == (150, 3)
+    same = embed_sides(chain[0], Data(data.train, data.gallery, data.gallery, same=True))
+    assert same.queries_QD is same.items_ND
+
+
+def test_a_chain_of_query_edges_is_followed_edge_by_edge(data: Data, chain: tuple[Version, ...]) -> None:
+    crossings = Crossings(embedded(data, *chain))
+    crossing = crossings.declared("v3", "v1")
+    assert crossing is not None
+    assert crossing.kinds == ("identity", "truncate")
+    whole = crossings.sides["v3"].queries_QD
+    np.testing.assert_allclose(crossing.compared.queries, Cosine().normalise(whole[:, :3]), atol=1e-6)
+    np.testing.assert_array_equal(crossing.compared.items, crossings.sides["v1"].items_ND)
+
+
+def test_where_no_edge_leads_nothing_is_compared_but_dual_still_serves(
+    data: Data, chain: tuple[Version, ...], make_version: Callable, tmp_path: Path
+) -> None:
+    lone = make_version(tmp_path / "lone", "lone", 3, seed=4)
+    crossings = Crossings(embedded(data, *chain, lone))
+    assert crossings.declared("lone", "v1") is None
+    assert crossings.declared("v1", "v2") is None  # edges lead from newer to older only
+    dual = crossings.unmoved("lone", "v1")
+    assert dual.kinds == ("dual",)
+    np.testing.assert_array_equal(dual.compared.queries, crossings.sides["v1"].queries_QD)
+    assert crossings.unmoved("v3", "v1").kinds == ("identity", "truncate")
+
+
+def test_items_move_along_forward_edges_step_by_step(data: Data, make_version: Callable, tmp_path: Path) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=3)
+    v2 = make_version(tmp_path / "v2", "v2", 5, drift=0.2, edges=[(v1, "forward")])
+    v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "forward")])
+    crossings = Crossings(embedded(data, v1, v2, v3))
+    crossing = crossings.transformed("v3", "v1")
+    assert crossing is not None
+    assert crossing.kinds == ("forward", "forward")
+    h12, h23 = load_transform(v2.edges[0], v2.card, v1.card), load_transform(v3.edges[0], v3.card, v2.card)
+    old = crossings.sides["v1"]
+    np.testing.assert_allclose(crossing.compared.items, h23(h12(old.items_ND, old.side_NS)), atol=1e-6)
+    np.testing.assert_array_equal(crossing.compared.queries, crossings.sides["v3"].queries_QD)
+    declared = crossings.declared("v3", "v1")
+    assert declared is not None
+    assert declared.kinds == ("forward", "forward")
+    assert crossings.transformed("v1", "v1") is None
+    assert crossings.unmoved("v3", "v1").kinds == ("dual",)
+
+
+@dataclass
+class Telling:
+    """A forward edge that tells a variance, and no side-information."""
+
+    edge: Any
+
+    def carry(self, x: Vectors, side: Vectors | None = None) -> Carried:
+        return Carried(self.edge.carry(x, side).vectors_ND, None, np.arange(len(x), dtype=np.float32))
+
+
+def test_side_information_travels_with_the_items_where_the_edge_gives_it(
+    data: Data, make_version: Callable, tmp_path: Path
+) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 5, side_dim=2, edges=[(v1, "forward")])
+    v3 = make_version(tmp_path / "v3", "v3", 6, edges=[(v2, "forward")])
+    crossings = Crossings(embedded(data, v1, v2, v3))
+    h12, h23 = load_forward(v2.edges[0], v2.card, v1.card), load_forward(v3.edges[0], v3.card, v2.card)
+    middle = h12.carry(crossings.sides["v1"].items_ND)
+    assert middle.side_NS is not None
+    crossing = crossings.transformed("v3", "v1")
+    assert crossing is not None
+    np.testing.assert_allclose(crossing.compared.items, h23(middle.vectors_ND, middle.side_NS), atol=1e-6)
+
+    crossings.forwards["v2", "v1"] = Telling(crossings.forwards["v2", "v1"])
+    assert crossings.transformed("v3", "v1") is None  # nothing knows the side-information of v1's items in v2
+    assert crossings.transformed("v3", "v2") is not None  # v2's own items have theirs
+
+
+def test_a_forward_edge_may_say_how_unsure_it_is(data: Data, make_version: Callable, tmp_path: Path) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
+    crossings = Crossings(embedded(data, v1, v2))
+    assert crossings.uncertainty("v2", "v1") is None
+    crossings.forwards["v2", "v1"] = Telling(crossings.forwards["v2", "v1"])
+    np.testing.assert_array_equal(crossings.uncertainty("v2", "v1"), np.arange(150))
+
+
+def test_an_edge_that_waits_for_its_exporter_is_seen_and_needs_the_weights(
+    data: Data, make_version: Callable, tmp_path: Path
+) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
+    (v2.folder / "edges").rename(v2.folder / "unfinished")
+    write_card(v2.folder, v2.card)
+    waiting = with_unfinished(load_version(v2.folder))
+    assert [(edge.old, edge.kind, edge.folder) for edge in waiting.edges] == [("v1", EdgeKind.FORWARD, None)]
+    assert with_unfinished(v1) == v1
+    with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
+        Crossings(embedded(data, v1, waiting))
+
+
+def test_moved_items_are_then_met_along_query_edges(data: Data, make_version: Callable, tmp_path: Path) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.2, edges=[(v1, "forward")])
+    v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "truncate")])
+    crossing = Crossings(embedded(data, v1, v2, v3)).declared("v3", "v1")
+    assert crossing is not None
+    assert crossing.kinds == ("forward", "truncate")
+    assert crossing.compared.queries.shape == (70, 4)
+
+
+def test_slerp_asks_both_encoders(data: Data, make_version: Callable, tmp_path: Path) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.4)
+    write_edge(v2.folder, Edge("v2", "v1", EdgeKind.SLERP))
+    adapter = adapters.Slerp(np.eye(4, dtype=np.float32)[::-1].copy(), 0.4)
+    adapter.save(v2.folder / "edges/v1")
+    write_card(v2.folder, v2.card)
+    crossings = Crossings(embedded(data, v1, load_version(v2.folder)))
+    crossing = crossings.declared("v2", "v1")
+    assert crossing is not None
+    expected = adapter(crossings.sides["v2"].queries_QD, crossings.sides["v1"].queries_QD)
+    np.testing.assert_allclose(crossing.compared.queries, expected, atol=1e-6)
+
+
+def test_only_hyperbolic_embeddings_say_how_unsure_they_are(data: Data, make_version: Callable, tmp_path: Path) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 3, space={"kind": "lorentz", "curvature": 0.5})
+    v2 = make_version(tmp_path / "v2", "v2", 3)
+    crossings = Crossings(embedded(data, v1, v2))
+    unsure = crossings.uncertainty("v2", "v1")
+    assert unsure is not None
+    length = np.linalg.norm(crossings.sides["v1"].items_ND, axis=1)
+    assert np.argmax(unsure) == np.argmin(length)
+    np.testing.assert_allclose(unsure, 1 - np.tanh(np.arcsinh(np.sqrt(0.5) * length)), rtol=1e-4)
+    assert crossings.uncertainty("v1", "v2") is None
+
+
+def test_versions_are_ordered_by_their_edges_and_a_circle_is_refused(chain: tuple[Version, ...]) -> None:
+    v1, v2, v3 = chain
+    assert oldest_first({"v3": v3, "v1": v1, "v2": v2}) == ["v1", "v2", "v3"]
+    assert oldest_first({"v3": v3, "v1": v1}) == ["v3", "v1"]  # nothing says who is older
+    circular = Version(v1.card, v1.folder, (Edge("v1", "v3", EdgeKind.IDENTITY),))
+    with pytest.raises(InvalidArgument, match="lead in a circle"):
+        oldest_first({"v3": v3, "v1": circular, "v2": v2})
+
+
+def test_a_version_that_cannot_embed_images_says_why(
+    data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(NoEncoder, match=r"'bare' cannot embed images here: it has no encoder\.onnx"):
+        embed_sides(make_version(tmp_path / "bare", "bare", 3, encoder=False), data)
+    v1 = make_version(tmp_path / "v1", "v1", 3)
+    monkeypatch.setattr(sides, "has_onnxruntime", lambda: False)
+    with pytest.raises(NoEncoder, match=r"onnxruntime is not installed, and it holds no weights\.safetensors"):
+        embed_sides(v1, data)
+
+
+def test_an_edge_with_a_model_needs_onnxruntime_or_weights(
+    data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "onnx")])
+    made = embedded(data, v1, v2)
+    monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
+    with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
+        Crossings(made)
+
+
+def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
+    data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Doubling(ItemEdge):
+        def carry(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+            assert side is not None
+            return {"moved": 2 * embedding, "next_side": side[:, :1], "variance": side[:, 1:2] ** 2}
+
+    v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=2)
+    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
+    made = embedded(data, v1, v2)
+    stub = SimpleNamespace(edge=Doubling(), edge_kind=EdgeKind.FORWARD)
+    monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
+    monkeypatch.setattr("training.edges.WEIGHTS", "encoder.onnx")  # a file that this version has
+    monkeypatch.setattr("training.edges.Trained.load", lambda folder: stub)
+    crossings = Crossings(made)
+    crossing = crossings.transformed("v2", "v1")
+    assert crossing is not None
+    np.testing.assert_allclose(crossing.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised
+    assert made["v1"].side_NS is not None
+    np.testing.assert_allclose(crossings.uncertainty("v2", "v1"), made["v1"].side_NS[:, 1] ** 2, rtol=1e-5)
+    stub.edge_kind = EdgeKind.ONNX
+    with pytest.raises(NoEncoder, match="which cannot run here"):
+        Crossings(made)

@@ -1,0 +1,160 @@
+"""Backfill curves against a naive twin, their ends, and what calibration is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from index.evaluation import Compared, retrieval
+from index.ordering import Waiting, backfill_order
+from index.space import Cosine, Euclidean, Lorentz, Space
+from training import curves
+from training.curves import CALIBRATED, RAW, Matching, backfill_values, fit_map, measure_curves
+
+
+def naive_values(
+    old: np.ndarray, new: np.ndarray, relevant: np.ndarray, order: Sequence[int], metric: str, points: int
+) -> np.ndarray:
+    """Each point and query by itself: put the costs together, sort (wrong first among equals), read the ranking."""
+    values = np.zeros((points, len(old)))
+    for point in range(points):
+        moved = set(order[: round(point / (points - 1) * len(order))])
+        for query in range(len(old)):
+            cost = [new[query, i] if i in moved else old[query, i] for i in range(len(order))]
+            ranking = [bool(right) for _, right in sorted(zip(cost, relevant[query], strict=True))]
+            if metric == "mAP@1.0":
+                hits = [sum(ranking[: r + 1]) / (r + 1) for r, right in enumerate(ranking) if right]
+                values[point, query] = sum(hits) / max(len(hits), 1)
+            else:
+                values[point, query] = any(ranking[: int(metric[4:])])
+    return values
+
+
+@pytest.mark.parametrize("metric", ["cmc@1", "cmc@3", "mAP@1.0"])
+@pytest.mark.parametrize(("queries", "items", "points"), [(13, 29, 6), (5, 3, 21), (1, 40, 2)])
+def test_the_values_of_a_curve_equal_the_naive_twin(metric: str, queries: int, items: int, points: int) -> None:
+    generator = np.random.default_rng([queries, items])
+    # Few distinct costs, so that right and wrong items often tie.
+    old, new = (generator.integers(0, 6, size=(queries, items)).astype(float) for _ in range(2))
+    relevant = generator.random((queries, items)) < 0.3
+    order = generator.permutation(items)
+    given = backfill_values(old, new, relevant, order, metric, points)
+    np.testing.assert_allclose(given, naive_values(old, new, relevant, order, metric, points), atol=1e-12)
+
+
+def matching(query_codes: Sequence[int], item_codes: Sequence[int], same: bool = False) -> Matching:
+    codes = np.asarray(query_codes)
+    return Matching(codes, np.asarray(item_codes), np.arange(len(codes)) if same else np.full(len(codes), -1))
+
+
+def draw(space: Space, codes: np.ndarray, noise: float, seed: int, dim: int = 6) -> np.ndarray:
+    centres = np.random.default_rng(0).normal(size=(int(codes.max()) + 1, dim))
+    vectors = centres[codes] + noise * np.random.default_rng(seed).normal(size=(len(codes), dim))
+    return space.normalise(vectors.astype(np.float32))
+
+
+def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, Matching]:
+    """An old version that is noisy and a new one that is not; the query set differs from the item set unless `same`."""
+    generator = np.random.default_rng(1)
+    items = generator.integers(5, size=90)
+    queries = items if same else generator.integers(6, size=41)  # class 5 is not among the items
+    old, new = (
+        Compared(draw(space, queries, noise, 2), draw(space, items, noise, 2 if same else 3), space)
+        for noise in (1.5, 0.3)
+    )
+    return old, new, matching(queries, items, same)
+
+
+@pytest.mark.parametrize("same", [False, True])
+@pytest.mark.parametrize("space", [Cosine(), Euclidean(), Lorentz(0.7)], ids=str)
+@pytest.mark.parametrize("metric", ["cmc@1", "mAP@1.0"])
+def test_both_ends_are_the_plain_measurements_raw_and_calibrated(space: Space, same: bool, metric: str) -> None:
+    """At 0 % and at 100 % there is one shard, whose order no monotone map changes."""
+    old, new, right = two_versions(space, same)
+    orders = {"random": backfill_order("random", Waiting(np.arange(90)))}
+    measured = measure_curves(old, new, right, orders, metric=metric, points=3)
+    for way, end in ((old, 0), (new, -1)):
+        alone = retrieval(
+            way.queries, right.query_codes, way.items, right.item_codes, space, remove_self=right.self_Q
+        ).mean(metric)
+        for scale in (RAW, CALIBRATED):
+            assert measured["random", scale].curve.values[end] == pytest.approx(alone, abs=1e-6)
+    assert right.valid.sum() == (90 if same else (right.query_codes < 5).sum())
+
+
+def test_a_curve_measured_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, right = two_versions(Cosine(), same=False)
+    orders = {order: backfill_order(order, Waiting(np.arange(90))) for order in ("random", "newest")}
+    whole = measure_curves(old, new, right, orders, points=5)
+    monkeypatch.setattr("index.evaluation.BLOCK_SCORES", 1500)
+    parts = measure_curves(old, new, right, orders, points=5)
+    assert set(whole) == {(order, scale) for order in orders for scale in (RAW, CALIBRATED)}
+    for key, curve in whole.items():
+        np.testing.assert_allclose(parts[key].curve.values, curve.curve.values)
+        assert parts[key].area == curve.area
+
+
+def test_the_area_is_the_mean_over_the_backfill_with_an_interval() -> None:
+    old, new, right = two_versions(Cosine(), same=False)
+    (curve, _) = measure_curves(old, new, right, {"random": np.arange(90)}, points=11).values()
+    assert curve.area.value == pytest.approx(curve.curve.area)
+    assert curve.area.low < curve.area.value < curve.area.high
+
+
+def test_calibration_keeps_poor_scores_of_an_old_version_from_hiding_good_new_ones() -> None:
+    """The old space crowds into a narrow cone: its wrong matches score higher than the new version's right ones."""
+    old, new, right = two_versions(Cosine(), same=False)
+    crowded = [Cosine().normalise(x + 4 * np.ones(6, np.float32)) for x in (old.queries, old.items)]
+    measured = measure_curves(Compared(*crowded, Cosine()), new, right, {"random": np.arange(90)}, points=11)
+    raw, calibrated = measured["random", RAW], measured["random", CALIBRATED]
+    assert calibrated.area.low > raw.area.high
+    assert calibrated.curve.values[1] > raw.curve.values[1] + 0.05
+
+
+def test_each_query_is_ranked_by_maps_that_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, new, right = two_versions(Cosine(), same=False)
+    fitted: list[np.ndarray] = []
+    monkeypatch.setattr(
+        curves, "fit_map", lambda side, match, rows, seed: fitted.append(rows) or fit_map(side, match, rows, seed)
+    )
+    used: list[np.ndarray] = []
+    original = curves._Way.costs
+
+    def costs(self: curves._Way, rows: slice, *rest: np.ndarray) -> dict[str, np.ndarray]:
+        used.append(self.half_Q[rows])
+        return original(self, rows, *rest)
+
+    monkeypatch.setattr(curves._Way, "costs", costs)
+    measure_curves(old, new, right, {"random": np.arange(90)}, points=2)
+    half = np.concatenate(used)[: len(right.query_codes)]
+    for number, rows in enumerate(fitted):
+        assert not set(rows) & set(np.flatnonzero(half == number % 2))
+        assert len(rows) >= 20
+
+
+def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(5)
+    items, queries = generator.integers(8, size=3000), generator.integers(8, size=300)
+    side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
+    right, rows = matching(queries, items), np.arange(300)
+    drawn = fit_map(side, right, rows)
+    monkeypatch.setattr(curves, "SURE", 3000)
+    full = fit_map(side, right, rows)
+    at = np.linspace(-0.5, 0.99, 12)
+    np.testing.assert_allclose(drawn(at), full(at), atol=0.06)
+    assert full(0.99) > 0.6 > 0.2 > full(0.0)
+
+
+def test_a_query_does_not_teach_the_map_that_it_matches_itself() -> None:
+    """Every class has one image: seen without itself, no match is ever right."""
+    x = draw(Cosine(), np.arange(30), 0.0, 1)
+    fitted = fit_map(Compared(x, x, Cosine()), matching(range(30), range(30), same=True), np.arange(30))
+    assert fitted(0.9) < 0.1
+    assert fit_map(Compared(x, x, Cosine()), matching(range(30), range(30)), np.arange(30))(1.0) > 0.5
+
+
+def test_a_query_is_valid_when_an_item_other_than_itself_is_right() -> None:
+    assert matching([0, 1, 7], [0, 0, 2]).valid.tolist() == [True, False, False]
+    assert matching([0, 1, 1], [0, 1, 1], same=True).valid.tolist() == [False, True, True]

@@ -1,0 +1,175 @@
+"""Export: what the ONNX models give, what lies in the folder, and what is left when it cannot be finished."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+import torch
+from torch import nn
+
+from index.encoder import verify_version
+from index.errors import InvalidArgument
+from index.folder import load_version
+from index.version import ENCODER, PROBE
+from training import export
+from training import train as path
+from training.recipes import RECIPES, Recipe
+from training.trained import WEIGHTS, Trained
+
+
+def quick(name: str, **changes: object) -> Recipe:
+    return replace(RECIPES[name](), epochs=1, warmup_epochs=0, batch_size=256, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def weights_only(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """v1, and an FCT version of it, trained as where no ONNX exporter is installed."""
+    place = tmp_path_factory.mktemp("weights")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "can_export", lambda: False)
+        v1 = path.train(quick("digits_v1"), place / "v1", progress=False)
+        new = path.train(quick("digits_independent"), place / "new", progress=False)
+        return v1, path.train(quick("digits_fct", old=str(v1), independent=str(new)), place / "v2", progress=False)
+
+
+def test_a_version_trained_without_an_exporter_is_valid_and_takes_no_images_yet(
+    weights_only: tuple[Path, Path],
+) -> None:
+    for folder in weights_only:
+        version = verify_version(folder)
+        assert not version.card.encoder
+        assert version.edges == ()
+        assert WEIGHTS in version.card.files
+
+
+def test_exporting_it_later_gives_the_models_and_the_measured_edge(
+    weights_only: tuple[Path, Path], tmp_path: Path
+) -> None:
+    v1, v2 = weights_only
+    shutil.copytree(v2, tmp_path / "v2")
+    made = verify_version(export.export(tmp_path / "v2", tmp_path / "v2"))
+    (edge,) = made.edges
+
+    assert made.card.encoder
+    assert (edge.old, edge.kind.value, set(edge.scores)) == ("v1", "forward", {"cmc@1", "cmc@5", "mAP@1.0"})
+    assert made.card.metrics == load_version(v2).card.metrics
+    verify_version(made.folder, {"v1": load_version(v1).card})
+
+
+def test_the_models_equal_torch_on_any_batch_size(tmp_path: Path, weights_only: tuple[Path, Path]) -> None:
+    trained = Trained.load(weights_only[0])
+    model = export.to_onnx(trained, {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
+    session = ort.InferenceSession(model)
+
+    for count in (1, 2, 65):
+        images = torch.rand(count, 1, 8, 8)
+        (made,) = session.run(None, {"images": images.numpy()})
+        np.testing.assert_allclose(made, trained(images).numpy(), rtol=0, atol=export.PARITY)
+        np.testing.assert_allclose(np.linalg.norm(made, axis=1), 1.0, atol=1e-6)
+    assert [i.name for i in session.get_inputs()] == ["images"]
+    assert session.get_outputs()[0].name == "embedding"
+
+
+def test_a_model_holds_no_path_of_this_machine_and_no_external_data(weights_only: tuple[Path, Path]) -> None:
+    content = export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
+    model = onnx.load_model_from_string(content)
+    onnx.checker.check_model(model)
+
+    assert str(Path.cwd()).encode() not in content
+    assert str(Path(torch.__file__).parent).encode() not in content
+    assert b".py" not in content
+    assert all(not tensor.external_data for tensor in model.graph.initializer)
+
+
+def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Path]) -> None:
+    trained = Trained.load(weights_only[0])
+    first, second = (export.to_onnx(trained, {"images": torch.randn(2, 1, 8, 8)}, ["embedding"]) for _ in range(2))
+
+    assert first == second
+
+
+def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
+    images = torch.rand(3, 1, 4, 4)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
+    model = tmp_path / ENCODER
+    model.write_bytes(export.to_onnx(module, {"images": images}, ["embedding"]))
+    with torch.inference_mode():
+        expected = module(images)
+    export.check_parity(model, {"images": images}, expected)
+
+    with pytest.raises(export.ParityError, match=r"encoder.onnx differs from torch by 0\.0001"):
+        export.check_parity(model, {"images": images}, expected + 1e-4)
+    with pytest.raises(export.ParityError):
+        export.check_parity(model, {"images": images}, expected * torch.nan)
+
+
+def test_without_onnxruntime_the_comparison_is_left_out_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find = export.importlib.util.find_spec
+    monkeypatch.setattr(export.importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name))
+    export.check_parity(tmp_path / ENCODER, {}, torch.zeros(1))
+
+    assert capsys.readouterr().out == "onnxruntime is not installed: encoder.onnx was not compared with torch\n"
+
+
+def test_exporting_without_the_exporter_says_what_is_needed(
+    weights_only: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export, "can_export", lambda: False)
+
+    with pytest.raises(InvalidArgument, match="onnx and onnxscript"):
+        export.export(weights_only[0], tmp_path / "v1")
+
+
+def break_off(out: Path) -> None:
+    with export.new_folder(out) as made:
+        (made / "card.json").write_text("second")
+        raise KeyError
+
+
+def test_a_new_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "v1"
+    with export.new_folder(out) as made:
+        (made / "card.json").write_text("first")
+        assert not out.exists()
+    with pytest.raises(KeyError):
+        break_off(out)
+    assert (out / "card.json").read_text() == "first"
+    with export.new_folder(out) as made:
+        (made / "card.json").write_text("third")
+
+    assert (out / "card.json").read_text() == "third"
+    assert [p.name for p in out.parent.iterdir()] == ["v1"]
+
+
+@pytest.mark.parametrize("name", ["-v1", "a b", "v" * 65, "..."])
+def test_a_target_that_is_no_version_name_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="1 to 64 letters"):
+        export.check_target(tmp_path / name)
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    export.check_target(tmp_path / "photos")
+    (tmp_path / "photos" / "cat.jpg").write_bytes(b"cat")
+
+    with pytest.raises(InvalidArgument, match="is no version folder; it is left alone"):
+        export.check_target(tmp_path / "photos")
+    with pytest.raises(InvalidArgument, match="is no version folder"):
+        export.check_target(tmp_path / "photos" / "cat.jpg")
+
+
+def test_the_probe_is_a_real_image_and_what_the_version_makes_of_it(weights_only: tuple[Path, Path]) -> None:
+    trained = Trained.load(weights_only[0])
+    with np.load(weights_only[0] / PROBE) as probe:
+        image, embedding = torch.from_numpy(probe["image"]), probe["embedding"]
+
+    assert image.std() > 0.5
+    np.testing.assert_allclose(trained(image).numpy(), embedding, atol=1e-6)

@@ -1,0 +1,328 @@
+"""Trainings that are killed, stopped or short of disk; precision, logs, cached embeddings, and the losses."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from typer.testing import CliRunner
+
+from index.errors import InvalidArgument, InvalidVersionFolder
+from index.folder import load_version, write_card
+from regraft.cli import app
+from training import train as path
+from training.backbones import Frozen
+from training.export import Unwritable
+from training.fitting import checkpoint_of, logs_of
+from training.module import Training
+from training.recipes import Recipe, find_recipe
+from training.trained import WEIGHTS, Trained
+
+ROOT = Path(__file__).parents[2]
+RECIPE = replace(find_recipe("digits_independent"), epochs=4, warmup_epochs=1, batch_size=128, augment="shift")
+FIRST_LOSSES = [7.56293, 8.2064, 7.17324, 6.40404, 6.21166, 5.771, 5.59425, 5.50912, 5.43141, 5.2933]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+from tests_recipe import RECIPE
+from training.module import Training
+from training.train import train
+
+step = Training.training_step
+def mortal(self, batch, place):
+    if self.current_epoch == 2 and place == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, batch, place)
+Training.training_step = mortal
+train(RECIPE, Path(sys.argv[1]), progress=False)
+"""
+
+Step = Callable[[Training, Any, int], Tensor]
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / WEIGHTS).read_bytes()
+
+
+def left(place: Path) -> set[str]:
+    return {found.name for found in place.iterdir()}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interruptible() -> Iterator[None]:
+    """A shell starts its background jobs with SIGINT ignored, and the suite may be one."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_onnx() -> Iterator[None]:
+    """Its export takes seconds, and training does not depend on it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("training.export.can_export", lambda: False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return path.train(RECIPE, tmp_path_factory.mktemp("undisturbed") / "v", progress=False)
+
+
+@pytest.fixture
+def at_step(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, Callable[[], None]], list[int]]]:
+    """Do something, once, at a step of the next training; gives the steps that were made."""
+
+    def arrange(when: int, act: Callable[[], None]) -> list[int]:
+        made: list[int] = []
+        step: Step = Training.training_step
+
+        def watched(module: Training, batch: Any, place: int) -> Tensor:
+            made.append(module.trainer.global_step)
+            if made == list(range(when + 1)):
+                act()
+            return step(module, batch, place)
+
+        monkeypatch.setattr(Training, "training_step", watched)
+        return made
+
+    yield arrange
+    monkeypatch.undo()
+
+
+def never() -> None:
+    raise AssertionError
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_training_killed_in_an_epoch_goes_on_to_the_very_same_weights(
+    undisturbed: Path, tmp_path: Path, at_step: Any
+) -> None:
+    out = tmp_path / "v"
+    (tmp_path / "tests_recipe.py").write_text(f"from training.recipes.recipe import *\nRECIPE = {RECIPE!r}\n")
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    command = [sys.executable, "-c", KILLED, str(out)]
+    died = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
+    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    assert not out.exists()
+
+    made = at_step(-1, never)
+    path.train(RECIPE, out, progress=False)
+
+    assert made == list(range(14, 28))  # 7 steps an epoch; the third begins anew
+    assert weights(out) == weights(undisturbed)
+    assert not checkpoint_of(out).exists()
+
+
+def test_ctrl_c_is_one_line_and_leaves_only_what_is_needed_to_go_on(
+    undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.recipes.find_recipe", lambda _: RECIPE)
+    out, before = tmp_path / "v", signal.getsignal(signal.SIGINT)
+    with pytest.MonkeyPatch.context():
+        at_step(17, interrupt)
+        stopped = CliRunner().invoke(app, ["train", "mine", "--out", str(out)])
+
+    assert stopped.exit_code == 130
+    assert stopped.stderr.strip() == "regraft: stopped; the same command goes on from the last finished epoch"
+    assert left(tmp_path) == {"v.checkpoint", "v-logs"}
+    assert signal.getsignal(signal.SIGINT) is before
+
+    monkeypatch.undo()
+    path.train(RECIPE, out, progress=False)
+    assert weights(out) == weights(undisturbed)
+
+
+def test_a_full_disk_at_export_leaves_the_version_before_and_the_next_start_only_exports(
+    undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = path.train(replace(RECIPE, epochs=1), tmp_path / "v", progress=False)
+    before, write = weights(out), Path.write_bytes
+
+    def full(self: Path, data: bytes) -> int:
+        if self.name == WEIGHTS:
+            write(self, data[:100])
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(self, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(
+            Unwritable, match=r"/v could not be written: No space left on device; what was there before still is"
+        ):
+            path.train(RECIPE, out, progress=False)
+
+    assert left(tmp_path) == {"v", "v.checkpoint"}
+    assert weights(out) == before
+    load_version(out)
+
+    made = at_step(-1, never)
+    path.train(RECIPE, out, progress=False)
+    assert made == []
+    assert weights(out) == weights(undisturbed)
+
+
+def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning import Trainer
+
+    save = Trainer.save_checkpoint
+
+    def full(trainer: Trainer, where: Path) -> None:
+        save(trainer, where)
+        if trainer.current_epoch == 2:
+            where.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Trainer, "save_checkpoint", full)
+    with pytest.raises(Unwritable, match=r"v\.checkpoint: No space left on device"):
+        path.train(RECIPE, tmp_path / "v", progress=False)
+
+    assert left(tmp_path) == {"v.checkpoint"}
+    assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 2
+
+
+def test_a_checkpoint_of_another_training_does_not_count(undisturbed: Path, tmp_path: Path, at_step: Any) -> None:
+    out = tmp_path / "v"
+    at_step(8, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        path.train(replace(RECIPE, seed=9), out, progress=False)
+    assert checkpoint_of(out).exists()
+
+    path.train(RECIPE, out, progress=False)
+    assert weights(out) == weights(undisturbed)
+
+
+def test_bfloat16_trains_weights_in_float32(tmp_path: Path) -> None:
+    recipe = replace(BCT, method="hot_refresh", options={}, precision="bf16-mixed")
+    seen: list[torch.dtype] = []
+    forward = torch.nn.Linear.forward
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.nn.Linear, "forward", lambda self, x: _note(seen, forward(self, x)))
+        out = path.train(recipe, tmp_path / "v", progress=False)
+
+    assert torch.bfloat16 in seen
+    assert all(x.dtype == torch.float32 for x in Trained.load(out).parameters())
+    assert load_version(out).card.metrics["new/new"]["cmc@1"]["value"] > 0.6
+
+
+def _note(seen: list[torch.dtype], made: Tensor) -> Tensor:
+    seen.append(made.dtype)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("precision", "why"),
+    [("half", "precision must be one of 32-true, bf16-mixed, 16-mixed"), ("16-mixed", "needs a GPU")],
+)
+def test_a_precision_that_cannot_work_is_refused(
+    precision: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(InvalidArgument, match=why) as refused:
+        path.train(replace(RECIPE, precision=precision), tmp_path / "v", progress=False)
+
+    assert refused.value.pointer == "/precision"
+    assert left(tmp_path) == set()
+
+
+def test_logs_lie_beside_the_version_as_csv_and_for_tensorboard(tmp_path: Path) -> None:
+    out = path.train(replace(RECIPE, epochs=1), tmp_path / "v")
+    (first,) = logs_of(out).iterdir()
+
+    header, *lines = (first / "metrics.csv").read_text().splitlines()
+    assert {"epoch", "step", "loss"} <= set(header.split(","))
+    assert len(lines) == 1
+    assert list(first.glob("events.out.tfevents*"))
+    assert left(tmp_path) == {"v", "v-logs", "v-report.html"}
+
+
+def losses_of(recipe: Recipe, out: Path) -> list[float]:
+    found: list[float] = []
+    step: Step = Training.training_step
+
+    def watched(module: Training, batch: Any, place: int) -> Tensor:
+        loss = step(module, batch, place)
+        found.append(float(loss.detach()))
+        return loss
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "training_step", watched)
+        path.train(recipe, out, progress=False)
+    return found
+
+
+BCT = replace(find_recipe("digits_bct"), old=str(ROOT / "examples/v1"), epochs=2, warmup_epochs=0, seed=0)
+
+
+def test_the_first_losses_of_bct_at_seed_0_are_what_they_were(tmp_path: Path) -> None:
+    """Whoever changes these numbers changes what every recipe gives, and says so in the changelog."""
+    losses = losses_of(BCT, tmp_path / "v")
+
+    assert len(losses) == 28
+    assert losses[:10] == pytest.approx(FIRST_LOSSES, rel=1e-4)
+
+
+@pytest.mark.parametrize(("augment", "same"), [("none", True), ("shift", False)])
+def test_cached_old_embeddings_are_those_of_each_step_unless_images_are_augmented(
+    augment: str, same: bool, tmp_path: Path
+) -> None:
+    recipe = replace(BCT, method="l2", options={"weight": 100.0}, augment=augment, epochs=1)
+    each, cached = (losses_of(replace(recipe, cache_old=c), tmp_path / f"v{c}") for c in (False, True))
+
+    assert (each == pytest.approx(cached, rel=1e-4)) is same
+
+
+def test_cached_embeddings_spare_the_old_model_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    forward = Frozen.forward
+    monkeypatch.setattr(Frozen, "forward", lambda frozen, images: looked.append(len(images)) or forward(frozen, images))
+    recipe = replace(BCT, method="l2", options={}, epochs=1)
+
+    steps = len(losses_of(replace(recipe, cache_old=False), tmp_path / "each"))
+    every_step = len(looked)
+    looked.clear()
+    losses_of(replace(recipe, cache_old=True), tmp_path / "cached")
+
+    assert every_step >= steps
+    assert len(looked) < steps
+    assert sum(looked) == 900
+
+
+def test_an_old_version_whose_weights_do_not_fit_its_card_is_refused_by_name(tmp_path: Path) -> None:
+    old = shutil.copytree(ROOT / "examples/v1", tmp_path / "v1")
+    card = json.loads((old / "card.json").read_text())
+    card["recipe"]["dim"] = 17
+    (old / "card.json").write_text(json.dumps(card))
+
+    with pytest.raises(InvalidVersionFolder, match=r"v1: weights\.safetensors does not fit the recipe in card\.json"):
+        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)
+    assert left(tmp_path) == {"v1"}
+
+
+def test_weights_of_another_make_are_refused_by_name(tmp_path: Path) -> None:
+    old = shutil.copytree(ROOT / "examples/v1", tmp_path / "v1")
+    (old / WEIGHTS).write_bytes(b"not tensors")
+    with pytest.raises(InvalidVersionFolder, match="does not have the sha256"):
+        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)
+
+    write_card(old, load_version(ROOT / "examples/v1").card)
+    with pytest.raises(InvalidVersionFolder, match=r"v1: weights\.safetensors was not written by this release"):
+        path.train(replace(BCT, old=str(old)), tmp_path / "v2", progress=False)

@@ -1,0 +1,73 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from index.errors import InvalidArgument
+from training.recipes import RECIPES, find_recipe, method_options, recipe_from_json, with_overrides
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_its_own_name_and_purpose_and_sets_only_options_of_its_method(name: str) -> None:
+    recipe = RECIPES[name]()
+
+    assert recipe.name == name
+    assert 10 < len(recipe.summary) < 110
+    assert set(recipe.options) <= set(method_options(recipe.method))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_survives_its_card(name: str) -> None:
+    recipe = RECIPES[name]()
+
+    assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == replace(recipe, summary="")
+
+
+def test_an_unknown_recipe_lists_the_legal_ones() -> None:
+    with pytest.raises(InvalidArgument, match="'digits' is unknown; legal: digits_v1, "):
+        find_recipe("digits")
+
+
+def test_a_setting_takes_the_type_of_its_field() -> None:
+    recipe = with_overrides(
+        find_recipe("digits_bct"), ["epochs=3", "rate=0.5", "pretrained=true", "classes=4", "old=here", "scale=7"]
+    )
+
+    assert (recipe.epochs, recipe.rate, recipe.pretrained, recipe.classes, recipe.old) == (3, 0.5, True, 4, "here")
+    assert recipe.options["scale"] == 7.0
+    assert recipe.options["weight"] == find_recipe("digits_bct").options["weight"]
+    assert with_overrides(recipe, ["classes=none"]).classes is None
+
+
+@pytest.mark.parametrize("setting", ["learning_rate=1", "preprocess=8", "name=mine", "margin=1"])
+def test_an_unknown_field_lists_the_legal_ones_and_the_options_of_the_method(setting: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"no field '{setting.partition('=')[0]}'; legal: .*influence.*rate"):
+        with_overrides(find_recipe("digits_bct"), [setting])
+
+
+@pytest.mark.parametrize(("setting", "kind"), [("epochs=2.5", "int"), ("rate=fast", "float"), ("pretrained=1", "bool")])
+def test_a_value_of_the_wrong_type_is_refused_by_name(setting: str, kind: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{setting.partition('=')[0]} is a {kind}, which "):
+        with_overrides(find_recipe("digits_v1"), [setting])
+
+
+def test_a_setting_needs_an_equals_sign() -> None:
+    with pytest.raises(InvalidArgument, match="field=value, not 'epochs'"):
+        with_overrides(find_recipe("digits_v1"), ["epochs"])
+
+
+def test_another_method_starts_from_its_own_options() -> None:
+    recipe = with_overrides(find_recipe("digits_bct"), ["method=oca", "alignment_weight=2"])
+
+    assert recipe.options == {"alignment_weight": 2.0}
+
+
+def test_an_unknown_method_lists_the_legal_ones() -> None:
+    with pytest.raises(InvalidArgument, match="'magic' is unknown; legal: independent"):
+        with_overrides(find_recipe("digits_v1"), ["method=magic", "epochs=1"])
+
+
+@pytest.mark.parametrize("value", [{}, {"name": "x"}, {"name": "x", "preprocess": {"height": 8}, "sorcery": 1}])
+def test_a_card_of_another_package_is_no_recipe(value: dict[str, object]) -> None:
+    with pytest.raises(InvalidArgument, match="not written by this release"):
+        recipe_from_json(value)

@@ -1,0 +1,152 @@
+"""Side-information: what each kind learns by, against plain twins, and what psi and g make of raw numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument
+from training.heads import Softmax
+from training.method import Classifier
+from training.order import training_batches
+from training.recipes import Recipe, find_recipe
+from training.side_information import (
+    KINDS,
+    NONE,
+    Alternate,
+    Autoencoder,
+    Psi,
+    SimClr,
+    build_psi,
+    check_side,
+    dim_of,
+    finished,
+    recipe_of_psi,
+    settled,
+)
+from training.sources import load_data
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def sided(**changes: object) -> Recipe:
+    return replace(find_recipe("digits_v1_side"), **changes)  # type: ignore[arg-type]
+
+
+def test_simclr_pulls_the_two_views_of_an_image_together() -> None:
+    torch.manual_seed(0)
+    objective, image_VD = SimClr(3, 0.5), draw(8, 3)
+    made = objective(nn.Identity(), image_VD, torch.zeros(8, dtype=torch.long)).item()
+
+    unit = F.normalize(objective.project(image_VD)).double().detach().numpy()
+    losses = []
+    for row in range(8):
+        near = {other: np.exp(unit[row] @ unit[other] / 0.5) for other in range(8) if other != row}
+        losses.append(-np.log(near[(row + 4) % 8] / sum(near.values())))
+    assert made == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_the_autoencoder_sees_nothing_but_psi_of_an_image() -> None:
+    torch.manual_seed(0)
+    objective, image_BCHW = Autoencoder(4, 3, 10, 12).eval(), draw(5, 3, 10, 12)
+    constant = nn.Sequential(nn.Flatten(), nn.Linear(360, 4))
+    constant[1].weight.data.zero_()
+    painted = objective.paint(F.interpolate(objective.decode(F.normalize(constant(image_BCHW))), (10, 12)))
+
+    expected = ((painted - image_BCHW) ** 2).mean()
+    torch.testing.assert_close(objective(constant, image_BCHW, torch.zeros(5)), expected)
+    torch.testing.assert_close(painted[0], painted[1])  # one psi, one picture
+
+
+@pytest.mark.parametrize(("height", "width"), [(4, 4), (8, 8), (33, 20), (224, 224)])
+def test_the_autoencoder_paints_images_of_any_size(height: int, width: int) -> None:
+    image_BCHW = draw(2, 1, height, width)
+
+    assert Autoencoder(4, 1, height, width)(lambda _: draw(2, 4), image_BCHW, torch.zeros(2)).isfinite()
+
+
+def test_alternate_is_the_base_loss_of_a_model_of_its_own() -> None:
+    torch.manual_seed(0)
+    head, z_BS, label_B = Softmax(3, 4), draw(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+
+    made = Alternate(Classifier(head), mixup=False)(nn.Identity(), z_BS, label_B)
+    torch.testing.assert_close(made, F.cross_entropy(head(z_BS, label_B), label_B))
+
+
+def test_mixup_weighs_both_labels_by_their_share_of_the_image() -> None:
+    torch.manual_seed(0)
+    head, image_BS, label_B = Softmax(3, 4), draw(6, 3), torch.tensor([0, 1, 2, 3, 0, 1])
+    objective = Alternate(Classifier(head), mixup=True)
+
+    torch.manual_seed(7)
+    made = objective(nn.Identity(), image_BS, label_B)
+    torch.manual_seed(7)
+    share, other_B = torch.rand(()), torch.randperm(6)
+    log_BC = head(share * image_BS + (1 - share) * image_BS[other_B], label_B).log_softmax(1)
+    rows = torch.arange(6)
+    expected = -(share * log_BC[rows, label_B] + (1 - share) * log_BC[rows, label_B[other_B]]).mean()
+    torch.testing.assert_close(made, expected)
+
+
+def test_side_information_is_unit_vectors_or_signs() -> None:
+    raw = torch.tensor([[3.0, -4.0], [0.0, 2.0]])
+
+    torch.testing.assert_close(finished(raw, bits=False), torch.tensor([[0.6, -0.8], [0.0, 1.0]]))
+    assert finished(raw, bits=True).tolist() == [[1, -1], [-1, 1]]
+    torch.testing.assert_close(Psi(nn.Identity(), bits=True)(raw), finished(raw, bits=True))
+
+
+def test_only_signs_near_a_change_are_unsettled() -> None:
+    raw = torch.tensor([[3.0, -4.0], [1e-6, 2.0]])
+
+    assert settled(raw, bits=True).tolist() == [True, False]
+    assert settled(raw, bits=False).tolist() == [True, True]
+
+
+def test_each_image_of_a_batch_comes_again_as_another_view() -> None:
+    recipe = recipe_of_psi(sided(batch_size=10))
+    images = load_data("digits_old", "").train.dense()
+    image_VCHW, label_V, _ = next(iter(training_batches(images, recipe, {}, views=2)))
+    plain_VCHW, again_V, _ = next(iter(training_batches(images, replace(recipe, augment="none"), {}, views=2)))
+
+    assert len(image_VCHW) == len(label_V) == 20
+    assert torch.equal(label_V[:10], label_V[10:])
+    assert torch.equal(plain_VCHW[:10], plain_VCHW[10:])
+    assert torch.equal(label_V, again_V)
+    assert not torch.isclose(image_VCHW[:10], image_VCHW[10:]).flatten(1).all(1).any()
+
+
+def test_psi_is_trained_as_the_encoder_but_for_what_the_recipe_says() -> None:
+    recipe = sided(epochs=7, side_epochs=3, seed=5)
+    own = recipe_of_psi(recipe)
+
+    assert (own.augment, own.epochs) == ("shift", 3)
+    assert own.seed != recipe.seed
+    assert recipe_of_psi(replace(recipe, side_epochs=0, side_augment="")).epochs == 7
+    assert (dim_of(recipe), dim_of(replace(recipe, side_dim=9)), dim_of(replace(recipe, side=NONE))) == (16, 9, 0)
+    assert build_psi(find_recipe("digits_v1")) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"side": "magic"}, "side must be one of none, simclr, autoencoder, alternate, alternate_mixup, not 'magic'"),
+        ({"side_dim": -1}, "side_dim must be 0"),
+        ({"side_temperature": 0.0}, "side_temperature must be above 0"),
+    ],
+)
+def test_side_information_that_cannot_be_made_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        check_side(sided(**changes))
+
+
+def test_simclr_without_augmentation_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="set side_augment"):
+        KINDS["simclr"](recipe_of_psi(sided(side_augment="")), 5)

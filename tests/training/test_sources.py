@@ -1,0 +1,301 @@
+import logging
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from index.errors import InvalidArgument, InvalidImage
+from training.data import Data
+from training.sources import SOURCES, load_data
+
+
+def put(path: Path, grey: int = 0, size: int = 8) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L", (size, size), grey).save(path)
+
+
+def shades(data: Data, part: str) -> list[tuple[str, int]]:
+    """Class name and grey of each image, which tell whether labels and images still belong together."""
+    images, names = getattr(data, part), data.names
+    assert names is not None
+    return [(names[label], image.getpixel((0, 0))) for label, image in zip(images.labels, images.images, strict=True)]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for name, grey in (("train/b/1.png", 1), ("train/b/2.png", 2), ("train/a/1.PNG", 3), ("train/c/1.png", 4)):
+        put(tmp_path / name, grey)
+    for name, grey in (("test/a/1.png", 5), ("test/a/2.png", 6), ("test/Z/1.png", 7), ("test/Z/2.png", 8)):
+        put(tmp_path / name, grey)
+    (tmp_path / "train" / "a" / "notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_folders_give_each_image_the_name_of_its_folder(root: Path) -> None:
+    data = load_data("folders", str(root))
+
+    assert shades(data, "train") == [("a", 3), ("b", 1), ("b", 2), ("c", 4)]
+    assert shades(data, "query") == [("Z", 7), ("Z", 8), ("a", 5), ("a", 6)]
+    assert data.same
+    assert data.query is data.gallery
+
+
+def test_classes_of_the_test_images_do_not_renumber_those_of_training(root: Path) -> None:
+    data = load_data("folders", str(root))
+
+    assert data.classes == ["a", "b", "c"]
+    assert np.unique(data.train.labels).tolist() == [0, 1, 2]
+    assert data.split(classes=2).classes == ["a", "b"]
+
+
+def test_query_and_gallery_may_be_folders_of_their_own(root: Path) -> None:
+    (root / "test").rename(root / "gallery")
+    put(root / "query/a/9.png", 9)
+    data = load_data("folders", str(root))
+
+    assert shades(data, "query") == [("a", 9)]
+    assert shades(data, "gallery")[0] == ("Z", 7)
+    assert not data.same
+
+
+def test_a_class_may_be_a_folder_in_a_folder(tmp_path: Path) -> None:
+    for part, alphabets in (("train", ("Greek", "Latin")), ("test", ("Sanskrit",))):
+        for alphabet in alphabets:
+            for character in ("one", "two"):
+                for drawing in (1, 2):
+                    put(tmp_path / part / alphabet / character / f"{drawing}.png", drawing)
+    data = load_data("folders", str(tmp_path))
+
+    assert data.classes == ["Greek/one", "Greek/two", "Latin/one", "Latin/two"]
+    assert sorted(set(data.query.labels.tolist()) & set(data.train.labels.tolist())) == []
+    assert data.lonely() == 0
+
+
+@pytest.mark.parametrize("missing", ["train", "test"])
+def test_a_folder_without_a_part_says_what_it_must_hold(root: Path, missing: str) -> None:
+    for path in sorted((root / missing).rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()
+
+    with pytest.raises(InvalidArgument, match=f"{missing}.* holds no <class>/<image> files"):
+        load_data("folders", str(root))
+
+
+def test_no_query_that_could_find_its_class_is_one_clear_message(root: Path) -> None:
+    for path in (root / "test").rglob("2.png"):
+        path.unlink()
+
+    with pytest.raises(InvalidArgument, match=r"nothing can be measured.*two images in test/"):
+        load_data("folders", str(root))
+
+
+def test_a_class_with_one_test_image_is_no_obstacle_to_the_others(root: Path) -> None:
+    (root / "test" / "Z" / "2.png").unlink()
+
+    assert load_data("folders", str(root)).lonely() == 1
+
+
+def break_one(root: Path) -> Path:
+    path = root / "train" / "b" / "2.png"
+    path.write_bytes(path.read_bytes()[:40])
+    return path
+
+
+def test_an_unreadable_image_is_refused_by_its_path_when_its_turn_comes(root: Path) -> None:
+    path = break_one(root)
+    data = load_data("folders", str(root))
+
+    assert len(data.train) == 4
+    with pytest.raises(InvalidImage, match=str(path)):
+        list(data.train.images)
+
+
+def test_unreadable_images_are_skipped_counted_and_logged(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = break_one(root)
+    (root / "test" / "a" / "1.png").write_bytes(b"")
+    with caplog.at_level(logging.WARNING):
+        data = load_data("folders", str(root), "skip")
+
+    assert shades(data, "train") == [("a", 3), ("b", 1), ("c", 4)]
+    assert shades(data, "query") == [("Z", 7), ("Z", 8), ("a", 6)]
+    assert data.query is data.gallery
+    assert data.skipped == 2
+    assert f"skipped 1 of 4 images that cannot be read; the first: {path}" in caplog.text
+
+
+def test_nothing_is_skipped_where_all_can_be_read(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (root / "test").rename(root / "gallery")
+    put(root / "query/a/9.png", 9)
+
+    assert load_data("folders", str(root), "skip").skipped == 0
+    assert load_data("digits_new", "", "skip").skipped == 0
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("pictures", ""), "'pictures' is unknown; legal: digits_old, .*folders"),
+        (("folders", ""), r"this recipe needs your data: --set root=PATH, a folder with train/<class>/<image>"),
+        (("cifar100", ""), "--set root=PATH, the folder cifar-100-python"),
+        (("folders", "/nowhere"), "root /nowhere does not exist; it must be a folder with"),
+        (("folders", ".", "ignore"), "unreadable must be one of refuse, skip, not 'ignore'"),
+    ],
+)
+def test_what_cannot_be_loaded_says_what_could_be(arguments: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        load_data(*arguments)
+
+
+def test_every_source_says_what_its_root_is_or_needs_none() -> None:
+    assert {name for name, (_, needed) in SOURCES.items() if not needed} == {"digits_old", "digits_new"}
+
+
+def arrays_file(path: Path, **changes: Any) -> str:
+    images, labels = np.arange(4 * 36, dtype=np.uint8).reshape(4, 6, 6), np.array([0, 0, 7, 7])
+    parts = {f"{part}_{what}": x for part in ("train", "query", "gallery") for what, x in
+             (("images", images), ("labels", labels))}  # fmt: skip
+    np.savez(path, **{name: x for name, x in (parts | changes).items() if x is not None})
+    return str(path)
+
+
+def test_arrays_keep_their_own_class_numbers(tmp_path: Path) -> None:
+    data = load_data("arrays", arrays_file(tmp_path / "a.npz"))
+
+    assert data.classes == [0, 7]
+    assert np.array_equal(np.asarray(data.gallery.images[3]), np.arange(108, 144).reshape(6, 6))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query_labels": None}, "query_labels"),
+        ({"train_images": np.zeros((4, 6, 6))}, "must be uint8"),
+        ({"train_images": np.zeros((4, 6, 6, 2), np.uint8)}, r"must be uint8 .N, H, W. or .N, H, W, 3., not uint8"),
+        ({"train_images": np.zeros((4, 36), np.uint8)}, "must be uint8"),
+        ({"train_labels": np.zeros(3, int)}, "4 images need one whole number each"),
+        ({"train_labels": np.zeros(4)}, "one whole number each as labels, not float64"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_refused_by_their_file(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match=rf"a\.npz cannot be used: .*{message}"):
+        load_data("arrays", arrays_file(tmp_path / "a.npz", **changes))
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"hello"])
+def test_a_file_that_holds_no_arrays_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(content)
+
+    with pytest.raises(InvalidArgument, match=r"a\.npz cannot be used"):
+        load_data("arrays", str(tmp_path / "a.npz"))
+
+
+def cifar(folder: Path, dump: Callable[[Any], bytes] = lambda held: pickle.dumps(held, 4), **changes: Any) -> str:
+    generator = np.random.default_rng(0)
+    for part, count in (("train", 6), ("test", 4)):
+        held = {
+            b"filenames": [b"x.png"] * count,
+            b"fine_labels": [row % 2 for row in range(count)],
+            b"coarse_labels": [0] * count,
+            b"data": generator.integers(0, 256, (count, 3072), dtype=np.uint8),
+        }
+        (folder / part).write_bytes(dump({**held, **changes.get(part, {})}))
+    (folder / "meta").write_bytes(dump({b"fine_label_names": [b"apple", b"aquarium_fish"]}))
+    return str(folder)
+
+
+def test_cifar_100_is_read_in_its_own_python_format(tmp_path: Path) -> None:
+    data = load_data("cifar100", cifar(tmp_path))
+    stored = pickle.loads((tmp_path / "train").read_bytes())[b"data"]
+    image = np.asarray(data.train.images[2])
+
+    assert (len(data.train), len(data.query), data.same) == (6, 4, True)
+    assert data.train.labels.tolist() == [0, 1, 0, 1, 0, 1]
+    assert data.classes == ["apple", "aquarium_fish"]
+    assert image.shape == (32, 32, 3)
+    for row, column, channel in ((0, 0, 0), (0, 31, 1), (31, 5, 2)):
+        assert image[row, column, channel] == stored[2, 1024 * channel + 32 * row + column]
+
+
+class Python2(pickle._Pickler):  # type: ignore[name-defined, misc]
+    """Writes strings as python 2 did when the published files were made, and arrays by numpy's old module name."""
+
+    dispatch = pickle._Pickler.dispatch.copy()  # type: ignore[attr-defined]
+
+    def save_bytes(self, value: bytes) -> None:
+        self.write(pickle.BINSTRING + len(value).to_bytes(4, "little") + value)
+
+    dispatch[bytes] = save_bytes
+
+
+def dump_as_python_2(held: Any) -> bytes:
+    import io
+
+    file = io.BytesIO()
+    Python2(file, 2).dump(held)
+    return file.getvalue().replace(b"numpy._core.multiarray", b"numpy.core.multiarray")
+
+
+def test_files_pickled_by_python_2_are_read_too(tmp_path: Path) -> None:
+    for folder in ("old", "new"):
+        (tmp_path / folder).mkdir()
+    old = load_data("cifar100", cifar(tmp_path / "old", dump_as_python_2))
+    new = load_data("cifar100", cifar(tmp_path / "new"))
+
+    assert b"numpy.core.multiarray" in (tmp_path / "old" / "train").read_bytes()
+    assert np.array_equal(old.train.images.images, new.train.images.images)  # type: ignore[attr-defined]
+    assert old.names == new.names
+
+
+class Trap:
+    """Unpickling it makes a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.folder),)
+
+
+def test_a_pickle_that_calls_anything_else_is_refused_and_calls_nothing(tmp_path: Path) -> None:
+    root = cifar(tmp_path, train={b"data": Trap(tmp_path / "made")})
+
+    with pytest.raises(InvalidArgument, match=r"train cannot be read as a CIFAR-100 file: it names \w+\.mkdir"):
+        load_data("cifar100", root)
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": np.zeros((6, 3071), np.uint8)}, "python format"),
+        ({"data": np.zeros((6, 3072))}, "must be uint8"),
+        ({"data": None}, "python format"),
+        ({"fine_labels": [0]}, "one whole number each"),
+        ({"fine_labels": ["a"] * 6}, "one whole number each"),
+    ],
+)
+def test_cifar_files_that_hold_something_else_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    root = cifar(tmp_path, train={name.encode(): value for name, value in changes.items()})
+
+    with pytest.raises(InvalidArgument, match=message):
+        load_data("cifar100", root)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a pickle", pickle.dumps([1, 2], 2), pickle.dumps({}, 2)])
+def test_broken_or_missing_cifar_files_are_named(content: bytes | None, tmp_path: Path) -> None:
+    root = cifar(tmp_path)
+    (tmp_path / "test").unlink()
+    if content is not None:
+        (tmp_path / "test").write_bytes(content)
+
+    with pytest.raises(InvalidArgument, match=r"test|fine_labels|data"):
+        load_data("cifar100", root)

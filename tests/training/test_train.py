@@ -1,0 +1,241 @@
+"""The training path end to end on a few batches of digits: what it writes, what it leaves alone, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from index.encoder import Encoder, verify_version
+from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
+from index.folder import load_version
+from index.transform import load_transform
+from index.version import EdgeKind
+from training import export
+from training import train as path
+from training.digits import load_digits_split
+from training.module import Training
+from training.recipes import RECIPES, Recipe, find_recipe
+from training.trained import WEIGHTS, Trained
+
+EDGES = {"bct": EdgeKind.IDENTITY, "oca": EdgeKind.TRUNCATE, "fct": EdgeKind.FORWARD}
+
+
+def quick(name: str, **changes: object) -> Recipe:
+    return replace(RECIPES[name](), epochs=2, warmup_epochs=0, batch_size=256, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where no ONNX exporter is installed: export is most of the time of so short a training."""
+    monkeypatch.setattr(export, "can_export", lambda: False)
+
+
+@pytest.fixture(scope="module")
+def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return path.train(quick("digits_v1"), tmp_path_factory.mktemp("old") / "v1", progress=False)
+
+
+@pytest.fixture(scope="module")
+def independent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "can_export", lambda: False)
+        return path.train(quick("digits_independent"), tmp_path_factory.mktemp("runs") / "independent", progress=False)
+
+
+@pytest.fixture(scope="module", params=list(EDGES))
+def v2(request: pytest.FixtureRequest, v1: Path, independent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    recipe = quick(f"digits_{request.param}", old=str(v1))
+    if recipe.independent:
+        recipe = replace(recipe, independent=str(independent))
+    return path.train(recipe, tmp_path_factory.mktemp(request.param) / "v2", progress=False)
+
+
+def test_what_was_trained_passes_every_check_of_a_registration(v1: Path, v2: Path) -> None:
+    old, new = verify_version(v1), verify_version(v2)
+    (edge,) = new.edges
+
+    verify_version(v2, {"v1": old.card})
+    assert edge.kind is EDGES[new.card.method]
+    assert edge.old == "v1"
+    assert edge.old_encoder == old.card.encoder
+    assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
+
+
+def test_the_edge_carries_what_serving_measures_with_the_exported_files(v1: Path, v2: Path) -> None:
+    old, new, split = load_version(v1), load_version(v2), load_digits_split()
+    edge = new.edges[0]
+    images, labels = zip(*[(to_images(part.images), part.labels) for part in (split.query, split.gallery)], strict=True)
+    queries, items = Encoder(new).encode(images[0]).vectors, Encoder(old).encode(images[1]).vectors
+    transform = load_transform(edge, new.card, old.card)
+    if edge.kind is EdgeKind.FORWARD:
+        items = transform(items)
+    else:
+        queries = transform(queries)
+    nearest = labels[1][np.argmax(queries @ items.T, axis=1)]
+
+    # One query of 320 may fall the other way where float rounding differs between torch and onnxruntime.
+    assert np.mean(nearest == labels[0]) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+
+
+def to_images(arrays: np.ndarray) -> list:
+    from PIL import Image
+
+    return [Image.fromarray(array) for array in arrays]
+
+
+def test_the_card_says_how_the_version_was_made_and_on_what(v2: Path) -> None:
+    card = load_version(v2).card
+    recipe = find_recipe(f"digits_{card.method}")
+
+    assert card.recipe["name"] == recipe.name
+    assert card.recipe["epochs"] == 2
+    assert card.data["images"] == 900
+    assert card.data["classes"] == list(range(10))
+    assert (card.data["queries"], card.data["items"]) == (320, 577)
+    assert set(card.metrics) == {"old/old", "new/old", "new/new"}
+    for scores in card.metrics.values():
+        assert all(0 <= s["low"] <= s["value"] <= s["high"] <= 1 for s in scores.values())
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_the_same_seed_gives_the_same_weights_bit_by_bit_and_another_seed_others(v1: Path, tmp_path: Path) -> None:
+    again = load_version(path.train(quick("digits_v1"), tmp_path / "v1", progress=False))
+    other = load_version(path.train(quick("digits_v1", seed=5), tmp_path / "other" / "v1", progress=False))
+
+    assert again.card.files[WEIGHTS] == load_version(v1).card.files[WEIGHTS] != other.card.files[WEIGHTS]
+    assert again.card.metrics == load_version(v1).card.metrics
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_the_old_folder_and_its_model_are_untouched(v1: Path, tmp_path: Path) -> None:
+    before = {p.name: p.read_bytes() for p in v1.iterdir()}
+    state = {name: x.clone() for name, x in Trained.load(v1).state_dict().items()}
+    seen = []
+
+    def watched(recipe: Recipe, field: str, progress: bool) -> Trained | None:
+        seen.append(load(recipe, field, progress))
+        return seen[-1]
+
+    load = path.load_reference
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(path, "load_reference", watched)
+        path.train(quick("digits_bct", old=str(v1)), tmp_path / "v2", progress=False)
+
+    assert seen[0] is not None
+    assert all(torch.equal(x, state[name]) for name, x in seen[0].state_dict().items())
+    assert {p.name: p.read_bytes() for p in v1.iterdir()} == before
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path, tmp_path: Path) -> None:
+    recipe = quick("digits_fct", old=str(v1), independent=str(independent))
+    made = Trained.load(path.train(recipe, tmp_path / "v2", progress=False)).raw.state_dict()
+
+    assert all(torch.equal(x, made[name]) for name, x in Trained.load(independent).raw.state_dict().items())
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_a_reference_may_be_a_recipe_which_is_trained_once(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    short, changed = quick("digits_independent"), quick("digits_independent", rate=1e-4)
+    monkeypatch.setitem(RECIPES, "digits_independent", lambda: short)
+    path.train(quick("digits_fct", old=str(v1)), tmp_path / "a", progress=False)
+    made = tmp_path / "runs" / "digits_independent"
+    written = (made / "card.json").stat().st_mtime_ns
+    path.train(quick("digits_fct", old=str(v1)), tmp_path / "b", progress=False)
+    unchanged = (made / "card.json").stat().st_mtime_ns
+    monkeypatch.setitem(RECIPES, "digits_independent", lambda: changed)
+    path.train(quick("digits_fct", old=str(v1)), tmp_path / "c", progress=False)
+
+    assert written == unchanged
+    assert (made / "card.json").stat().st_mtime_ns > written
+
+
+def test_a_missing_old_version_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=r"old=.*nowhere is neither a version folder nor a recipe"):
+        path.train(quick("digits_bct", old=str(tmp_path / "nowhere")), tmp_path / "v2", progress=False)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_old_version_that_does_not_match_its_card_is_refused(v1: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "v1"
+    damaged.mkdir()
+    for file in v1.iterdir():
+        (damaged / file.name).write_bytes(file.read_bytes())
+    (damaged / WEIGHTS).write_bytes((v1 / WEIGHTS).read_bytes()[:-1] + b"!")
+
+    with pytest.raises(InvalidVersionFolder, match=WEIGHTS):
+        path.train(quick("digits_bct", old=str(damaged)), tmp_path / "v2", progress=False)
+    assert [p.name for p in tmp_path.iterdir()] == ["v1"]
+
+
+def test_an_old_version_without_weights_cannot_be_trained_against(make_version, tmp_path: Path) -> None:
+    make_version(tmp_path / "v1", "v1", 4)
+
+    with pytest.raises(InvalidVersionFolder, match=f"holds no {WEIGHTS}"):
+        path.train(quick("digits_bct", old=str(tmp_path / "v1")), tmp_path / "v2", progress=False)
+
+
+def test_a_version_may_not_replace_the_one_it_is_compatible_with(v1: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="has the name of its old version 'v1'"):
+        path.train(quick("digits_bct", old=str(v1)), tmp_path / "v1", progress=False)
+
+
+def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
+    v1: Path, independent: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="method fct needs independent="):
+        path.train(quick("digits_fct", old=str(v1), independent=""), tmp_path / "v2", progress=False)
+    with pytest.raises(InvalidArgument, match="the independent version's dim is 16, the recipe's 24"):
+        path.train(
+            quick("digits_fct", old=str(v1), independent=str(independent), dim=24), tmp_path / "v2", progress=False
+        )
+
+
+def test_ctrl_c_leaves_no_version_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Training, "training_step", interrupted)
+
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        path.train(quick("digits_v1"), tmp_path / "v1", progress=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failing_export_leaves_no_part_of_a_version_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Trained, "save", full)
+
+    with pytest.raises((OSError, RegraftError), match="No space left"):
+        path.train(quick("digits_v1"), tmp_path / "v1", progress=False)
+    assert [p for p in tmp_path.iterdir() if p.is_dir()] == []
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_training_is_silent_unless_progress_is_asked_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path.train(quick("digits_v1"), tmp_path / "v1", progress=False)
+    quiet, left = capfd.readouterr(), [p.name for p in tmp_path.iterdir()]
+    path.train(quick("digits_v1"), tmp_path / "v1", progress=True)
+
+    assert (quiet.out, quiet.err, left) == ("", "", ["v1"])
+    assert (tmp_path / "v1-report.html").is_file()
+    assert "new/new" in capfd.readouterr().out
+
+
+def test_the_card_is_plain_json_without_paths_of_this_machine(v1: Path, tmp_path: Path) -> None:
+    text = (v1 / "card.json").read_text()
+
+    assert json.loads(text)["name"] == "v1"
+    assert str(Path.cwd()) not in text
+    assert str(v1.parent) not in text

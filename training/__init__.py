@@ -1,0 +1,1 @@
+"""Offline training and evaluation of compatible versions."""

@@ -1,0 +1,158 @@
+"""How queries of one version meet the items of another: along declared edges only, as the gallery does it.
+
+Shape suffixes: Q queries, N items, D dimension, S side-information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from index.evaluation import Compared
+from index.graph import Graph
+from index.space import Lorentz, Vectors
+from index.transform import Carried
+from index.version import Edge, EdgeKind, Version
+from training.edges import open_forward, open_query_edge
+from training.sides import Sides
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Queries and items in one space, and the kinds of the edges that brought them there (none: one version)."""
+
+    compared: Compared
+    kinds: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Items of an older version as a `transform` backfill leaves them.
+
+    Attributes:
+        version: whose space they are in.
+        carried: the vectors, and what the last edge told beside them.
+        kinds: of the edges on the way; none where nothing has moved.
+    """
+
+    version: str
+    carried: Carried
+    kinds: tuple[str, ...] = ()
+
+
+class Crossings:
+    """All versions under evaluation and the edges between them.
+
+    Args:
+        sides: what each version made of the data, by name.
+
+    Raises:
+        InvalidVersionFolder: an edge does not fit the two versions.
+        NoEncoder: an edge has a model, and onnxruntime is not installed.
+    """
+
+    def __init__(self, sides: Mapping[str, Sides]) -> None:
+        self.sides = dict(sides)
+        edges = [edge for one in sides.values() for edge in one.version.edges if edge.old in sides]
+        self.graph = Graph(edges)
+        self.queries = {
+            (edge.new, edge.old): open_query_edge(edge, sides[edge.new], sides[edge.old])
+            for edge in edges
+            if edge.kind is not EdgeKind.FORWARD
+        }
+        self.forwards = {
+            (edge.new, edge.old): open_forward(edge, sides[edge.new], sides[edge.old])
+            for edge in edges
+            if edge.kind is EdgeKind.FORWARD
+        }
+
+    def declared(self, new: str, old: str) -> Crossing | None:
+        """Queries of `new` and items of `old` along query edges; where there are none, items moved by forward edges.
+
+        None: no declared edge connects them. Asking the old encoder instead (`dual`) is M(old/old), no measurement.
+        """
+        for moved in self.moved(old):
+            route = self.graph.route(new, moved.version, frozenset())
+            if route is not None:
+                queries_QD = self._follow(route.edges, self.sides[new].queries_QD)
+                space = self.sides[moved.version].space
+                return Crossing(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
+        return None
+
+    def unmoved(self, new: str, old: str) -> Crossing:
+        """What queries of `new` find of items that no backfill has reached: by query edges, at worst by `dual`."""
+        route = self.graph.route(new, old, frozenset({old}))
+        assert route is not None
+        asked = route.encoder
+        queries_QD = (
+            self.sides[asked].queries_QD if asked == old else self._follow(route.edges, self.sides[new].queries_QD)
+        )
+        return Crossing(Compared(queries_QD, self.sides[old].items_ND, self.sides[old].space), route.kinds)
+
+    def reencoded(self, new: str) -> Compared:
+        """Queries and items of one version."""
+        return Compared(self.sides[new].queries_QD, self.sides[new].items_ND, self.sides[new].space)
+
+    def transformed(self, new: str, old: str) -> Crossing | None:
+        """Queries of `new` and items of `old` moved to its space by forward edges; None where none lead there."""
+        moved = self._moved_to(new, old)
+        if moved is None:
+            return None
+        own = self.sides[new]
+        return Crossing(Compared(own.queries_QD, moved.carried.vectors_ND, own.space), moved.kinds)
+
+    def moved(self, old: str) -> Iterator[Moved]:
+        """The items of `old` as they are, then in each version that forward edges lead to, fewest steps first."""
+        own = self.sides[old]
+        waiting, seen = [Moved(old, Carried(own.items_ND, own.side_NS))], {old}
+        for moved in waiting:  # grows while it is walked: breadth first
+            yield moved
+            stored = moved.carried
+            if self.sides[moved.version].version.card.side_dim and stored.side_NS is None:
+                continue  # the next edge would need side-information that no edge has given
+            for new in self.sides:
+                edge = self.graph.forward(moved.version, new)
+                if edge is not None and new not in seen:
+                    carried = self.forwards[new, moved.version].carry(stored.vectors_ND, stored.side_NS)
+                    waiting.append(Moved(new, carried, (*moved.kinds, edge.kind.value)))
+                    seen.add(new)
+
+    def uncertainty(self, new: str, old: str) -> Vectors | None:
+        """(N,) how unsure something is of each item on its way from `old` to `new`; None where nothing says.
+
+        The forward edge may tell a variance (FastFill). In hyperbolic space an embedding near the origin is unsure:
+        1 - tanh(sqrt(K) |v|), v its tangent vector at the origin (HBCT, Bui 2025, 2506.05826, eq. 10, for any K).
+        """
+        moved = self._moved_to(new, old)
+        if moved is not None and moved.carried.variance_N is not None:
+            return moved.carried.variance_N
+        space = self.sides[old].space
+        if not isinstance(space, Lorentz):
+            return None
+        scaled_N = np.sqrt(space.curvature) * np.linalg.norm(self.sides[old].items_ND.astype(np.float64), axis=1)
+        return np.asarray(1.0 - np.tanh(np.arcsinh(scaled_N)), np.float32)
+
+    def _moved_to(self, new: str, old: str) -> Moved | None:
+        return next((moved for moved in self.moved(old) if moved.version == new and moved.kinds), None)
+
+    def _follow(self, edges: tuple[Edge, ...], queries_QD: Vectors) -> Vectors:
+        for edge in edges:
+            queries_QD = self.queries[edge.new, edge.old](queries_QD)
+        return queries_QD
+
+
+def oldest_first(versions: Mapping[str, Version]) -> list[str]:
+    """The names in an order in which every version comes after those that its edges lead to.
+
+    Raises:
+        InvalidArgument: edges lead in a circle.
+    """
+    leads = {name: [e.old for e in v.edges if e.old in versions] for name, v in versions.items()}
+    try:
+        return list(TopologicalSorter(leads).static_order())
+    except CycleError as error:
+        raise InvalidArgument(f"the edges of {', '.join(error.args[1])} lead in a circle") from error

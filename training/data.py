@@ -1,0 +1,267 @@
+"""Data: images with labels, how they are split, and how batches of tensors are made of them.
+
+A source of `training.sources` gives `Data`: images to train on, and query and gallery sets to evaluate on, of the same
+classes or of others. A label is a class's number within its source; its name says the same to another version.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from index.errors import InvalidArgument, InvalidImage
+from index.image import decode_image
+from index.version import Preprocess
+from training.transforms import find_augmentation, pixels, sizing
+
+KEPT_BYTES = 1 << 30
+"""Images that take no more than this at the encoder's size are decoded once and kept in memory."""
+ClassName = str | int
+"""A folder's name, or a number where the source has no names."""
+
+
+class Images(Sequence[Image.Image]):
+    """A row of images that are opened when they are asked for."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Preprocess, Tensor] = {}
+
+    @overload
+    def __getitem__(self, row: int) -> Image.Image: ...
+    @overload
+    def __getitem__(self, row: slice) -> Self: ...
+    def __getitem__(self, row: int | slice) -> Image.Image | Self:
+        return self.take(np.arange(len(self))[row]) if isinstance(row, slice) else self.open(row)
+
+    @abstractmethod
+    def open(self, row: int) -> Image.Image:
+        """Decode one image.
+
+        Raises:
+            InvalidImage: it cannot be decoded; names its file.
+        """
+
+    @abstractmethod
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """The images at these rows; decodes nothing."""
+
+    @abstractmethod
+    def content(self, row: int) -> bytes:
+        """What makes this image another one than the others, for a fingerprint."""
+
+    def kept(self, spec: Preprocess) -> Tensor | None:
+        """All images at the encoder's size, uint8 (N, C, H, W); None where they exceed `KEPT_BYTES`."""
+        if len(self) * spec.channels * spec.height * spec.width > KEPT_BYTES:
+            return None
+        if spec not in self._kept:
+            size = sizing(spec)
+            self._kept[spec] = torch.stack([size(self[row]) for row in range(len(self))])
+        return self._kept[spec]
+
+
+class Files(Images):
+    """Image files."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        super().__init__()
+        self.paths = list(paths)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def open(self, row: int) -> Image.Image:
+        try:
+            return decode_image(self.paths[row].read_bytes())
+        except (InvalidImage, OSError) as error:
+            raise InvalidImage(f"{self.paths[row]}: {error}") from error
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        return type(self)([self.paths[row] for row in rows])
+
+    def content(self, row: int) -> bytes:
+        return self.paths[row].read_bytes()
+
+
+class Arrays(Images):
+    """Images in memory: uint8 (N, H, W) or (N, H, W, 3)."""
+
+    def __init__(self, images: NDArray[np.uint8]) -> None:
+        super().__init__()
+        self.images = images
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def open(self, row: int) -> Image.Image:
+        return Image.fromarray(self.images[row])
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        return type(self)(self.images[rows])
+
+    def content(self, row: int) -> bytes:
+        image = self[row]
+        return f"{image.mode}{image.size}".encode() + image.tobytes()
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images and their labels (N,) int64."""
+
+    images: Images
+    labels: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, rows: NDArray[np.int64]) -> ImageSet:
+        """The images at these rows."""
+        return ImageSet(self.images.take(rows), self.labels[rows])
+
+    def keep_classes(self, count: int) -> ImageSet:
+        """Only the first `count` classes by number, as in class-incremental protocols."""
+        return self._of(np.unique(self.labels)[:count])
+
+    def keep_class_share(self, share: float, seed: int) -> ImageSet:
+        """A random share of the classes, at least one; the same seed keeps the same ones, and a larger share more."""
+        classes = np.unique(self.labels)
+        return self._of(_share(classes, share, seed))
+
+    def keep_fraction(self, fraction: float, seed: int) -> ImageSet:
+        """A random share of the images, at least one, as `keep_class_share` does."""
+        return self.take(np.sort(_share(np.arange(len(self)), fraction, seed)))
+
+    def dense(self) -> ImageSet:
+        """The same images with labels 0 to C - 1, in the same order."""
+        return replace(self, labels=np.unique(self.labels, return_inverse=True)[1].astype(np.int64))
+
+    def _of(self, classes: NDArray[np.int64]) -> ImageSet:
+        return self.take(np.flatnonzero(np.isin(self.labels, classes)))
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a recipe trains on and is measured on.
+
+    Args:
+        train: the training images.
+        query, gallery: the evaluation's two sides.
+        same: query and gallery are one list of images, so each query leaves itself out.
+        names: name of every label; None: the labels' own numbers.
+        skipped: files that were left out because nothing could read them.
+    """
+
+    train: ImageSet
+    query: ImageSet
+    gallery: ImageSet
+    same: bool = False
+    names: Sequence[str] | None = None
+    skipped: int = 0
+
+    @property
+    def classes(self) -> list[ClassName]:
+        """The classes trained on, in the order of their labels."""
+        return [int(label) if self.names is None else self.names[label] for label in np.unique(self.train.labels)]
+
+    def split(self, classes: int | None = None, class_share: float = 1, fraction: float = 1, seed: int = 0) -> Data:
+        """Train on the first classes, then on a share of those, then on a share of their images.
+
+        The evaluation stays as it is.
+
+        Raises:
+            InvalidArgument: shares outside 0 to 1, or what is left holds fewer than two classes.
+        """
+        for name, share in (("class_share", class_share), ("fraction", fraction)):
+            if not 0 < share <= 1:
+                raise InvalidArgument(f"{name} must be above 0 and at most 1, not {share}", pointer=f"/{name}")
+        train = self.train if classes is None else self.train.keep_classes(classes)
+        train = train if class_share == 1 else train.keep_class_share(class_share, seed)
+        train = train if fraction == 1 else train.keep_fraction(fraction, seed)
+        left = len(np.unique(train.labels))
+        if left < 2:
+            raise InvalidArgument(
+                f"training needs images of two classes at least; {len(train)} images of {left} are left",
+                pointer="/data",
+            )
+        return replace(self, train=train)
+
+    def lonely(self) -> int:
+        """How many queries have no item of their class; with one list on both sides: no second image of it."""
+        classes, items = np.unique(self.gallery.labels, return_counts=True)
+        findable = classes[items >= (2 if self.same else 1)]
+        return int((~np.isin(self.query.labels, findable)).sum())
+
+
+class Tensors(Dataset[tuple[Tensor, Tensor]]):
+    """A set of images as batches of tensors, made a batch at a time.
+
+    Args:
+        images: the images.
+        spec: how they become the encoder's input.
+        augment: a name of `training.transforms.AUGMENTATIONS`.
+
+    Raises:
+        InvalidArgument: an unknown augmentation.
+    """
+
+    def __init__(self, images: ImageSet, spec: Preprocess, augment: str = "none") -> None:
+        self.images, self.spec = images, spec
+        self.labels = torch.from_numpy(images.labels)
+        self.augmentation = find_augmentation(augment)
+        self.size = sizing(spec, self.augmentation)
+        self.kept = None if self.augmentation.size else images.images.kept(spec)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        """(C, H, W) float32, and the label."""
+        image_BCHW, label_B = self.__getitems__([row])
+        return image_BCHW[0], label_B[0]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """(B, C, H, W) float32, and the labels (B,); torch's loader asks for whole batches here."""
+        if self.kept is None:
+            sized_BCHW = torch.stack([self.size(self.images.images[row]) for row in rows])
+        else:
+            sized_BCHW = self.kept[rows]
+        return pixels(sized_BCHW, self.spec, self.augmentation), self.labels[rows]
+
+
+def batches(images: ImageSet, spec: Preprocess, size: int = 256) -> DataLoader[tuple[Tensor, Tensor]]:
+    """Batches (B, C, H, W) and (B,) of a set of images in its order, as evaluation sees them.
+
+    Args:
+        images: the images.
+        spec: how they become the encoder's input.
+        size: B.
+    """
+    return DataLoader(Tensors(images, spec), batch_size=size, collate_fn=_as_made)
+
+
+def fingerprint(images: ImageSet) -> str:
+    """sha256 over images and labels, in order: the same number means the same training data."""
+    seen = hashlib.sha256(np.ascontiguousarray(images.labels).tobytes())
+    for row in range(len(images)):
+        seen.update(images.images.content(row))
+    return seen.hexdigest()
+
+
+def _as_made(batch: Any) -> Any:
+    """Batches come whole from `Tensors`: nothing is left to collate."""
+    return batch
+
+
+def _share(values: NDArray[np.int64], share: float, seed: int) -> NDArray[np.int64]:
+    order = np.random.default_rng(seed).permutation(len(values))
+    return values[order[: max(1, round(share * len(values)))]]

@@ -1,0 +1,117 @@
+"""Edges ready to run in an evaluation: serving's own where it has them, and stand-ins where it has not.
+
+Shape suffixes: N vectors, D dimension, S side-information.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from index.artifacts import read_arrays
+from index.errors import NoEncoder
+from index.space import Vectors
+from index.transform import Carried, Transform, load_forward, load_transform, normalise_or_zero
+from index.version import EDGE_ARRAYS, EDGE_MODEL, Edge, EdgeKind, Version
+from training import adapters
+from training.export import UNFINISHED
+from training.method import ItemEdge
+from training.sides import Sides, has_onnxruntime
+from training.trained import WEIGHTS, Trained
+
+
+class Forward(Protocol):
+    """An item edge."""
+
+    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
+        """Stored items of the old version -> the new version's space."""
+
+
+def with_unfinished(version: Version) -> Version:
+    """The version with the edges whose model waits for an exporter; its weights in torch can stand in for them."""
+    waiting = tuple(
+        Edge(version.name, place.parent.name, EdgeKind(json.loads(place.read_text())["kind"]))
+        for place in sorted((version.folder / UNFINISHED).glob("*/edge.json"))
+    )
+    return replace(version, edges=version.edges + waiting)
+
+
+def open_query_edge(edge: Edge, new: Sides, old: Sides) -> Transform:
+    """An edge for queries.
+
+    Raises:
+        InvalidVersionFolder: it does not fit the two versions.
+        NoEncoder: it has a model, and neither onnxruntime nor its weights are there.
+    """
+    if edge.kind is EdgeKind.SLERP:
+        return _Slerp(edge, new, old)
+    if edge.kind in EDGE_MODEL and _needs_torch(edge):
+        return _TorchEdge(edge, new, old)
+    return load_transform(edge, new.version.card, old.version.card)
+
+
+def open_forward(edge: Edge, new: Sides, old: Sides) -> Forward:
+    """An edge for items. Raises as `open_query_edge`."""
+    if _needs_torch(edge):
+        return _TorchForward(edge, new)
+    return load_forward(edge, new.version.card, old.version.card)
+
+
+def _needs_torch(edge: Edge) -> bool:
+    return edge.folder is None or not has_onnxruntime()
+
+
+class _Slerp:
+    """The query between both encoders' queries; serving has no such transform yet."""
+
+    def __init__(self, edge: Edge, new: Sides, old: Sides) -> None:
+        assert edge.folder is not None
+        shapes: dict[str, tuple[int, ...]] = {"weight": (new.version.card.dim, old.version.card.dim), "alpha": ()}
+        file = EDGE_ARRAYS[edge.kind]
+        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes)
+        self.adapter = adapters.Slerp(arrays["weight"], float(arrays["alpha"]))
+        self.old_QD = old.queries_QD
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        """The data set's queries by the new version -> the same queries for the old version's items."""
+        return self.adapter(x_ND, self.old_QD)
+
+
+class _TorchEdge:
+    """A learned query edge run from the trained weights, the twin of its edge.onnx."""
+
+    def __init__(self, edge: Edge, new: Sides, old: Sides) -> None:
+        self.module, self.space = _trained_edge(edge, new.version), old.space
+
+    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+        """(N, new dim) vectors -> (N, old dim) vectors."""
+        with torch.inference_mode():
+            return normalise_or_zero(self.space, self.module(torch.from_numpy(x_ND)).numpy())
+
+
+class _TorchForward:
+    """A learned item edge, likewise."""
+
+    def __init__(self, edge: Edge, new: Sides) -> None:
+        self.module, self.space = _trained_edge(edge, new.version), new.space
+
+    def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
+        """As `index.transform.Forward.carry`."""
+        assert isinstance(self.module, ItemEdge)
+        given = [torch.from_numpy(x) for x in (x_ND, side_NS) if x is not None]
+        with torch.inference_mode():
+            told = {name: made.numpy() for name, made in self.module.carry(*given).items()}
+        variance_N1 = told.get("variance")
+        moved_ND = normalise_or_zero(self.space, told["moved"])
+        return Carried(moved_ND, told.get("next_side"), None if variance_N1 is None else variance_N1[:, 0])
+
+
+def _trained_edge(edge: Edge, new: Version) -> nn.Module:
+    trained = Trained.load(new.folder) if WEIGHTS in new.card.files else None
+    if trained is None or trained.edge is None or trained.edge_kind is not edge.kind:
+        raise NoEncoder(f"the edge from {edge.new!r} to {edge.old!r} is an ONNX model, which cannot run here")
+    return trained.edge

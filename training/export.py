@@ -1,0 +1,329 @@
+"""Export: a trained version becomes a version folder that serving can read without torch.
+
+Everything is written to a temporary folder beside the target and renamed at the end, so that no half-written version
+is ever left under its name.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument, RegraftError
+from index.folder import write_card, write_edge
+from index.version import CARD, EDGE_MODEL, ENCODER, NAME, PROBE, SIDE, Card, Edge, Version
+from training.data import Data, Tensors, fingerprint
+from training.evaluate import Report, scores
+from training.method import ItemEdge
+from training.trained import Trained
+
+OPSET = 18
+PARITY = 1e-5
+"""Largest absolute difference between torch and onnxruntime on real images."""
+PARITY_IMAGES = 64
+UNFINISHED = "unfinished"
+"""Where an edge waits whose model could not be exported; readers of the folder see no edge without its model."""
+
+
+class Unwritable(RegraftError):
+    """The version could not be written: the disk is full, or the folder may not be written to."""
+
+    code = "unwritable"
+
+
+class ParityError(RegraftError):
+    """The exported encoder does not give what the trained one gives."""
+
+    code = "parity"
+
+
+def write_version(trained: Trained, report: Report, data: Data, old: Version | None, out: Path) -> Card:
+    """Write what was trained and measured as a version folder.
+
+    Args:
+        trained: the version.
+        report: its measurements, for the card and the edge.
+        data: what it was trained on; its gallery gives the images of the parity check.
+        old: the version its edge leads to.
+        out: the folder to write; replaced when it exists and is a version folder.
+
+    Raises:
+        InvalidArgument: `out` cannot be a version's folder.
+        ParityError: onnxruntime and torch disagree.
+        Unwritable: the disk is full, or the like.
+    """
+    check_target(out, old)
+    image_BCHW = _real_images(trained, data)
+    with new_folder(out) as folder:
+        trained.save(folder)
+        write_probe(trained, image_BCHW[:1], folder)
+        if can_export():
+            write_models(trained, image_BCHW, folder, None if old is None else old.name)
+        if old is not None and trained.edge_kind is not None:
+            measured = {} if report.new_old is None else scores(report.new_old)
+            write_edge(folder, Edge(out.name, old.name, trained.edge_kind, measured, old.card.encoder))
+            if trained.edge is not None and not can_export():
+                (folder / "edges").rename(folder / UNFINISHED)
+        return write_card(folder, _card(trained, report, data, out.name, exported=can_export()))
+
+
+def export(checkpoint: Path, out: Path) -> Path:
+    """Write the ONNX models of a version that was trained where no exporter was installed, checked on its probe image.
+
+    Args:
+        checkpoint: a version folder with `weights.safetensors`, with or without its ONNX models.
+        out: the version folder to write; may be `checkpoint` itself.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InvalidArgument: the exporter is not installed, or `out` cannot be a version's folder.
+        InvalidVersionFolder: `checkpoint` does not match its card, or holds no weights.
+        ParityError: onnxruntime and torch disagree.
+        Unwritable: the disk is full, or the like.
+    """
+    if not can_export():
+        raise InvalidArgument("exporting needs the packages onnx and onnxscript")
+    check_target(out)
+    trained = Trained.load(checkpoint)
+    assert trained.version is not None
+    with new_folder(out) as folder:
+        shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
+        if (folder / UNFINISHED).exists():
+            (folder / UNFINISHED).rename(folder / "edges")
+        with np.load(folder / PROBE, allow_pickle=False) as probe:
+            image_1CHW = torch.from_numpy(probe["image"])
+        write_models(trained, image_1CHW, folder, _learned_edge(trained, folder))
+        write_card(folder, replace(trained.version.card, name=out.name, preprocess=trained.recipe.preprocess))
+    return out
+
+
+def write_probe(trained: Trained, image_1CHW: Tensor, folder: Path) -> None:
+    """Write probe.npz: one real image and what the version makes of it."""
+    made = {"embedding": trained} | ({} if trained.psi is None else {"side": trained.psi})
+    arrays = {name: _reference(module, image_1CHW).numpy() for name, module in made.items()}
+    np.savez(folder / PROBE, image=image_1CHW.numpy(), **arrays)
+
+
+def write_models(trained: Trained, image_BCHW: Tensor, folder: Path, old: str | None) -> None:
+    """Write encoder.onnx, and side.onnx and the edge's onnx model where there is one, each checked against torch.
+
+    Args:
+        trained: the version.
+        image_BCHW: real images.
+        folder: where to write.
+        old: name of the version that its edge leads to.
+    """
+    write_model(folder / ENCODER, trained, {"images": image_BCHW}, ["embedding"])
+    if trained.psi is not None:
+        write_model(folder / SIDE, trained.psi, {"images": image_BCHW}, ["side"])
+    if trained.edge is not None and trained.edge_kind is not None and old is not None:
+        place = folder / "edges" / old / EDGE_MODEL[trained.edge_kind]
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(trained.edge, ItemEdge):
+            given = _random_items(trained.edge, trained.old_dim, trained.old_side_dim)
+            write_model(place, Outputs(trained.edge), given, list(trained.edge.carry(*given.values())))
+        else:
+            write_model(place, trained.edge, {"embedding": _random_units(trained.dim)}, ["moved"])
+
+
+def write_model(path: Path, module: nn.Module, given: Mapping[str, Tensor], made: list[str]) -> None:
+    """Write a module as an ONNX model and check it against torch.
+
+    Args:
+        path: the file.
+        module: gives one tensor, or a tuple of as many as `made`.
+        given: its inputs by name.
+        made: names of its outputs.
+
+    Raises:
+        ParityError: onnxruntime and torch disagree.
+    """
+    path.write_bytes(to_onnx(module, given, made))
+    check_parity(path, given, _reference(module, *given.values()))
+
+
+class Outputs(nn.Module):
+    """An item edge with everything that it tells, as a tuple."""
+
+    def __init__(self, edge: ItemEdge) -> None:
+        super().__init__()
+        self.edge = edge
+
+    def forward(self, *stored: Tensor) -> tuple[Tensor, ...]:
+        """See `ItemEdge.carry`."""
+        return tuple(self.edge.carry(*stored).values())
+
+
+def to_onnx(module: nn.Module, given: Mapping[str, Tensor], made: list[str]) -> bytes:
+    """A module as an ONNX model: the first axis free, no paths of this machine inside."""
+    batch = torch.export.Dim("batch")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own deprecations, nothing a caller could act on
+        program = torch.onnx.export(
+            module.eval(),
+            # One image would be taken for a fixed size.
+            tuple(example[:1].repeat(2, *[1] * (example.ndim - 1)) for example in given.values()),
+            input_names=list(given),
+            output_names=made,
+            dynamic_shapes=_shapes(module, [{0: batch} for _ in given]),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    model = program.model_proto
+    del model.metadata_props[:]
+    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info, model.graph):
+        del part.metadata_props[:]
+        part.doc_string = ""
+    content: bytes = model.SerializeToString(deterministic=True)
+    return content
+
+
+def _shapes(module: nn.Module, each: list[dict[int, Any]]) -> tuple[Any, ...]:
+    """What torch.export asks for: one entry a parameter, so a module of `*stored` has one that holds all."""
+    return (tuple(each),) if isinstance(module, Outputs) else tuple(each)
+
+
+def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tuple[Tensor, ...]) -> None:
+    """Run an ONNX model and compare; says so, and does nothing, where onnxruntime is not installed.
+
+    Raises:
+        ParityError: the largest difference exceeds `PARITY`.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        print(f"onnxruntime is not installed: {path.name} was not compared with torch")
+        return
+    import onnxruntime as ort
+
+    session = ort.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+    outputs = session.run(None, {name: x.numpy() for name, x in given.items()})
+    wanted = expected if isinstance(expected, tuple) else (expected,)
+    off = max(float(np.abs(one - other.numpy()).max()) for one, other in zip(outputs, wanted, strict=True))
+    if not off <= PARITY:
+        raise ParityError(f"{path.name} differs from torch by {off:.2g}; at most {PARITY} is legal")
+
+
+def can_export() -> bool:
+    """Whether torch's ONNX exporter has what it needs."""
+    return all(importlib.util.find_spec(package) is not None for package in ("onnx", "onnxscript"))
+
+
+def check_target(out: Path, old: Version | None = None) -> None:
+    """Refuse a target that is no legal version name, the old version's, or a folder that holds something else.
+
+    Raises:
+        InvalidArgument: names the folder.
+    """
+    if not NAME.fullmatch(out.name):
+        raise InvalidArgument(
+            f"{out}: the folder's name becomes the version's, so it must be 1 to 64 letters, digits, '.', '_' or '-'",
+            pointer="/out",
+        )
+    if old is not None and old.name == out.name:
+        raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
+    if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `out` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        Unwritable: it could not be written; `out` is as it was.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+            made = Path(scratch) / "new"
+            made.mkdir()
+            yield made
+            _take_place(made, out, Path(scratch) / "replaced")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Unwritable(f"{out} could not be written: {why}; what was there before still is") from error
+
+
+def _take_place(made: Path, out: Path, aside: Path) -> None:
+    """Rename `made` to `out`; what is there goes aside, and comes back if that fails or is interrupted."""
+    if out.exists():
+        out.rename(aside)
+    try:
+        made.rename(out)
+    except BaseException:
+        if aside.exists():
+            aside.rename(out)
+        raise
+
+
+def _learned_edge(trained: Trained, folder: Path) -> str | None:
+    """Name of the old version that the trained edge leads to; edges fitted later are of other kinds."""
+    kinds = {p.parent.name: json.loads(p.read_text())["kind"] for p in folder.glob("edges/*/edge.json")}
+    return next((old for old, kind in kinds.items() if kind == trained.edge_kind), None)
+
+
+def _real_images(trained: Trained, data: Data) -> Tensor:
+    first = min(PARITY_IMAGES, len(data.gallery))
+    image_BCHW, _ = Tensors(data.gallery, trained.recipe.preprocess).__getitems__(list(range(first)))
+    return image_BCHW if trained.psi is None else image_BCHW[_rows(trained.psi.settled(image_BCHW))]
+
+
+def _rows(settled_B: Tensor) -> Tensor:
+    """The settled rows, or rather all than none."""
+    return settled_B if settled_B.any() else torch.ones_like(settled_B)
+
+
+def _random_units(dim: int) -> Tensor:
+    return F.normalize(torch.randn(PARITY_IMAGES, dim, generator=torch.Generator().manual_seed(0)))
+
+
+def _random_items(edge: ItemEdge, dim: int, side_dim: int) -> dict[str, Tensor]:
+    side = {"side": torch.randn(PARITY_IMAGES, side_dim, generator=torch.Generator().manual_seed(1))}
+    given = {"embedding": _random_units(dim), **(side if side_dim else {})}
+    kept_B = _rows(edge.settled(*given.values()))
+    return {name: x[kept_B] for name, x in given.items()}
+
+
+def _reference(module: nn.Module, *given: Tensor) -> Any:
+    with torch.inference_mode():
+        return module.eval()(*given)
+
+
+def _card(trained: Trained, report: Report, data: Data, name: str, *, exported: bool) -> Card:
+    return Card(
+        name=name,
+        dim=trained.dim,
+        space={"kind": trained.recipe.space},
+        preprocess=trained.recipe.preprocess if exported else None,
+        side_dim=trained.side_dim,
+        method=trained.recipe.method,
+        recipe=trained.recipe.as_json(),
+        data={
+            "fingerprint": fingerprint(data.train),
+            "images": len(data.train),
+            "classes": data.classes,
+            "queries": len(data.query),
+            "items": len(data.gallery),
+            "skipped": data.skipped,
+        },
+        metrics={
+            pair: {metric: vars(score) for metric, score in scores(measured).items()}
+            for pair, measured in report.rows().items()
+        },
+    )

@@ -1,0 +1,215 @@
+"""Join two versions that exist: fit an edge on pairs of their embeddings, measure it, write it into the newer folder.
+
+What is measured is what is served: the edge is read back from its files. Shape suffixes as in `training.pairs`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from index.errors import InvalidArgument
+from index.evaluation import Compared, Retrieval, mixed_retrieval
+from index.folder import load_version, write_card, write_edge
+from index.space import Cosine, Vectors, space_from_json
+from index.transform import load_transform
+from index.version import EDGE_MODEL, Edge, EdgeKind, Version
+from training.adapters import Affine, ResidualMlp, Slerp, fit_slerp, low_rank, procrustes, residual_mlp, ridge
+from training.crossing import oldest_first
+from training.curves import Matching, fit_map
+from training.evaluate import gain, scores
+from training.export import PARITY_IMAGES, can_export, new_folder, write_model
+from training.pairs import Pairs
+from training.sides import has_onnxruntime
+from training.tables import interval
+
+Adapter = Affine | ResidualMlp | Slerp
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """The edge as it was written, and M(new/old) beside M(old/old) on the same queries (None without labels)."""
+
+    edge: Edge
+    new_old: Retrieval
+    old_old: Retrieval | None
+
+    def lines(self) -> Iterator[str]:
+        """The result as text."""
+        edge = self.edge
+        fitted = f"fitted on {edge.support} pairs" if edge.support else "fitted on nothing"
+        yield f"{edge.new} -> {edge.old}: {edge.kind.value}, {fitted}, measured with {len(self.new_old.valid)} queries"
+        yield from (f"new/old {metric}: {interval(score)}" for metric, score in edge.scores.items())
+        if self.old_old is not None:
+            yield f"new/old - old/old on cmc@1: {interval(gain(self.new_old, self.old_old))}"
+        if edge.kind is EdgeKind.SLERP:
+            yield "slerp edges are not served by this release: a service refuses to register this folder"
+
+
+def fit_edge(
+    old: Version,
+    new: Version,
+    pairs: Pairs,
+    kind: str,
+    options: Mapping[str, float] | None = None,
+    *,
+    overwrite: bool = False,
+) -> Fitted:
+    """Fit an edge from `new` to `old`, measure it, and write it into the folder of `new`.
+
+    The folder is copied, changed and renamed into its place, so that it is never seen half written.
+
+    Args:
+        old: the older version.
+        new: the newer one; its folder changes.
+        pairs: from `read_pairs` or `embed_pairs`.
+        kind: one of `KINDS`.
+        options: of the adapter, see `read_options`.
+        overwrite: replace an edge to `old` that is there.
+
+    Raises:
+        InvalidArgument: the versions, the kind or the options cannot be used.
+        InvalidVersionFolder: the kind does not fit the two versions.
+    """
+    _check(old, new, kind, overwrite)
+    with new_folder(new.folder) as folder:
+        shutil.copytree(new.folder, folder, dirs_exist_ok=True)
+        place = folder / "edges" / old.name
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        adapter = KINDS[kind](pairs, space_from_json(old.card.space) == Cosine(), **(options or {}))
+        edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
+        queries_QN = _serve(edge, adapter, old, new, pairs)
+        new_old = _measure(queries_QN, pairs.old_items_IN, old, pairs.matching)
+        edge = replace(
+            edge,
+            scores=scores(new_old),
+            old_encoder=old.card.encoder,
+            calibration=_calibration(queries_QN, old, new, pairs) if pairs.labelled else None,
+        )
+        write_edge(folder, edge)
+        write_card(folder, new.card)
+        load_version(folder)
+    old_old = _measure(pairs.old_QN, pairs.old_items_IN, old, pairs.matching) if pairs.labelled else None
+    return Fitted(edge, new_old, old_old)
+
+
+def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
+    """Read `name=value` settings of an adapter.
+
+    Raises:
+        InvalidArgument: an unknown kind or name (lists the legal ones), or a value of the wrong type.
+    """
+    _check_kind(kind)
+    adapter = ADAPTER_OF.get(kind)
+    legal = {
+        p.name: p.default
+        for p in (inspect.signature(adapter).parameters.values() if adapter else ())
+        if type(p.default) in (int, float)
+    }
+    made = {}
+    for setting in settings:
+        name, given, value = setting.partition("=")
+        if not given or name not in legal:
+            options = ", ".join(f"{key}={default}" for key, default in legal.items()) or "none"
+            raise InvalidArgument(f"{setting!r} is no setting of kind {kind}; legal: {options}", pointer="/set")
+        try:
+            made[name] = type(legal[name])(value)
+        except ValueError:
+            kind_of = type(legal[name]).__name__
+            raise InvalidArgument(
+                f"{name} is of type {kind_of}, which {value!r} is not", pointer=f"/set/{name}"
+            ) from None
+    return made
+
+
+def _affine(fit: Callable[..., Affine]) -> Callable[..., Affine]:
+    return lambda pairs, _, **options: fit(pairs.new_SM, pairs.old_SN, **options)
+
+
+def _mlp(pairs: Pairs, unit: bool, **options: Any) -> ResidualMlp:
+    if not (can_export() and has_onnxruntime()):
+        raise InvalidArgument("kind mlp needs the packages onnx, onnxscript and onnxruntime", pointer="/kind")
+    return residual_mlp(pairs.new_SM, pairs.old_SN, unit=unit, **options)
+
+
+def _slerp(pairs: Pairs, unit: bool) -> Slerp:
+    if pairs.labels_S is None or not unit:
+        raise InvalidArgument("kind slerp needs labels, to choose its weight, and cosine spaces", pointer="/kind")
+    return fit_slerp(pairs.new_SM, pairs.old_SN, pairs.labels_S)
+
+
+ADAPTER_OF: dict[str, Callable[..., Adapter]] = {
+    "procrustes": procrustes,
+    "ridge": ridge,
+    "low_rank": low_rank,
+    "mlp": residual_mlp,
+}
+"""The kinds that can be set, and whose keyword arguments are the settings."""
+
+KINDS: dict[str, Callable[..., Adapter | None]] = {
+    "procrustes": _affine(procrustes),
+    "ridge": _affine(ridge),
+    "low_rank": _affine(low_rank),
+    "mlp": _mlp,
+    "slerp": _slerp,
+    "zero_pad": lambda *_: None,
+}
+"""kind -> (pairs, whether the old space is cosine, **options) -> adapter; None where nothing is fitted."""
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in KINDS:
+        raise InvalidArgument(f"kind must be one of {', '.join(KINDS)}, not {kind!r}", pointer="/kind")
+
+
+def _check(old: Version, new: Version, kind: str, overwrite: bool) -> None:
+    _check_kind(kind)
+    if old.name == new.name:
+        raise InvalidArgument(f"both versions are named {old.name!r}", pointer="/new")
+    oldest_first({old.name: old, new.name: replace(new, edges=(Edge(new.name, old.name, EdgeKind.IDENTITY),))})
+    there = next((edge for edge in new.edges if edge.old == old.name), None)
+    if there is not None and not overwrite:
+        raise InvalidArgument(
+            f"{new.name!r} has an edge to {old.name!r} already, of kind {there.kind.value}; --overwrite replaces it",
+            pointer="/overwrite",
+        )
+
+
+def _save(adapter: Adapter | None, edge: Edge, pairs: Pairs) -> Edge:
+    """Write what the adapter is made of; the edge that says so."""
+    assert edge.folder is not None
+    if adapter is None:
+        return edge
+    if isinstance(adapter, ResidualMlp):
+        given = {"embedding": torch.from_numpy(pairs.new_SM[:PARITY_IMAGES])}
+        write_model(edge.folder / EDGE_MODEL[adapter.kind], adapter, given, ["old_embedding"])
+    else:
+        adapter.save(edge.folder)
+    return replace(edge, kind=adapter.kind, support=len(pairs.new_SM))
+
+
+def _serve(edge: Edge, adapter: Adapter | None, old: Version, new: Version, pairs: Pairs) -> Vectors:
+    """The queries as they will reach the old items, through the files just written."""
+    if isinstance(adapter, Slerp):
+        return adapter(pairs.new_QM, pairs.old_QN)
+    return load_transform(edge, new.card, old.card)(pairs.new_QM)
+
+
+def _measure(queries_QN: Vectors, items_IN: Vectors, old: Version, matching: Matching) -> Retrieval:
+    compared = Compared(queries_QN, items_IN, space_from_json(old.card.space))
+    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
+
+
+def _calibration(queries_QN: Vectors, old: Version, new: Version, pairs: Pairs) -> dict[str, Any]:
+    """The edge's score map and the new version's own; the form is `index.calibration`'s."""
+    rows = np.flatnonzero(pairs.matching.valid)
+    edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.card.space))
+    own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.card.space))
+    return {name: fit_map(way, pairs.matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}

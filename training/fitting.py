@@ -1,0 +1,198 @@
+"""Lightning's loop around `training.module`: devices, precision, logs, checkpoints and Ctrl-C.
+
+A training that was stopped, by whatever means, goes on from its last finished epoch when it is started again, and ends
+in the same weights: batches follow from seed and epoch (`training.order`), and every step seeds its own random numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+import torch
+from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from torch import Tensor
+
+from index.errors import InvalidArgument
+from training import processes
+from training.data import Data, ImageSet
+from training.evaluate import run_over
+from training.export import Unwritable
+from training.module import Loop
+from training.order import training_batches
+from training.recipes import Recipe
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+
+
+def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
+    """Train over the training images, on a GPU where there is one, deterministically.
+
+    A checkpoint of the same training at `checkpoint_of(out)` is where it goes on.
+
+    Args:
+        module: what to train; in eval mode and on the CPU afterwards.
+        data: its `train` trains.
+        out: the version folder that will be written; checkpoint and logs lie beside it.
+        progress: show a bar, and write TensorBoard and CSV logs into `logs_of(out)`.
+
+    Raises:
+        KeyboardInterrupt: stopped by Ctrl-C.
+        InvalidArgument: the precision is unknown, or needs a GPU.
+    """
+    recipe, images = module.recipe, data.train.dense()
+    check_precision(recipe)
+    keeper = Keeper(checkpoint_of(out), identity(module, data))
+    done = keeper.epochs_done()
+    if done and progress and processes.leads():
+        print(f"going on after epoch {done} of {recipe.epochs}, from {keeper.path}")
+    rank, world = processes.rank(), processes.world()
+    cached = embeddings(module, images) if recipe.cache_old else {}
+    loader = training_batches(images, recipe, cached, rank, world, done, module.views)
+    with quiet(), cpu_threads(recipe.threads), interruptible():
+        trainer = lightning.Trainer(
+            max_epochs=recipe.epochs,
+            precision=recipe.precision,  # type: ignore[arg-type]  # checked above
+            devices=processes.on_this_machine(),
+            num_nodes=world // processes.on_this_machine(),
+            strategy="ddp" if world > 1 else "auto",
+            use_distributed_sampler=False,
+            deterministic=True,
+            callbacks=[keeper],
+            logger=loggers(logs_of(out)) if progress else False,
+            log_every_n_steps=min(50, len(loader)),
+            enable_checkpointing=False,
+            enable_model_summary=False,
+            enable_progress_bar=progress,
+        )
+        trainer.fit(module, loader, ckpt_path=keeper.path if done else None, weights_only=True)
+    module.eval().cpu()
+
+
+def checkpoint_of(out: Path) -> Path:
+    """The file that a training writes after each epoch; gone once its version is there."""
+    return out.with_name(f"{out.name}.checkpoint")
+
+
+def logs_of(out: Path) -> Path:
+    """The folder of a version's logs: `version_0`, and one more for each time that the training went on."""
+    return out.with_name(f"{out.name}-logs")
+
+
+class Keeper(lightning.Callback):
+    """Writes a checkpoint after every epoch, whole or not at all.
+
+    Args:
+        path: the file; each epoch replaces the last one's.
+        training: what tells this training from others, as JSON; only its own checkpoints count.
+    """
+
+    def __init__(self, path: Path, training: dict[str, Any]) -> None:
+        self.path, self.training = path, training
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        part = self.path.with_name(f"{self.path.name}.part")
+        try:
+            trainer.save_checkpoint(part)
+            if trainer.is_global_zero:
+                part.replace(self.path)
+        except OSError as error:
+            raise Unwritable(f"no checkpoint could be written to {self.path}: {error.strerror or error}") from error
+        finally:
+            if trainer.is_global_zero:
+                part.unlink(missing_ok=True)
+
+    def on_save_checkpoint(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["training"] = self.training
+        checkpoint["epochs_done"] = trainer.current_epoch + 1
+
+    def epochs_done(self) -> int:
+        """How many epochs the checkpoint holds; 0 where there is none, or one of another training."""
+        if not self.path.is_file():
+            return 0
+        kept = torch.load(self.path, map_location="cpu", weights_only=True, mmap=True)
+        return int(kept["epochs_done"]) if kept.get("training") == self.training else 0
+
+
+def identity(module: Loop, data: Data) -> dict[str, Any]:
+    """What tells a training from others that would write the same folder: its recipe, data and reference models."""
+    seen = hashlib.sha256()
+    for model in module.looking_on.values():
+        for weights in model.state_dict().values():
+            seen.update(weights.numpy().tobytes())
+    images = [len(data.train), data.classes]
+    return {"recipe": module.recipe.as_json(), "images": images, "references": seen.hexdigest()}
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Refuse a precision that cannot work here.
+
+    Raises:
+        InvalidArgument: lists the legal ones.
+    """
+    if recipe.precision not in PRECISIONS:
+        raise InvalidArgument(f"precision must be one of {', '.join(PRECISIONS)}", pointer="/precision")
+    if recipe.precision == "16-mixed" and not torch.cuda.is_available():
+        raise InvalidArgument("precision 16-mixed needs a GPU; bf16-mixed works on a CPU", pointer="/precision")
+
+
+def embeddings(module: Loop, images: ImageSet) -> dict[str, Tensor]:
+    """What the frozen models make of all training images, seen as in evaluation, by name."""
+    spec = module.recipe.preprocess
+    return {name: run_over(images, model, spec) for name, model in module.looking_on.items()}
+
+
+def loggers(folder: Path) -> list[Logger]:
+    """A CSV file and TensorBoard's, in one folder a start."""
+    csv = CSVLogger(folder, name="")
+    return [csv, TensorBoardLogger(folder, name="", version=csv.version)]
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Ctrl-C leaves as KeyboardInterrupt: Lightning makes an exit of it, and ignores the signal from then on."""
+    heard = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, heard)
+
+
+@contextmanager
+def cpu_threads(count: int) -> Iterator[None]:
+    """Use so many CPU threads inside the block; 0 changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without Lightning's advice: it concerns loggers, workers and devices that recipes decide."""
+    heard = logging.getLogger("lightning.pytorch")
+    level = heard.level
+    heard.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module=r"lightning\..*")
+            yield
+    finally:
+        heard.setLevel(level)

@@ -1,0 +1,285 @@
+"""The full compatibility matrix of several versions: M(new/old) for every pair, and what each upgrade gives and costs.
+
+Every number comes from what serving would do: exported encoders, declared edges, chains of them, forward transforms of
+stored items. Cells that no declared edge reaches stay empty. Metrics are METHODS.md's; intervals are percentile
+bootstraps over queries, paired where two measurements are compared. Shape suffixes: Q queries, N items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from index.errors import InvalidArgument
+from index.evaluation import (
+    Compared,
+    CompatibilityMatrix,
+    Retrieval,
+    compatibility_matrix,
+    linear_cka,
+    mean_interval,
+    mixed_retrieval,
+    negative_flips,
+)
+from index.ordering import POINTS, Waiting, backfill_order
+from index.version import Card, Score, Version
+from training.crossing import Crossing, Crossings, oldest_first
+from training.curves import Curve, Matching, measure_curves
+from training.data import Data
+from training.edges import with_unfinished
+from training.evaluate import METRICS, gain
+from training.rates import verification_rates
+from training.sides import embed_sides
+
+ORDERS = ("random", "uncertainty")
+REENCODE, TRANSFORM, REFINE = "reencode", "transform", "reencode after transform"
+DECIDES = "cmc@1"
+"""The metric that compatibility, flips and curves are about unless another is named, as in the gate."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """M(new/old): the edges on the way, per-query results, and the verification rates where they were asked for."""
+
+    kinds: tuple[str, ...]
+    retrieval: Retrieval
+    rates: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """A new version over an older one's items; metric -> score in each mapping.
+
+    Attributes:
+        difference: M(new/old) - M(old/old).
+        p_com: difference / (M(ind/ind) - M(old/old)); empty without an independent version.
+        flips: queries whose first match was right under old/old and is wrong under new/old, and their share.
+        cka: linear centred kernel alignment of the two versions' item embeddings.
+    """
+
+    difference: Mapping[str, Score]
+    p_com: Mapping[str, Score]
+    flips: int
+    flip_share: Score
+    cka: float
+
+    @property
+    def update_gain(self) -> dict[str, Score]:
+        """`p_com` where compatibility holds, M(new/old) > M(old/old)."""
+        return {metric: score for metric, score in self.p_com.items() if self.difference[metric].value > 0}
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Everything measured; pairs are (new, old).
+
+    Attributes:
+        cards: by name, oldest first.
+        cells: the pairs that edges connect, (name, name) among them.
+        upgrades: the same pairs without (name, name).
+        p_up: name -> metric -> (M(new/new) - M(ind/ind)) / M(ind/ind).
+        curves: (new, old, kind of backfill, order, "raw" or "calibrated") -> curve. Kinds: "reencode"; where forward
+            edges lead also "transform" and "reencode after transform", which FastFill orders by uncertainty.
+        metric: what the curves measure.
+        queries, items, skipped: how many; queries without a right item are skipped.
+    """
+
+    cards: Mapping[str, Card]
+    cells: Mapping[tuple[str, str], Cell]
+    upgrades: Mapping[tuple[str, str], Upgrade]
+    p_up: Mapping[str, Mapping[str, Score]]
+    curves: Mapping[tuple[str, str, str, str, str], Curve]
+    metric: str
+    queries: int
+    items: int
+    skipped: int
+
+    @property
+    def names(self) -> list[str]:
+        """The versions, oldest first."""
+        return list(self.cards)
+
+    def matrix(self, metric: str) -> CompatibilityMatrix:
+        """The plain numbers of one metric."""
+
+        def measure(new: str, old: str) -> float | None:
+            return self.cells[new, old].retrieval.mean(metric) if (new, old) in self.cells else None
+
+        return compatibility_matrix(self.names, measure)
+
+
+def evaluate(
+    versions: Sequence[Version],
+    data: Data,
+    *,
+    independents: Mapping[str, Version] | None = None,
+    orders: Sequence[str] = ORDERS,
+    metric: str = DECIDES,
+    points: int = POINTS,
+    verification: bool = False,
+) -> Evaluation:
+    """Measure versions against each other on a data set's query and gallery images.
+
+    Args:
+        versions: any order; edges among them say who is older.
+        data: its two sides are used, not its training images.
+        independents: name -> the version trained on the same data without regard to the old one.
+        orders: of the backfill curves; `uncertainty` is left out where nothing says how unsure an item is.
+        metric: what the curves measure, one of `METRICS`.
+        points: of each curve.
+        verification: also measure TAR@FAR and TPIR@FPIR.
+
+    Raises:
+        InvalidArgument: versions of one name, an unknown order or metric, or a data set without a usable query.
+        NoEncoder: a version cannot embed images here.
+        InvalidVersionFolder: an encoder or an edge is not what its card says.
+    """
+    named = _by_name(versions)
+    matching = match(data)
+    if metric not in METRICS:
+        raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, not {metric!r}", pointer="/metric")
+    crossings = Crossings({name: embed_sides(named[name], data) for name in oldest_first(named)})
+    declared = {pair: crossing for pair in _pairs(crossings) if (crossing := crossings.declared(*pair)) is not None}
+    cells = {pair: _cell(crossing, matching, verification) for pair, crossing in declared.items()}
+    alone = {name: _alone(version, data, matching) for name, version in (independents or {}).items()}
+    upgrades = {(new, old): _upgrade(new, old, crossings, cells, alone.get(new)) for new, old in cells if new != old}
+    curves = {
+        (new, old, way, *key): curve
+        for new, old in upgrades
+        for way, before, after in _ways(crossings, new, old)
+        for key, curve in measure_curves(
+            before,
+            after,
+            matching,
+            _orders(crossings, new, old, orders),
+            metric=metric,
+            points=points,
+        ).items()
+    }
+    return Evaluation(
+        cards={name: sides.version.card for name, sides in crossings.sides.items()},
+        cells=cells,
+        upgrades=upgrades,
+        p_up={name: _p_up(cells[name, name].retrieval, ind) for name, ind in alone.items()},
+        curves=curves,
+        metric=metric,
+        queries=len(data.query),
+        items=len(data.gallery),
+        skipped=int((~matching.valid).sum()),
+    )
+
+
+def match(data: Data) -> Matching:
+    """What is right for each query of a data set.
+
+    Raises:
+        InvalidArgument: fewer than two queries have an item of their class besides themselves.
+    """
+    _, codes = np.unique(np.concatenate([data.query.labels, data.gallery.labels]), return_inverse=True)
+    queries = len(data.query)
+    itself = np.arange(queries) if data.same else np.full(queries, -1)
+    matching = Matching(codes[:queries], codes[queries:], itself)
+    if matching.valid.sum() < 2:
+        raise InvalidArgument("an evaluation needs at least two queries with an item of their class", pointer="/data")
+    return matching
+
+
+def ratio_interval(top_Q: ArrayLike, bottom_Q: ArrayLike, seed: int = 0, *, n: int = 1000) -> Score | None:
+    """mean(top) / mean(bottom) over the same queries with its 95 % percentile bootstrap interval.
+
+    None when mean(bottom) is 0; resamples in which it is are left out.
+    """
+    top, bottom = np.asarray(top_Q, np.float64), np.asarray(bottom_Q, np.float64)
+    if not bottom.mean():
+        return None
+    generator = np.random.default_rng(seed)
+    drawn = (generator.integers(len(top), size=len(top)) for _ in range(n))
+    above, below = np.array([(top[rows].mean(), bottom[rows].mean()) for rows in drawn]).T
+    low, high = np.quantile(above[below != 0] / below[below != 0], [0.025, 0.975])
+    return Score(float(top.mean() / bottom.mean()), float(low), float(high))
+
+
+def _by_name(versions: Iterable[Version]) -> dict[str, Version]:
+    named: dict[str, Version] = {}
+    for version in versions:
+        if version.name in named:
+            raise InvalidArgument(f"two of the versions are named {version.name!r}", pointer="/versions")
+        named[version.name] = with_unfinished(version)
+    return named
+
+
+def _pairs(crossings: Crossings) -> list[tuple[str, str]]:
+    names = list(crossings.sides)
+    return [(new, old) for row, new in enumerate(names) for old in names[: row + 1]]
+
+
+def _retrieve(compared: Compared, matching: Matching) -> Retrieval:
+    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
+
+
+def _cell(crossing: Crossing, matching: Matching, verification: bool) -> Cell:
+    rates = verification_rates(crossing.compared, matching) if verification else {}
+    return Cell(crossing.kinds, _retrieve(crossing.compared, matching), rates)
+
+
+def _alone(version: Version, data: Data, matching: Matching) -> Retrieval:
+    sides = embed_sides(version, data)
+    return _retrieve(Compared(sides.queries_QD, sides.items_ND, sides.space), matching)
+
+
+def _upgrade(
+    new: str,
+    old: str,
+    crossings: Crossings,
+    cells: Mapping[tuple[str, str], Cell],
+    independent: Retrieval | None,
+) -> Upgrade:
+    before, after = cells[old, old].retrieval, cells[new, old].retrieval
+    was, now = before.hits[1][before.valid], after.hits[1][after.valid]
+    return Upgrade(
+        difference={metric: gain(after, before, metric) for metric in METRICS},
+        p_com={} if independent is None else _ratios(before, after, independent),
+        flips=negative_flips(was, now),
+        flip_share=mean_interval(was & ~now),
+        cka=linear_cka(crossings.sides[new].items_ND, crossings.sides[old].items_ND),
+    )
+
+
+def _ratios(before: Retrieval, after: Retrieval, independent: Retrieval) -> dict[str, Score]:
+    """P_com by metric."""
+    made = {}
+    for metric in METRICS:
+        old_old, new_old, best = (r.per_query(metric)[r.valid] for r in (before, after, independent))
+        made[metric] = ratio_interval(new_old - old_old, best - old_old)
+    return {metric: score for metric, score in made.items() if score is not None}
+
+
+def _p_up(own: Retrieval, independent: Retrieval) -> dict[str, Score]:
+    made = {}
+    for metric in METRICS:
+        new_new, best = (r.per_query(metric)[r.valid] for r in (own, independent))
+        made[metric] = ratio_interval(new_new - best, best)
+    return {metric: score for metric, score in made.items() if score is not None}
+
+
+def _ways(crossings: Crossings, new: str, old: str) -> list[tuple[str, Compared, Compared]]:
+    """How items can move, and how queries meet them before and after."""
+    unmoved, encoded, moved = (
+        crossings.unmoved(new, old).compared,
+        crossings.reencoded(new),
+        crossings.transformed(new, old),
+    )
+    if moved is None:
+        return [(REENCODE, unmoved, encoded)]
+    carried = moved.compared
+    return [(REENCODE, unmoved, encoded), (TRANSFORM, unmoved, carried), (REFINE, carried, encoded)]
+
+
+def _orders(crossings: Crossings, new: str, old: str, orders: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+    """The orders that can be had for a backfill. A data set's own order stands for the time of storing."""
+    waiting = Waiting(np.arange(len(crossings.sides[old].items_ND)), crossings.uncertainty(new, old))
+    possible = [order for order in orders if order != "uncertainty" or waiting.uncertainty is not None]
+    return {order: backfill_order(order, waiting) for order in possible}

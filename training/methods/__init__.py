@@ -1,0 +1,35 @@
+"""One paper, one file; this dict is the only place that lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from training.method import Method
+from training.methods.advbct import AdvBct
+from training.methods.bct import Bct
+from training.methods.bt2 import Bt2
+from training.methods.contrast import Contrast
+from training.methods.fct import Fct
+from training.methods.hbct import Hbct
+from training.methods.hoc import Hoc
+from training.methods.hot_refresh import HotRefresh
+from training.methods.independent import Independent
+from training.methods.l2 import L2
+from training.methods.lwf import Lwf
+from training.methods.oca import Oca
+
+METHODS: dict[str, Callable[..., Method]] = {
+    "independent": Independent,
+    "l2": L2,
+    "lwf": Lwf,
+    "bct": Bct,
+    "oca": Oca,
+    "fct": Fct,
+    "contrast": Contrast,
+    "hot_refresh": HotRefresh,
+    "advbct": AdvBct,
+    "hoc": Hoc,
+    "bt2": Bt2,
+    "hbct": Hbct,
+}
+"""name -> (setting, **options) -> method."""

@@ -1,0 +1,71 @@
+"""What the baselines share: base loss + weight * influence, and queries that search old items as they are."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from index.version import EdgeKind
+from training.losses import UNKNOWN, fit_dim
+from training.method import Batch, Setting, Step
+
+
+class ZeroPad(nn.Module):
+    """A shorter new embedding as one of the old dimension: zeros for what it lacks."""
+
+    def __init__(self, old_dim: int) -> None:
+        super().__init__()
+        self.old_dim = old_dim
+
+    def forward(self, new_BD: Tensor) -> Tensor:
+        """(B, D) -> (B, N)."""
+        return fit_dim(new_BD, self.old_dim)
+
+
+def compatible_edge(dim: int, old_dim: int) -> tuple[EdgeKind, nn.Module | None]:
+    """The edge of a version whose first components are an old embedding, and the model that it needs, if any."""
+    if dim == old_dim:
+        return EdgeKind.IDENTITY, None
+    return (EdgeKind.TRUNCATE, None) if dim > old_dim else (EdgeKind.ONNX, ZeroPad(old_dim))
+
+
+class Compatible(nn.Module):
+    """A baseline says its influence loss; the rest is here.
+
+    Args:
+        setting: see `Setting`.
+        method: its name, for the error when there is no old version.
+        weight: of the influence loss against the base loss.
+    """
+
+    trains_encoder = True
+
+    def __init__(self, setting: Setting, method: str, weight: float) -> None:
+        super().__init__()
+        old = setting.require_old(method)
+        self.edge_kind, self.edge = compatible_edge(setting.dim, old.dim)
+        self.transform = nn.Identity()
+        self.classifier = setting.classifier(setting.dim)
+        self.weight, self.old_dim = weight, old.dim
+        self.register_buffer("known_C", old.label_C != UNKNOWN)
+
+    def forward(self, batch: Batch) -> Step:
+        """Base loss + weight * influence loss."""
+        base, influence = self.classifier(batch.new_BD, batch.label_B), self.influence_loss(batch)
+        return Step(base + self.weight * influence, {"base": base, "influence": influence})
+
+    def influence_loss(self, batch: Batch) -> Tensor:
+        """How far the new embeddings of a batch are from what old items need."""
+        raise NotImplementedError
+
+    def pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The new embedding in the old dimension, and the old one: (B, N), (B, N)."""
+        assert batch.old_BN is not None
+        return fit_dim(batch.new_BD, self.old_dim), batch.old_BN
+
+    def known(self, batch: Batch) -> Tensor:
+        """(B,) whether the old head knows the sample's class."""
+        return self.get_buffer("known_C")[batch.label_B]
+
+    def head_weights(self) -> tuple[Tensor, Tensor | None] | None:
+        """The base loss's own head."""
+        return self.classifier.weights()

@@ -1,0 +1,166 @@
+"""FCT (Ramanujan 2022, CVPR, "Forward Compatible Training"): old items move to the new space, the new model stays.
+
+Old and new version are trained independently; the transform h learns to make the new embedding of an image out of what
+is stored of it: its old embedding and, where the old version has it, side-information psi. Where the new version stores
+side-information too, g learns to make that out of the same, so that items can go on to a third version without their
+images.
+
+Shape suffixes: B batch, N old dimension, S side-information (0: none), D new dimension, T the new version's own
+side-information (0: none).
+"""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from index.version import EdgeKind
+from training.losses import gaussian_nll, mean_square
+from training.method import Batch, ItemEdge, Setting, Step
+from training.side_information import finished, settled
+
+
+class Forward(ItemEdge):
+    """h: a branch for each input, joined; about 5.7 million parameters at the paper's widths. Or g, its like.
+
+    Args:
+        old_dim: N.
+        side_dim: S.
+        new_dim: D.
+        branch: width of the branches (256 in the paper).
+        trunk: width after joining (2048 in the paper).
+        unit: give unit vectors, for a cosine space.
+        uncertain: also tell a variance of each item.
+        g: makes the new version's side-information.
+        bits: which are signs.
+    """
+
+    def __init__(
+        self,
+        old_dim: int,
+        side_dim: int,
+        new_dim: int,
+        branch: int,
+        trunk: int,
+        unit: bool,
+        *,
+        uncertain: bool = False,
+        g: Forward | None = None,
+        bits: bool = False,
+    ) -> None:
+        super().__init__()
+        self.old = _layers(old_dim, branch, branch)
+        self.side = _layers(side_dim, branch, branch) if side_dim else None
+        joined = branch if self.side is None else 2 * branch
+        self.trunk = nn.Sequential(_layers(joined, trunk, trunk), nn.Linear(trunk, new_dim))
+        self.log_variance = nn.Linear(trunk, 1) if uncertain else None
+        self.g, self.bits = g, bits
+        self.unit, self.statistics_fixed = unit, False
+
+    def made(self, embedding: Tensor, side: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(B, N) and (B, S) -> (B, D), ready to compare, and the logarithm of the variance of each item (B,)."""
+        parts = [self.old(embedding)]
+        if self.side is not None:
+            assert side is not None
+            parts.append(self.side(side))
+        joined, last = self.trunk
+        hidden = joined(torch.cat(parts, dim=1))
+        out: Tensor = last(hidden)
+        log_variance_B = None if self.log_variance is None else self.log_variance(hidden)[:, 0]
+        return F.normalize(out) if self.unit else out, log_variance_B
+
+    def carry(self, embedding: Tensor, side: Tensor | None = None) -> dict[str, Tensor]:
+        """What edge.onnx gives: `moved` (B, D), and where there is one, `next_side` (B, T) and `variance` (B, 1)."""
+        moved_BD, log_variance_B = self.made(embedding, side)
+        told = {"moved": moved_BD}
+        if self.g is not None:
+            told["next_side"] = finished(self.g(embedding, side), self.bits)
+        if log_variance_B is not None:
+            told["variance"] = log_variance_B.exp()[:, None]
+        return told
+
+    @torch.inference_mode()
+    def settled(self, embedding: Tensor, side: Tensor | None = None) -> Tensor:
+        """(B,) whether no sign of g's hangs on a rounding error."""
+        if self.g is None:
+            return torch.ones(len(embedding), dtype=torch.bool)
+        return settled(self.g(embedding, side), self.bits)
+
+    def train(self, mode: bool = True) -> Self:
+        """BatchNorm stays in eval mode once its statistics are fixed."""
+        super().train(mode)
+        for module in self.modules():
+            if self.statistics_fixed and isinstance(module, nn.BatchNorm1d):
+                module.eval()
+        return self
+
+    def fix_statistics(self) -> None:
+        """From now on normalise by the running statistics, as serving will."""
+        if not self.statistics_fixed:
+            self.statistics_fixed = True
+            self.train(self.training)
+
+
+class Fct(nn.Module):
+    """|h(old, psi) - new|^2, mean over dimensions, to the frozen independent model's embedding; and the same for g.
+
+    Args:
+        setting: needs an old version; the backbone is the independent version's.
+        branch: width of h's branches.
+        trunk: width of h's joined layers.
+        fix_from: share of the training after which BatchNorm is frozen.
+        uncertainty: learn a variance of each item with it, by Gaussian likelihood in place of the square (FastFill,
+            Jaeckle 2023, arXiv 2303.04766); it orders a backfill.
+    """
+
+    trains_encoder = False
+    edge_kind = EdgeKind.FORWARD
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        branch: int = 256,
+        trunk: int = 2048,
+        fix_from: float = 0.5,
+        uncertainty: bool = False,
+    ) -> None:
+        super().__init__()
+        old = setting.require_old("fct")
+        self.transform = nn.Identity()
+        self.unit, self.old_unit = setting.space == "cosine", old.space == "cosine"
+        given = (old.dim, old.side_dim)
+        # Signs are learned as they are, 1 and -1: g's own numbers are not normalised then.
+        g = Forward(*given, setting.side_dim, branch, trunk, not setting.side_bits) if setting.side_dim else None
+        self.edge = Forward(
+            *given, setting.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=setting.side_bits
+        )
+        self.fix_from = fix_from
+
+    def forward(self, batch: Batch) -> Step:
+        """The transform's error on one batch."""
+        assert batch.old_BN is not None
+        if batch.progress >= self.fix_from:
+            self.edge.fix_statistics()
+        stored_BN = F.normalize(batch.old_BN) if self.old_unit else batch.old_BN
+        new_BD = F.normalize(batch.new_BD) if self.unit else batch.new_BD
+        moved_BD, log_variance_B = self.edge.made(stored_BN, batch.old_side_BS)
+        square = mean_square(moved_BD, new_BD)
+        loss = square if log_variance_B is None else gaussian_nll(moved_BD, log_variance_B, new_BD)
+        if self.edge.g is None:
+            return Step(loss, {"square": square})
+        assert batch.side_BT is not None
+        side = mean_square(self.edge.g(stored_BN, batch.old_side_BS), batch.side_BT)
+        return Step(loss + side, {"square": square, "side": side})
+
+    def head_weights(self) -> None:
+        """None of its own: the independent version's head goes on to serve."""
+
+
+def _layers(before: int, hidden: int, after: int) -> nn.Sequential:
+    """Two linear layers, each with BatchNorm and ReLU."""
+    first = [nn.Linear(before, hidden), nn.BatchNorm1d(hidden), nn.ReLU()]
+    return nn.Sequential(*first, nn.Linear(hidden, after), nn.BatchNorm1d(after), nn.ReLU())

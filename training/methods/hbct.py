@@ -1,0 +1,120 @@
+"""HBCT (Bui 2025, arXiv 2506.05826): compatible training in hyperbolic space, new embeddings lying behind old ones.
+
+z -> z / sqrt(dim) -> norm clipped at zeta -> exponential map. Each update clips further out (1.0, 1.2, 1.4, ...), which
+leaves room inside the entailment cone of every old point. Without an old version the base loss alone trains: the
+hyperbolic first version that HBCT needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument
+from index.version import EdgeKind
+from training import lorentz
+from training.gather import gather_batch
+from training.losses import entailment, info_nce, rince
+from training.method import Batch, Setting, Step
+
+CURVATURE = 1.0
+"""K of the exported space."""
+
+CONTRASTS = ("rince", "info_nce", "none")
+
+
+class Lift(nn.Module):
+    """Raw embeddings -> space parts, see `training.lorentz.lift`."""
+
+    def __init__(self, zeta: float) -> None:
+        super().__init__()
+        self.zeta = zeta
+
+    def forward(self, z_BD: Tensor) -> Tensor:
+        """(B, D) -> (B, D), at most zeta from the origin."""
+        return lorentz.lift(z_BD, self.zeta, CURVATURE)
+
+
+class Hbct(nn.Module):
+    """Base loss + weight * (entailment + contrast); the recipe's head should be lorentz_mlr and its space is lorentz.
+
+    Args:
+        setting: see `Setting`.
+        zeta: largest distance from the origin; 0.2 more than the old version's.
+        weight: of both compatibility losses.
+        entail: False leaves the entailment loss out (an ablation).
+        contrast: `rince`, `info_nce` (an ablation) or `none`.
+        temperature: of the contrast.
+        density: beta of RINCE.
+        boundary: eps, the cones' width.
+
+    Raises:
+        InvalidArgument: either space is not lorentz, or old and new dimensions differ.
+    """
+
+    trains_encoder = True
+    edge: nn.Module | None = None
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        zeta: float = 1.2,
+        weight: float = 0.3,
+        entail: bool = True,
+        contrast: str = "rince",
+        temperature: float = 0.5,
+        density: float = 0.01,
+        boundary: float = 0.1,
+    ) -> None:
+        super().__init__()
+        _check(setting, contrast)
+        self.edge_kind = EdgeKind.IDENTITY if setting.old else None
+        self.transform = Lift(zeta)
+        self.classifier = setting.classifier(setting.dim)
+        self.weight, self.boundary = weight, boundary
+        self.entail = entail
+        self.contrast: Callable[[Tensor, Tensor], Tensor] | None = {
+            "rince": lambda new, old: rince(new, old, CURVATURE, temperature, density),
+            "info_nce": lambda new, old: info_nce(new, old, CURVATURE, temperature),
+            "none": None,
+        }[contrast]
+
+    def forward(self, batch: Batch) -> Step:
+        """Base loss of the lifted embedding, and the compatibility losses against the old one."""
+        base = self.classifier(self.transform(batch.new_BD), batch.label_B)
+        terms = self.compatibility(batch)
+        return Step(base + self.weight * sum(terms.values()), {"base": base, **terms})
+
+    def compatibility(self, batch: Batch) -> dict[str, Tensor]:
+        """The losses that look at the old embedding, by name; none without an old version."""
+        if batch.old_BN is None:
+            return {}
+        batch = gather_batch(batch)
+        assert batch.old_BN is not None
+        new_BD, terms = self.transform(batch.new_BD), {}
+        if self.entail:
+            terms["entailment"] = entailment(new_BD, batch.old_BN, CURVATURE, self.boundary)
+        if self.contrast is not None:
+            terms["contrast"] = self.contrast(new_BD, batch.old_BN)
+        return terms
+
+    def head_weights(self) -> None:
+        """None: the head is not linear."""
+
+
+def _check(setting: Setting, contrast: str) -> None:
+    if contrast not in CONTRASTS:
+        raise InvalidArgument(f"contrast must be one of {', '.join(CONTRASTS)}, not {contrast!r}", pointer="/contrast")
+    if setting.space != "lorentz":
+        raise InvalidArgument(f"hbct needs space=lorentz, not {setting.space}", pointer="/space")
+    if setting.old is not None and setting.old.space != "lorentz":
+        raise InvalidArgument(
+            "hbct needs a hyperbolic old version (space=lorentz): train one with method hbct and no old version",
+            pointer="/old",
+        )
+    if setting.old is not None and setting.old.dim != setting.dim:
+        raise InvalidArgument(
+            f"hbct needs the old version's dimension {setting.old.dim}, not {setting.dim}", pointer="/dim"
+        )

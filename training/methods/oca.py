@@ -1,0 +1,80 @@
+"""OCA, orthogonal compatible aligned representations (Ricci 2024, arXiv 2408.08793): new dimensions for new knowledge.
+
+The backbone gives h = [h_bct | h_e], n + d numbers. h_bct aligns with the old space; h_perp = Q h, Q orthogonal, is
+free to classify with all of h. What is stored is h; its first n components search old items. Q and the heads stay
+behind.
+
+Shape suffixes: B batch, N old dimension, C classes.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument
+from index.version import EdgeKind
+from training.losses import cosine_alignment, linear_logits
+from training.method import Batch, Setting, Step
+from training.methods.bct import LOGITS
+from training.orthogonal import Orthogonal
+
+
+class Oca(nn.Module):
+    """CE(W, h_perp) + a CE(P, h_bct) + b mean(1 - cos(h_bct, P_y)); eq. 5 has the sign of the last term wrong.
+
+    P holds the mean old embedding of each class of the new data.
+
+    Args:
+        setting: `dim` is n + d.
+        influence_weight: a.
+        alignment_weight: b.
+        logits: of P, `raw` as in the paper, or `cosine` (`scale` times the cosines).
+        scale: of the cosine logits.
+
+    Raises:
+        InvalidArgument: no extra dimension is left, or an unknown kind of logits.
+    """
+
+    trains_encoder = True
+    edge_kind = EdgeKind.TRUNCATE
+    edge: nn.Module | None = None
+
+    def __init__(
+        self,
+        setting: Setting,
+        *,
+        influence_weight: float = 10.0,
+        alignment_weight: float = 5.0,
+        logits: str = "raw",
+        scale: float = 16.0,
+    ) -> None:
+        super().__init__()
+        old = setting.require_old("oca")
+        if setting.dim <= old.dim:
+            raise InvalidArgument(
+                f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {setting.dim}", pointer="/dim"
+            )
+        if logits not in LOGITS:
+            raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
+        self.transform = nn.Identity()
+        self.rotation = Orthogonal(setting.dim)
+        self.classifier = setting.classifier(setting.dim)
+        self.influence_weight, self.alignment_weight = influence_weight, alignment_weight
+        self.scale = scale if logits == "cosine" else None
+        self.register_buffer("mean_CN", old.mean_CN)
+
+    def forward(self, batch: Batch) -> Step:
+        """The three terms."""
+        mean_CN = self.get_buffer("mean_CN")
+        h_bct_BN = batch.new_BD[:, : mean_CN.shape[1]]
+        base = self.classifier(self.rotation(batch.new_BD), batch.label_B)
+        influence = F.cross_entropy(linear_logits(h_bct_BN, mean_CN, scale=self.scale), batch.label_B)
+        alignment = cosine_alignment(h_bct_BN, mean_CN[batch.label_B])
+        loss = base + self.influence_weight * influence + self.alignment_weight * alignment
+        return Step(loss, {"base": base, "influence": influence, "alignment": alignment})
+
+    def head_weights(self) -> tuple[Tensor, Tensor | None]:
+        """W Q: what W reads in Q h, read in h."""
+        weight, bias = self.classifier.weights()
+        return weight @ self.rotation.matrix().detach(), bias

@@ -1,0 +1,142 @@
+"""The LightningModules: one step through the encoders, one loss from the method, one optimiser from the recipe."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning
+import torch
+from torch import Tensor, nn
+
+from index.errors import InvalidArgument
+from training.backbones import Frozen
+from training.method import Batch, Method
+from training.order import TrainingBatch, mixed
+from training.recipes import Recipe
+from training.side_information import Objective, Psi
+
+OPTIMISERS = ("adam", "sgd")
+
+
+class Loop(lightning.LightningModule):
+    """What every training shares: the optimiser from the recipe, and random numbers that survive a restart."""
+
+    views = 1
+    """How often each image is in a batch, see `training.order.Drawn`."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__()
+        if recipe.optimiser not in OPTIMISERS:
+            raise InvalidArgument(f"optimiser must be one of {', '.join(OPTIMISERS)}", pointer="/optimiser")
+        self.recipe = recipe
+
+    @property
+    def looking_on(self) -> dict[str, Frozen]:
+        """The frozen models whose outputs go with each batch, by name."""
+        return {}
+
+    def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
+        """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
+        torch.manual_seed(mixed(self.recipe.seed, self.trainer.global_step, self.global_rank))
+
+    def progress(self) -> float:
+        """How much of the training is done, 0 to 1."""
+        return self.trainer.global_step / max(int(self.trainer.estimated_stepping_batches), 1)
+
+    def configure_optimizers(self) -> Any:
+        """The recipe's optimiser over all that learns, its rate set before every step."""
+        learning = [p for p in self.parameters() if p.requires_grad]
+        recipe, total = self.recipe, int(self.trainer.estimated_stepping_batches)
+        warmup = total * recipe.warmup_epochs // max(recipe.epochs, 1)
+        optimiser = _optimiser(recipe, learning)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine(step, warmup, total))
+        return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Training(Loop):
+    """Trains `backbone` by `method`; the frozen models only look on.
+
+    Args:
+        backbone: images -> raw embeddings.
+        method: embeddings -> loss; an nn.Module.
+        recipe: the optimiser and its schedule.
+        old: the frozen old model, images -> raw embeddings.
+        independent: the frozen independently trained new model, likewise.
+        old_psi, psi: images -> the side-information that the old and the new version store, for an item edge.
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        method: Method,
+        recipe: Recipe,
+        old: Frozen | None = None,
+        independent: Frozen | None = None,
+        old_psi: Frozen | None = None,
+        psi: Frozen | None = None,
+    ) -> None:
+        super().__init__(recipe)
+        self.backbone = backbone if method.trains_encoder else Frozen(backbone)
+        self.method = method
+        self.old, self.independent = old, independent
+        self.old_psi, self.psi = old_psi, psi
+
+    @property
+    def looking_on(self) -> dict[str, Frozen]:
+        models = {"old": self.old, "independent": self.independent, "old_psi": self.old_psi, "psi": self.psi}
+        return {name: model for name, model in models.items() if model is not None}
+
+    def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
+        """The loss of one batch."""
+        image_BCHW, label_B, cached = drawn
+        live = {name: model(image_BCHW).float() for name, model in self.looking_on.items() if name not in cached}
+        seen = {**cached, **live}
+        batch = Batch(
+            # Under mixed precision encoders give half floats; what is left to do is cheap.
+            new_BD=self.backbone(image_BCHW).float(),
+            label_B=label_B,
+            old_BN=seen.get("old"),
+            independent_BM=seen.get("independent"),
+            progress=self.progress(),
+            old_side_BS=seen.get("old_psi"),
+            side_BT=seen.get("psi"),
+        )
+        step = self.method(batch)
+        self.log_dict({"loss": step.loss, **step.logging}, prog_bar=True, batch_size=len(label_B))
+        return step.loss
+
+
+class PsiTraining(Loop):
+    """Trains side-information by its own objective.
+
+    Args:
+        psi: its backbone trains.
+        objective: images -> loss.
+        recipe: of `training.side_information.recipe_of_psi`.
+    """
+
+    def __init__(self, psi: Psi, objective: Objective, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.psi, self.objective = psi, objective
+        self.views = objective.views
+
+    def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
+        """The objective of one batch."""
+        image_BCHW, label_B, _cached = drawn
+        loss: Tensor = self.objective(self.psi.backbone, image_BCHW, label_B)
+        self.log("loss", loss, prog_bar=True, batch_size=len(label_B))
+        return loss
+
+
+def warm_cosine(step: int, warmup: int, total: int) -> float:
+    """Share of the full rate at a step: a line up over `warmup` steps, then half a cosine down to 0 at `total`."""
+    if step < warmup:
+        return (step + 1) / warmup
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(total - warmup, 1))))
+
+
+def _optimiser(recipe: Recipe, learning: list[nn.Parameter]) -> torch.optim.Optimizer:
+    if recipe.optimiser == "sgd":
+        return torch.optim.SGD(learning, recipe.rate, momentum=0.9, weight_decay=recipe.weight_decay)
+    return torch.optim.Adam(learning, recipe.rate, weight_decay=recipe.weight_decay)

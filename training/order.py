@@ -1,0 +1,121 @@
+"""Which images meet in which batch, and how each batch is augmented: both follow from seed, epoch and place alone.
+
+So a training that was killed goes on as if it had not been, whatever had been drawn or prefetched when it died, and
+with any number of worker processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from index.errors import InvalidArgument
+from training.data import ImageSet, Tensors
+from training.recipes import Recipe
+
+TrainingBatch = tuple[Tensor, Tensor, dict[str, Tensor]]
+"""Images (B, C, H, W), labels (B,), and what other models made of the images (B, N), by name."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One batch: its rows, and the seed of its augmentation."""
+
+    rows: list[int]
+    seed: int
+
+
+class Order(Sampler[Draw]):
+    """The batches of one epoch after the other. A last batch that is not full is dropped.
+
+    The processes of one training share each batch equally, so their number does not change which images meet.
+
+    Args:
+        count: images there are; fewer than `size` make one batch.
+        size: images in a batch, over all processes.
+        seed: decides everything, together with the epoch.
+        rank: this process.
+        world: processes.
+
+    Raises:
+        InvalidArgument: the processes cannot share a batch equally.
+    """
+
+    def __init__(self, count: int, size: int, seed: int, rank: int = 0, world: int = 1) -> None:
+        if size % world or count < world:
+            raise InvalidArgument(
+                f"batch_size must be a multiple of the {world} processes that share it, not {size}",
+                pointer="/batch_size",
+            )
+        self.count, self.size, self.seed, self.rank, self.world = count, size, seed, rank, world
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """What the next pass draws; Lightning says so before each epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return max(1, self.count // self.size)
+
+    def __iter__(self) -> Iterator[Draw]:
+        row_S = np.random.default_rng([self.seed, self.epoch]).permutation(self.count)
+        share = min(self.size, self.count) // self.world
+        for place in range(len(self)):
+            first = place * self.size + self.rank * share
+            rows = row_S[first : first + share].tolist()
+            yield Draw(rows, mixed(self.seed, self.epoch, place, self.rank))
+
+
+class Drawn(Dataset[TrainingBatch]):
+    """A batch for each `Draw`.
+
+    Args:
+        tensors: the images.
+        cached: embeddings (S, N) of all of them, by name, to go with each batch.
+        views: how often each image is in a batch, each time augmented anew: the batch as a whole, then again.
+    """
+
+    def __init__(self, tensors: Tensors, cached: Mapping[str, Tensor], views: int = 1) -> None:
+        self.tensors, self.cached, self.views = tensors, cached, views
+
+    def __getitem__(self, draw: Draw) -> TrainingBatch:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(draw.seed)
+            rows = draw.rows * self.views
+            image_BCHW, label_B = self.tensors.__getitems__(rows)
+        return image_BCHW, label_B, {name: made_SN[rows] for name, made_SN in self.cached.items()}
+
+
+def training_batches(
+    images: ImageSet,
+    recipe: Recipe,
+    cached: Mapping[str, Tensor],
+    rank: int = 0,
+    world: int = 1,
+    epoch: int = 0,
+    views: int = 1,
+) -> DataLoader[TrainingBatch]:
+    """The batches that train a recipe in one process, from an epoch on; `Order` and `Drawn` say what they hold."""
+    tensors = Tensors(images, recipe.preprocess, recipe.augment)
+    order = Order(len(tensors), recipe.batch_size, recipe.seed, rank, world)
+    order.set_epoch(epoch)
+    # Images that are kept in memory need nobody to decode them.
+    workers = recipe.workers if tensors.kept is None else 0
+    return DataLoader(
+        Drawn(tensors, cached, views),
+        batch_size=None,
+        sampler=order,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        generator=torch.Generator(),  # its own, so that starting a pass draws from nobody else's
+    )
+
+
+def mixed(*numbers: int) -> int:
+    """A seed made of numbers, each of which changes it."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0])

@@ -1,0 +1,109 @@
+"""Pairs of embeddings of the same images by two versions: some to fit an adapter on, others to measure it with.
+
+Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument
+from index.space import Vectors, check_vectors, space_from_json
+from index.version import Version
+from training.curves import Matching
+from training.data import Data
+from training.matrix import match
+from training.sides import open_encoder
+
+HELD_OUT, MOST_HELD_OUT = 5, 10_000
+"""One pair in so many measures the edge and is not fitted on, at most so many of them."""
+MOST_FITTED = 10_000
+"""So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Embeddings of the same images by both versions, valid in their spaces.
+
+    Attributes:
+        new_SM, old_SN: what to fit on.
+        labels_S: their classes, where they are known.
+        new_QM, old_QN: queries to measure with.
+        new_items_IM, old_items_IN: items to measure on.
+        matching: which items are right. Without labels only the query's own image is.
+        labelled: whether there were labels.
+    """
+
+    new_SM: Vectors
+    old_SN: Vectors
+    labels_S: NDArray[np.int64] | None
+    new_QM: Vectors
+    old_QN: Vectors
+    new_items_IM: Vectors
+    old_items_IN: Vectors
+    matching: Matching
+    labelled: bool
+
+
+def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
+    """Read an .npz of `new` (S, M) and `old` (S, N), row by row of the same images, and `labels` (S,) if known.
+
+    A fifth of the pairs, drawn by `seed`, are the queries that measure the edge; all pairs are items.
+
+    Raises:
+        InvalidArgument: not such a file, or embeddings of other dimensions than the versions'.
+        InvalidVector: embeddings that are not valid in a version's space.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as held:
+            new_SM, old_SN = held["new"], held["old"]
+            labels_S = held.get("labels")
+    except (OSError, KeyError, ValueError, EOFError) as error:
+        raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
+    count = len(new_SM) if new_SM.ndim else 0
+    if new_SM.shape != (count, new.card.dim) or old_SN.shape != (count, old.card.dim) or count < 2 * HELD_OUT:
+        raise InvalidArgument(
+            f"pairs {path} hold new {new_SM.shape} and old {old_SN.shape}; versions {new.name!r} and {old.name!r} need "
+            f"(S, {new.card.dim}) and (S, {old.card.dim}) with one S of at least {2 * HELD_OUT}",
+            pointer="/pairs",
+        )
+    if labels_S is not None and labels_S.shape != (count,):
+        raise InvalidArgument(f"pairs {path} hold labels {labels_S.shape}, not ({count},)", pointer="/pairs/labels")
+    new_SM = check_vectors(new_SM, new.card.dim, space_from_json(new.card.space), pointer="/pairs/new")
+    old_SN = check_vectors(old_SN, old.card.dim, space_from_json(old.card.space), pointer="/pairs/old")
+    order = np.random.default_rng(seed).permutation(count)
+    query, support = np.split(order, [min(count // HELD_OUT, MOST_HELD_OUT)])
+    codes = np.arange(count) if labels_S is None else np.unique(labels_S, return_inverse=True)[1]
+    itself = np.full(len(query), -1) if labels_S is None else query
+    return Pairs(
+        new_SM=new_SM[support],
+        old_SN=old_SN[support],
+        labels_S=None if labels_S is None else codes[support],
+        new_QM=new_SM[query],
+        old_QN=old_SN[query],
+        new_items_IM=new_SM,
+        old_items_IN=old_SN,
+        matching=Matching(codes[query], codes, itself),
+        labelled=labels_S is not None,
+    )
+
+
+def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:
+    """Embed a data set by both versions: training images to fit on, query and gallery images to measure with.
+
+    Raises:
+        NoEncoder: a version cannot embed images here.
+        InvalidArgument: the data set has no usable query.
+    """
+    matching = match(data)
+    rows = np.random.default_rng(seed).permutation(len(data.train))[:MOST_FITTED]
+    support = data.train.take(rows)
+    (new_SM, new_QM, new_items_IM), (old_SN, old_QN, old_items_IN) = (
+        [encode(images)[0] for images in (support, data.query, data.gallery)]
+        for encode in (open_encoder(new), open_encoder(old))
+    )
+    return Pairs(new_SM, old_SN, support.labels, new_QM, old_QN, new_items_IM, old_items_IN, matching, labelled=True)

@@ -1,0 +1,120 @@
+"""Pictures of an evaluation, drawn without a display and without global state: matrix, curves, bars."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from index.version import Score
+from training.curves import CALIBRATED, RAW
+from training.evaluate import METRICS
+from training.matrix import Evaluation
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
+"""Told apart by most colour-blind readers (Okabe and Ito 2008)."""
+GREY = "#7f7f7f"
+
+
+def matrix_figure(measured: Evaluation) -> Figure:
+    """A panel for each metric: M(row/column), empty where no edge leads."""
+    size = 1.6 + 0.75 * len(measured.names)
+    figure = _figure(len(METRICS) * size, size)
+    for axes, metric in zip(figure.subplots(1, len(METRICS), squeeze=False)[0], METRICS, strict=True):
+        _draw_matrix(axes, measured, metric)
+    return figure
+
+
+def curves_figure(measured: Evaluation) -> Figure:
+    """A panel for each pair and kind of backfill: the metric over the share of items moved, raw and calibrated.
+
+    Raises:
+        ValueError: nothing was measured to draw.
+    """
+    panels = list(dict.fromkeys(key[:3] for key in measured.curves))
+    if not panels:
+        raise ValueError("there is no backfill curve to draw")
+    columns = min(3, len(panels))
+    rows = -(-len(panels) // columns)
+    figure = _figure(4.6 * columns, 3.4 * rows)
+    places = figure.subplots(rows, columns, squeeze=False, sharey=True).ravel()
+    for axes, panel in zip(places, panels, strict=False):
+        _draw_curves(axes, measured, panel)
+    for axes in places[len(panels) :]:
+        axes.set_axis_off()
+    return figure
+
+
+def bars_figure(bars: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
+    """Groups of bars with their intervals: (label, one score for each of METRICS)."""
+    figure = _figure(5.6, 3.4)
+    axes = figure.subplots()
+    width = 0.8 / len(bars)
+    for place, (label, scores) in enumerate(bars):
+        x = np.arange(len(METRICS)) + (place - (len(bars) - 1) / 2) * width
+        height = [score.value for score in scores]
+        error = [[score.value - score.low for score in scores], [score.high - score.value for score in scores]]
+        colour = COLOURS[place % len(COLOURS)]
+        axes.bar(x, height, width * 0.92, yerr=error, label=label, color=colour, ecolor="#333333", capsize=3)
+    axes.set(xticks=range(len(METRICS)), xticklabels=METRICS, ylim=(0, 1.02))
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=len(bars))
+    _lighten(axes)
+    return figure
+
+
+def as_svg(figure: Figure) -> bytes:
+    """The picture as SVG; the same figure gives the same bytes."""
+    import matplotlib as mpl
+
+    stream = io.BytesIO()
+    with mpl.rc_context({"svg.hashsalt": "regraft"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    return stream.getvalue()
+
+
+def _figure(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", dpi=120)
+
+
+def _draw_matrix(axes: Axes, measured: Evaluation, metric: str) -> None:
+    values = measured.matrix(metric).values
+    axes.imshow(np.ma.masked_invalid(values), cmap="Blues", vmin=0, vmax=1.8)  # 1 stays light enough for black digits
+    for row, column in zip(*np.nonzero(np.isfinite(values)), strict=True):
+        axes.text(column, row, f"{values[row, column]:.3f}", ha="center", va="center", fontsize=8)
+    ticks = range(len(measured.names))
+    axes.set(title=metric, xlabel="items", ylabel="queries", xticks=ticks, yticks=ticks)
+    axes.set_xticklabels(measured.names, rotation=30, ha="right")
+    axes.set_yticklabels(measured.names)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_curves(axes: Axes, measured: Evaluation, panel: tuple[str, str, str]) -> None:
+    new, old, way = panel
+    orders = dict.fromkeys(key[3] for key in measured.curves if key[:3] == panel)
+    for colour, order in zip(COLOURS, orders, strict=False):
+        for scale, style in ((RAW, "--"), (CALIBRATED, "-")):
+            curve = measured.curves[*panel, order, scale].curve
+            axes.plot(100 * curve.shares, curve.values, style, color=colour, label=f"{order}, {scale}")
+    for name, label in ((old, "old/old"), (new, "new/new")):
+        level = measured.cells[name, name].retrieval.mean(measured.metric)
+        axes.axhline(level, color=GREY, linewidth=1, linestyle=":")
+        axes.annotate(
+            label, (1.0, level), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=8
+        )
+    axes.set(title=f"{new} over {old}: {way}", ylabel=measured.metric, xlabel="items moved (%)", xlim=(0, 100))
+    axes.legend(frameon=False, fontsize=8)
+    _lighten(axes)
+
+
+def _lighten(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)

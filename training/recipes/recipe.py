@@ -1,0 +1,172 @@
+"""What a recipe decides, how a card keeps it, and how `--set field=value` changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from index.errors import InvalidArgument
+from index.version import Preprocess
+
+Option = str | float | int | bool
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what a training gives.
+
+    Args:
+        name: the recipe's name in `RECIPES`.
+        summary: one line for `regraft train --help`.
+        method: a name of `training.methods.METHODS`; `options` are its own settings.
+        data: a name of `training.sources.SOURCES`; `root` is its folder or file, where it has one.
+        unreadable: "refuse" or "skip" an image that cannot be decoded, see `training.sources.load_data`.
+        classes: train on the first so many classes only; None: all.
+        class_share: of those, train on a random share, above 0 to 1.
+        fraction: train on a random share of the images, above 0 to 1.
+        split_seed: decides the shares; not `seed`, so that runs of several seeds train on the same images.
+        preprocess: how an image becomes the encoder's input, in training's evaluation and in serving.
+        augment: a name of `training.transforms.AUGMENTATIONS`.
+        backbone: a name of `training.backbones.BACKBONES`, or "timm/" and a timm model name.
+        pretrained: start from timm's pretrained weights.
+        weights: a file to read them from, in place of timm's download.
+        dim: dimension of the backbone's embedding.
+        head: a name of `training.heads.HEADS`, for the base loss.
+        space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
+        old: the version to be compatible with: its folder, or a recipe that is trained first.
+        independent: the independently trained new model, where the method needs one; likewise.
+        side: "none" or a kind of `training.side_information.KINDS`: what is stored of an item beside its embedding, for
+            the forward transform of a later version.
+        side_dim: how many numbers of it; 0: as many as `dim`.
+        side_bits: store their signs, one bit each.
+        side_epochs: how long it is trained; 0: `epochs`.
+        side_augment: what it is trained with; "": `augment`.
+        side_temperature: of the contrast of side=simclr.
+        optimiser: "adam" or "sgd" (momentum 0.9); the rate rises for `warmup_epochs`, then falls as a cosine.
+        batch_size: images in a step, over all processes.
+        precision: "32-true", "bf16-mixed" or, on a GPU, "16-mixed"; geometry and large scales stay in float32.
+        cache_old: make the old and the independent model's embeddings once, before training, from images as evaluation
+            sees them; without augmentation they are what each step would make.
+        workers: processes that decode and augment images; 0: none beside the training itself.
+        threads: CPU threads of the training; 0: torch decides. One is fastest for tiny models, and makes what they
+            become independent of the machine's number of cores.
+        seed: decides the weights and the order; the same seed on the same machine gives the same version.
+    """
+
+    name: str
+    summary: str = ""
+    method: str = "independent"
+    options: Mapping[str, Option] = field(default_factory=dict)
+    data: str = "arrays"
+    root: str = ""
+    unreadable: str = "refuse"
+    classes: int | None = None
+    class_share: float = 1.0
+    fraction: float = 1.0
+    split_seed: int = 0
+    preprocess: Preprocess = field(default_factory=lambda: Preprocess(224, 224, resize=256))
+    augment: str = "none"
+    backbone: str = "timm/resnet18"
+    pretrained: bool = False
+    weights: str = ""
+    dim: int = 128
+    head: str = "softmax"
+    label_smoothing: float = 0.0
+    space: str = "cosine"
+    old: str = ""
+    independent: str = ""
+    side: str = "none"
+    side_dim: int = 0
+    side_bits: bool = False
+    side_epochs: int = 0
+    side_augment: str = ""
+    side_temperature: float = 0.5
+    optimiser: str = "adam"
+    rate: float = 1e-3
+    weight_decay: float = 0.0
+    epochs: int = 100
+    warmup_epochs: int = 0
+    batch_size: int = 128
+    precision: str = "32-true"
+    cache_old: bool = False
+    workers: int = 0
+    threads: int = 0
+    seed: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
+        decides = {name: value for name, value in vars(self).items() if name != "summary"}
+        return {**decides, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
+
+
+def recipe_from_json(value: Mapping[str, Any]) -> Recipe:
+    """Read the `recipe` field of a card.
+
+    Raises:
+        InvalidArgument: it was not written by this package.
+    """
+    try:
+        spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value["preprocess"].items()}
+        return Recipe(**{**value, "preprocess": Preprocess(**spec)})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InvalidArgument(f"the card's recipe was not written by this release: {error}") from error
+
+
+def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
+    """Apply `field=value` settings, to the recipe's fields or to its method's options.
+
+    Raises:
+        InvalidArgument: no '=', an unknown field (lists the legal ones), or a value of the wrong type.
+    """
+    for setting in settings:
+        name, given, value = setting.partition("=")
+        if not given:
+            raise InvalidArgument(f"a setting is written field=value, not {setting!r}", pointer="/set")
+        recipe = _override(recipe, name.strip(), value.strip())
+    return recipe
+
+
+def _override(recipe: Recipe, name: str, value: str) -> Recipe:
+    options = method_options(recipe.method)
+    fields = {f.name: f.type for f in dataclasses.fields(Recipe) if f.name not in {"name", "summary", "options"}}
+    if name in options:
+        return replace(recipe, options={**recipe.options, name: _convert(name, value, type(options[name]).__name__)})
+    if name not in fields or name == "preprocess":
+        legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options]))
+        raise InvalidArgument(f"recipe {recipe.name} has no field {name!r}; legal: {legal}", pointer=f"/set/{name}")
+    # Options belong to the method they were set for.
+    kept = {} if name == "method" else recipe.options
+    return replace(recipe, **{"options": kept, name: _convert(name, value, str(fields[name]))})
+
+
+def method_options(method: str) -> dict[str, Option]:
+    """Names and defaults of what a method can be set to.
+
+    Raises:
+        InvalidArgument: an unknown method; lists the legal ones.
+    """
+    from training.methods import METHODS
+
+    if method not in METHODS:
+        raise InvalidArgument(f"method {method!r} is unknown; legal: {', '.join(METHODS)}", pointer="/method")
+    parameters = inspect.signature(METHODS[method]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+
+
+_CONVERT: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "float": float,
+    "int | None": lambda text: None if text == "none" else int(text),
+    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+}
+
+
+def _convert(name: str, value: str, kind: str) -> Any:
+    try:
+        return _CONVERT[kind](value)
+    except (ValueError, KeyError):
+        raise InvalidArgument(f"{name} is a {kind}, which {value!r} is not", pointer=f"/set/{name}") from None

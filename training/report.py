@@ -1,0 +1,176 @@
+"""What an evaluation leaves behind: a one-page HTML report of a version, pictures inline, or JSON and pictures."""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from index.folder import load_version
+from index.version import Card, Version
+from training.curves import CALIBRATED, RAW
+from training.data import Data
+from training.evaluate import METRICS
+from training.matrix import Evaluation, evaluate
+from training.plots import as_svg, bars_figure, curves_figure, matrix_figure
+from training.tables import as_json, interval, route
+
+STYLE = """
+body { font: 15px/1.45 system-ui, sans-serif; color: #1a1a1a; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.1rem; margin: 1.6rem 0 0.4rem }
+table { border-collapse: collapse } th, td { text-align: left; padding: 0.15rem 1.1rem 0.15rem 0; vertical-align: top }
+th { font-weight: 600; border-bottom: 1px solid #bbb } td { border-bottom: 1px solid #eee }
+td code { word-break: break-all } figure { margin: 0.4rem 0 } img { max-width: 100% }
+.pictures { display: flex; flex-wrap: wrap; gap: 1rem }
+"""
+
+
+def report_of(folder: Path) -> Path:
+    """Where a version's report lies: beside its folder, which holds nothing but the contract."""
+    return folder.with_name(f"{folder.name}-report.html")
+
+
+def report_version(folder: Path, old: Version | None, data: Data) -> Path | None:
+    """Measure an exported version as serving would use it, and write its report.
+
+    Args:
+        folder: the version.
+        old: the version it was made compatible with.
+        data: its query and gallery images are measured on.
+
+    Returns:
+        The report, or None where matplotlib is not installed.
+
+    Raises:
+        RegraftError: as `evaluate` does.
+    """
+    if not can_draw():
+        return None
+    version = load_version(folder)
+    measured = evaluate([version] if old is None else [old, version], data)
+    return write_report(measured, version.name, report_of(folder))
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
+    """Write evaluation.json, and where matplotlib is installed matrix.svg and curves.svg (if there are curves).
+
+    Returns:
+        The files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {"evaluation.json": json.dumps(as_json(measured), indent=2, allow_nan=False).encode() + b"\n"}
+    if can_draw():
+        files["matrix.svg"] = as_svg(matrix_figure(measured))
+    if can_draw() and measured.curves:
+        files["curves.svg"] = as_svg(curves_figure(measured))
+    return [_write(folder / name, content) for name, content in files.items()]
+
+
+def write_report(measured: Evaluation, name: str, path: Path) -> Path:
+    """Write the report of one of the versions in an evaluation."""
+    return _write(path, page(measured, name).encode())
+
+
+def page(measured: Evaluation, name: str) -> str:
+    """The report as HTML that needs no other file."""
+    card = measured.cards[name]
+    olds = [old for new, old in measured.upgrades if new == name]
+    about = (
+        f"Method {card.method}, {card.dim} numbers, space {card.space['kind']}; measured on {measured.queries} queries "
+        f"({measured.skipped} without a right item) and {measured.items} items, with 95 % bootstrap intervals."
+    )
+    parts = [
+        f"<h1>{escape(name)}</h1>",
+        f"<p>{escape(about)}</p>",
+        *_measurements(measured, name, olds),
+        "<h2>Recipe</h2>",
+        _table(["field", "value"], [[key, _shown(value)] for key, value in card.recipe.items()]),
+        "<h2>Data and files</h2>",
+        _table(["what", "value"], [[key, _shown(value)] for key, value in _provenance(card)]),
+    ]
+    title = f"<title>{escape(name)}: report</title>"
+    head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{title}<style>{STYLE}</style>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _measurements(measured: Evaluation, name: str, olds: Sequence[str]) -> Iterable[str]:
+    """The table of metrics, the bars, and for each older version what the upgrade gives."""
+    pairs = [*((old, old) for old in olds), *((name, old) for old in olds), (name, name)]
+    scores = {pair: [measured.cells[pair].retrieval.interval(metric) for metric in METRICS] for pair in pairs}
+    yield "<h2>Retrieval</h2>"
+    yield _table(
+        ["queries/items", "edges", *METRICS],
+        [["/".join(p), route(measured.cells[p].kinds), *map(interval, scores[p])] for p in pairs],
+    )
+    yield '<div class="pictures">'
+    yield _picture(as_svg(bars_figure([("/".join(p), scores[p]) for p in pairs])), "Retrieval by pair of versions")
+    if measured.curves:
+        yield _picture(as_svg(curves_figure(measured)), f"{measured.metric} while items are moved")
+    yield "</div>"
+    for old in olds:
+        yield from _upgrade(measured, name, old)
+
+
+def _upgrade(measured: Evaluation, new: str, old: str) -> Iterable[str]:
+    upgrade = measured.upgrades[new, old]
+    yield f"<h2>{escape(new)} over {escape(old)}</h2>"
+    rows = [[f"new/old - old/old, {metric}", interval(upgrade.difference[metric])] for metric in METRICS]
+    rows += [[f"P_com, {metric}", interval(score)] for metric, score in upgrade.p_com.items()]
+    rows += [
+        ["queries right before and wrong now", f"{upgrade.flips}: share {interval(upgrade.flip_share)}"],
+        ["linear CKA of the items", f"{upgrade.cka:.3f}"],
+    ]
+    yield _table(["measure", "value"], rows)
+    keys = dict.fromkeys(key[2:4] for key in measured.curves if key[:2] == (new, old))
+    curves = [
+        [f"{way}, {order}, {scale}", interval(curve.area), f"{curve.curve.largest_dip:.3f}"]
+        for way, order in keys
+        for scale in (RAW, CALIBRATED)
+        for curve in [measured.curves[new, old, way, order, scale]]
+    ]
+    yield _table(["backfill curve", f"area under {measured.metric}", "largest dip"], curves)
+
+
+def _provenance(card: Card) -> Iterable[tuple[str, Any]]:
+    yield from card.data.items()
+    yield from ((f"sha256 of {path}", sha) for path, sha in card.files.items())
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_shown(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(str, value)) if len(value) <= 20 else f"{len(value)}: {value[0]} to {value[-1]}"
+    return "none" if value in (None, "") else str(value)
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>\n{body}</tbody></table>"
+
+
+def _picture(svg: bytes, text: str) -> str:
+    """An image of its own, so that the names inside one picture cannot meet those of another."""
+    data = base64.b64encode(svg).decode()
+    return f'<figure><img alt="{escape(text)}" src="data:image/svg+xml;base64,{data}"></figure>'
+
+
+def _write(path: Path, content: bytes) -> Path:
+    """Under a temporary name first, so that no half-written file keeps the right one."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return path

@@ -1,0 +1,210 @@
+"""Sources: where a recipe's images come from. `SOURCES` lists them; `load_data` reads one and checks what it gave."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument, InvalidImage
+from index.image import FORMATS
+from training.data import Arrays, Data, Files, ImageSet
+from training.digits import Digits, load_digits_split
+
+SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg", ".tif"}
+UNREADABLE = ("refuse", "skip")
+PARTS = ("train", "query", "gallery")
+
+_log = logging.getLogger(__name__)
+
+
+def load_data(source: str, root: str, unreadable: str = "refuse") -> Data:
+    """Read a source of `SOURCES`.
+
+    Args:
+        source: its name.
+        root: its folder or file, where it has one.
+        unreadable: `refuse`: an image that cannot be decoded ends the training, by its path, when its turn comes.
+            `skip`: every file is decoded once up front, and those that cannot be are left out, counted and logged.
+
+    Raises:
+        InvalidArgument: an unknown name (lists the legal ones), `root` does not hold what the source needs, or no
+            query has an item of its class.
+    """
+    if source not in SOURCES:
+        raise InvalidArgument(f"data {source!r} is unknown; legal: {', '.join(SOURCES)}", pointer="/data")
+    if unreadable not in UNREADABLE:
+        raise InvalidArgument(
+            f"unreadable must be one of {', '.join(UNREADABLE)}, not {unreadable!r}", pointer="/unreadable"
+        )
+    read, needed = SOURCES[source]
+    if needed and not root:
+        raise InvalidArgument(f"this recipe needs your data: --set root=PATH, {needed}", pointer="/root")
+    if needed and not Path(root).exists():
+        raise InvalidArgument(f"root {root} does not exist; it must be {needed}", pointer="/root")
+    data = read(Path(root))
+    if unreadable == "skip":
+        data = without_unreadable(data)
+    if data.lonely() == len(data.query):
+        raise InvalidArgument(
+            "nothing can be measured: no query image has another image of its class to find; "
+            "each class needs two images in test/, or one in query/ and one in gallery/",
+            pointer="/root",
+        )
+    return data
+
+
+def without_unreadable(data: Data) -> Data:
+    """Leave out the files that cannot be decoded; what is in memory already stays."""
+    train, query = readable(data.train), readable(data.query)
+    gallery = query if data.same else readable(data.gallery)
+    skipped = len(data.train) - len(train) + len(data.query) - len(query)
+    skipped += 0 if data.same else len(data.gallery) - len(gallery)
+    return replace(data, train=train, query=query, gallery=gallery, skipped=skipped)
+
+
+def readable(images: ImageSet) -> ImageSet:
+    """The images that can be decoded; how many cannot, and the first of them, goes to the log."""
+    if not isinstance(images.images, Files):
+        return images
+    with ThreadPoolExecutor() as pool:
+        complaints = list(pool.map(lambda row: _complaint(images, row), range(len(images))))
+    broken = [complaint for complaint in complaints if complaint]
+    if not broken:
+        return images
+    _log.warning("skipped %d of %d images that cannot be read; the first: %s", len(broken), len(images), broken[0])
+    return images.take(np.flatnonzero([not complaint for complaint in complaints]))
+
+
+def digits_old(_: Path) -> Data:
+    """100 scikit-learn digits of five classes."""
+    split = load_digits_split()
+    return Data(_digits(split.old_train), _digits(split.query), _digits(split.gallery))
+
+
+def digits_new(_: Path) -> Data:
+    """900 scikit-learn digits of ten classes."""
+    split = load_digits_split()
+    return Data(_digits(split.new_train), _digits(split.query), _digits(split.gallery))
+
+
+def folders(root: Path) -> Data:
+    """Image folders: a class is a folder below `train/`, at any depth, and so below `test/` or `query/` and `gallery/`.
+
+    Training classes are numbered first, so that other test images do not renumber them.
+    """
+    same = (root / "test").is_dir()
+    paths = {part: _files(root / part) for part in (("train", "test") if same else PARTS)}
+    names = list(dict.fromkeys(_class(path, root / part) for part, found in paths.items() for path in found))
+    ids = {name: label for label, name in enumerate(names)}
+    train, query, *gallery = (
+        ImageSet(Files(found), np.array([ids[_class(path, root / part)] for path in found], np.int64))
+        for part, found in paths.items()
+    )
+    return Data(train, query, query if same else gallery[0], same, names)
+
+
+def arrays(path: Path) -> Data:
+    """An .npz: train_images (N, H, W) or (N, H, W, 3) uint8, train_labels (N,), and the same for query and gallery."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            train, query, gallery = (_array_set(held[f"{part}_images"], held[f"{part}_labels"]) for part in PARTS)
+    except (OSError, KeyError, ValueError, TypeError, EOFError, BadZipFile) as error:
+        raise InvalidArgument(f"data file {path} cannot be used: {error}", pointer="/root") from error
+    return Data(train, query, gallery)
+
+
+def cifar100(root: Path) -> Data:
+    """CIFAR-100's own python format (Krizhevsky 2009): the pickled files `train`, `meta`, and `test` for both sides."""
+    train, test, meta = (_unpickle(root / part) for part in ("train", "test", "meta"))
+    try:
+        names = [name.decode() for name in meta[b"fine_label_names"]]
+        test_set = _cifar_set(test)
+        return Data(_cifar_set(train), test_set, test_set, same=True, names=names)
+    except (KeyError, ValueError, AttributeError, TypeError) as error:
+        raise InvalidArgument(f"{root} is not CIFAR-100 in its python format: {error!r}", pointer="/root") from error
+
+
+SOURCES: dict[str, tuple[Callable[[Path], Data], str]] = {
+    "digits_old": (digits_old, ""),
+    "digits_new": (digits_new, ""),
+    "folders": (folders, "a folder with train/<class>/<image>, and test/ or query/ and gallery/ in the same way"),
+    "arrays": (arrays, "an .npz file with train_images, train_labels, and the same for query and gallery"),
+    "cifar100": (cifar100, "the folder cifar-100-python with the files train, test and meta"),
+}
+"""name -> how to read it, and what `root` must be; "" where there is none."""
+
+
+class ArraysOnly(pickle.Unpickler):
+    """Reads arrays, numbers, strings and their containers: a pickle may name any function, and calls what it names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """What rebuilds a numpy array, and nothing else."""
+        legal = {
+            ("numpy.core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy._core.multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numpy", "ndarray"): np.ndarray,
+            ("numpy", "dtype"): np.dtype,
+        }
+        if (module, name) not in legal:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no CIFAR file needs")
+        return legal[module, name]
+
+
+def _unpickle(path: Path) -> Mapping[bytes, Any]:
+    try:
+        with path.open("rb") as file:
+            held = ArraysOnly(file, encoding="bytes").load()
+    except (OSError, pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError) as error:
+        raise InvalidArgument(f"{path} cannot be read as a CIFAR-100 file: {error}", pointer="/root") from error
+    if not isinstance(held, dict):
+        raise InvalidArgument(f"{path} holds no dictionary, so it is no CIFAR-100 file", pointer="/root")
+    return held
+
+
+def _cifar_set(held: Mapping[bytes, Any]) -> ImageSet:
+    pixels_N3072 = np.asarray(held[b"data"])
+    images = pixels_N3072.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
+    return _array_set(np.ascontiguousarray(images), np.asarray(held[b"fine_labels"]))
+
+
+def _digits(part: Digits) -> ImageSet:
+    return _array_set(part.images, part.labels)
+
+
+def _array_set(images: NDArray[np.uint8], labels: NDArray[np.int64]) -> ImageSet:
+    if images.dtype != np.uint8 or images.shape[3:] not in {(), (3,)} or images.ndim < 3:
+        raise ValueError(f"images must be uint8 (N, H, W) or (N, H, W, 3), not {images.dtype} {images.shape}")
+    if labels.dtype.kind not in "iu" or labels.shape != images.shape[:1] or not len(labels):
+        raise ValueError(
+            f"{len(images)} images need one whole number each as labels, not {labels.dtype} {labels.shape}"
+        )
+    return ImageSet(Arrays(images), labels.astype(np.int64))
+
+
+def _files(root: Path) -> list[Path]:
+    paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in SUFFIXES and path.parent != root)
+    if not paths:
+        raise InvalidArgument(f"{root} holds no <class>/<image> files", pointer="/root")
+    return paths
+
+
+def _class(path: Path, part: Path) -> str:
+    return path.parent.relative_to(part).as_posix()
+
+
+def _complaint(images: ImageSet, row: int) -> str:
+    """Why an image cannot be decoded; empty when it can."""
+    try:
+        images.images[row]
+    except InvalidImage as error:
+        return str(error)
+    return ""

@@ -1,0 +1,202 @@
+"""TRAINING PATH: from a recipe to a version folder, top to bottom in `train`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import lightning
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from index.errors import InvalidArgument
+from index.folder import load_version
+from index.version import CARD, EdgeKind
+from training import processes
+from training.backbones import Frozen, build_backbone
+from training.data import Data
+from training.evaluate import measure, run_over
+from training.export import check_target, write_version
+from training.fitting import checkpoint_of, fit
+from training.losses import UNKNOWN, class_means, class_radii
+from training.method import Old
+from training.module import PsiTraining, Training
+from training.recipes import RECIPES, Recipe, find_recipe
+from training.report import report_version
+from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
+from training.sources import load_data
+from training.trained import Trained, build_method
+
+RUNS = Path("runs")
+"""Where versions go that a recipe needs and names by their recipe."""
+
+
+def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
+    """Train a version, measure it, and export it.
+
+    A training that was stopped goes on from its last finished epoch, and ends as if it had not been stopped. Processes
+    that `torchrun` started train together; the first of them measures and exports.
+
+    Args:
+        recipe: what to train.
+        out: the version folder to write; its name becomes the version's. A version folder that exists is replaced.
+        progress: show a progress bar, print the report, and keep it (as HTML) and logs (TensorBoard, CSV) beside `out`.
+
+    Returns:
+        `out`.
+
+    Raises:
+        RegraftError: the recipe, its data or the old version cannot be used, or the disk is full; no part of a version
+            is left then, and a version that was there before still is.
+        KeyboardInterrupt: stopped by Ctrl-C; likewise.
+    """
+    data = recipe_data(recipe)
+    old = load_reference(recipe, "old", progress)
+    check_target(out, None if old is None else old.version)
+    independent = load_reference(recipe, "independent", progress)
+
+    lightning.seed_everything(recipe.seed, verbose=False)
+    method = build_method(recipe, len(data.classes), None if old is None else describe(old, data))
+    backbone = new_backbone(recipe) if method.trains_encoder else adopt(independent, recipe)
+    psi = train_psi(recipe, data, out, progress)
+    stored = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
+    module = Training(
+        backbone,
+        method,
+        recipe,
+        look_on(old, recipe),
+        look_on(independent, recipe),
+        *(None if one is None else Frozen(one) for one in stored),
+    )
+    fit(module, data, out, progress)
+
+    head = method.head_weights() if method.trains_encoder or independent is None else independent.head
+    old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
+    trained = Trained(recipe, backbone, method, data.classes, old_dims[0], head, psi, old_dims[1])
+    if processes.leads():
+        report = measure(trained, old, data)
+        write_version(trained, report, data, None if old is None else old.version, out)
+        checkpoint_of(out).unlink()
+        checkpoint_of(psi_of(out)).unlink(missing_ok=True)
+        if progress:
+            print(*report.lines(), sep="\n")
+            report_version(out, None if old is None else old.version, data)
+    processes.wait_for_all()
+    return out
+
+
+def recipe_data(recipe: Recipe) -> Data:
+    """The images a recipe trains on and is measured on."""
+    data = load_data(recipe.data, recipe.root, recipe.unreadable)
+    return data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
+
+
+def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None:
+    """A version that training looks at: a version folder, or a recipe, trained into `RUNS` unless it is there.
+
+    A recipe on the same source is trained on the same root.
+
+    Raises:
+        InvalidArgument: neither.
+        InvalidVersionFolder: the folder does not match its card.
+    """
+    reference: str = getattr(recipe, field)
+    if not reference:
+        return None
+    if reference in RECIPES:
+        wanted = find_recipe(reference)
+        wanted = replace(wanted, root=recipe.root) if wanted.data == recipe.data else wanted
+        return Trained.load(run_of(wanted, progress))
+    if not (Path(reference) / CARD).is_file():
+        raise InvalidArgument(
+            f"{field}={reference} is neither a version folder nor a recipe ({', '.join(RECIPES)}); "
+            f"train it first, or set {field}=FOLDER",
+            pointer=f"/{field}",
+        )
+    return Trained.load(Path(reference))
+
+
+def run_of(recipe: Recipe, progress: bool) -> Path:
+    """The recipe's version below `RUNS`, trained now unless the one that is there was made by this very recipe."""
+    out = RUNS / recipe.name
+    made = (out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()
+    return out if made else train(recipe, out, progress)
+
+
+def new_backbone(recipe: Recipe) -> nn.Module:
+    """The backbone to train, with fresh or pretrained weights."""
+    channels = recipe.preprocess.channels
+    return build_backbone(recipe.backbone, channels, recipe.dim, pretrained=recipe.pretrained, weights=recipe.weights)
+
+
+def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | None:
+    """The recipe's side-information, trained on the same images as its encoder; None where it has none.
+
+    Raises:
+        InvalidArgument: it cannot be made.
+    """
+    own = recipe_of_psi(recipe)
+    lightning.seed_everything(own.seed, verbose=False)
+    psi = build_psi(own, pretrained=recipe.pretrained, weights=recipe.weights)
+    if psi is not None:
+        fit(PsiTraining(psi, KINDS[own.side](own, len(data.classes)), own), data, psi_of(out), progress)
+    return psi
+
+
+def psi_of(out: Path) -> Path:
+    """Beside what side-information keeps its checkpoint and logs while it is trained."""
+    return out.with_name(f"{out.name}-psi")
+
+
+def adopt(independent: Trained | None, recipe: Recipe) -> nn.Module:
+    """The backbone of the independently trained version, for a method that trains none of its own.
+
+    Raises:
+        InvalidArgument: there is none, or it was not made as the recipe says.
+    """
+    if independent is None:
+        raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
+    for field in ("backbone", "dim", "preprocess", "space"):
+        given, wanted = getattr(independent.recipe, field), getattr(recipe, field)
+        if given != wanted:
+            raise InvalidArgument(
+                f"the independent version's {field} is {given}, the recipe's {wanted}", pointer=f"/{field}"
+            )
+    return independent.backbone
+
+
+def look_on(trained: Trained | None, recipe: Recipe) -> Frozen | None:
+    """A version's raw embeddings of the very images that train the new one.
+
+    Raises:
+        InvalidArgument: it sees images through another preprocessing.
+    """
+    if trained is None:
+        return None
+    if trained.recipe.preprocess != recipe.preprocess:
+        raise InvalidArgument(
+            f"{trained.recipe.name} was trained with another preprocess than {recipe.name}: {trained.recipe.preprocess}"
+        )
+    return Frozen(trained.raw)
+
+
+def describe(old: Trained, data: Data) -> Old:
+    """What the old version makes of the new data: its mean embedding of each class, and which classes it knows."""
+    images = data.train.dense()
+    raw_SN = run_over(images, old.raw, old.recipe.preprocess)
+    unit_SN, label_S, classes = F.normalize(raw_SN), torch.from_numpy(images.labels), len(data.classes)
+    centre_CN = class_means(unit_SN, label_S, classes)
+    rows = {known: row for row, known in enumerate(old.classes)}
+    label_C = torch.tensor([rows.get(known, UNKNOWN) for known in data.classes])
+    weight_KN, bias_K = old.head or (None, None)
+    return Old(
+        mean_CN=class_means(raw_SN, label_S, classes),
+        label_C=label_C,
+        weight_KN=weight_KN,
+        bias_K=bias_K,
+        space=old.recipe.space,
+        centre_CN=centre_CN,
+        radius_C=class_radii(unit_SN, label_S, centre_CN),
+        side_dim=old.side_dim,
+    )
