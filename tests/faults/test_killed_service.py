@@ -120,7 +120,7 @@ def test_a_rollback_during_a_backfill_is_final_and_going_forward_again_resumes_w
 ) -> None:
     before = {name: active for name, (active, _) in site.state("g").items()}
     server, workers = site.server(), [site.worker(), site.worker()]
-    number = site.http.post("/galleries/g/backfills", json={"chunk_size": 3, "rate": 40}).json()["id"]
+    number = site.http.post("/galleries/g/backfills", json={"chunk_size": 3, "rate": 10}).json()["id"]
     wait_until(lambda: site.backfill(number).done > 8, workers[0])
 
     back = site.http.post("/galleries/g/rollback").json()
@@ -146,7 +146,7 @@ def test_the_service_answers_every_query_while_workers_move_its_items_and_die(
     """Every query finds all items exactly once, whatever share of them has moved."""
     site.server()
     doomed = site.doomed_worker("written", 4)
-    number = site.http.post("/galleries/g/backfills", json={"chunk_size": 2, "rate": 60}).json()["id"]
+    number = site.http.post("/galleries/g/backfills", json={"chunk_size": 2, "rate": 25}).json()["id"]
     shares = set()
 
     def ask() -> bool:

@@ -50,7 +50,7 @@ def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site:
     frozen.send_signal(signal.SIGCONT)
     frozen.send_signal(signal.SIGTERM)
 
-    assert frozen.wait(10) == 0
+    assert frozen.wait(30) == 0
     assert "action=chunk_lost" in site.log(frozen)
     assert site.state("g") == before
     assert site.backfill(number) == feed
@@ -58,13 +58,13 @@ def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site:
 
 
 def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any, wait_until: Any) -> None:
-    number = site.start_backfill("g", rate=40)
+    number = site.start_backfill("g", rate=10)
     asked = site.worker()
     wait_until(lambda: site.backfill(number).done, asked)
 
     asked.send_signal(signal.SIGTERM)
 
-    assert asked.wait(10) == 0
+    assert asked.wait(30) == 0
     done = site.backfill(number).done
     assert 0 < done < 48
     assert done % 6 == 0

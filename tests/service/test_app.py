@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -138,15 +139,22 @@ def test_sigterm_lets_a_running_request_end_and_then_ends_well(
     fill(process, zip_version(versions["v1"].folder))
     items = [{"id": f"i{n}", "image": "0"} for n in range(400)]
     answers: list[Any] = []
+    sending = threading.Event()
+
+    class Picture(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            sending.set()
+            return super().read(size)
 
     def ingest() -> None:
         with httpx.Client(base_url=process.http.base_url, timeout=30) as http:
-            files = [("images", ("0", pictures[0]))]
+            files = [("images", ("0", Picture(pictures[0])))]
             answers.append(http.post("/galleries/g/items", data={"items": json.dumps(items)}, files=files).json())
 
     writer = threading.Thread(target=ingest)
     writer.start()
-    time.sleep(0.2)
+    assert sending.wait(30)
+    time.sleep(0.2)  # the request is on its way; now it is being answered
     code = process.end(signal.SIGTERM)
     writer.join()
 
