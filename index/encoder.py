@@ -14,6 +14,7 @@ import onnxruntime as ort
 from PIL import Image
 
 from index.artifacts import open_model, read_arrays
+from index.edge_maps import check_calibration
 from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
 from index.folder import load_version
 from index.image import Pixels, preprocess_batch
@@ -117,6 +118,7 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Ver
     for edge in version.edges:
         if edge.old not in known:
             raise _wrong(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
+        check_calibration(edge, version.card, known[edge.old])
         load_transform(edge, version.card, known[edge.old])
     return version
 

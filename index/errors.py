@@ -59,3 +59,10 @@ class NoEncoder(RegraftError):
 
     status = 409
     code = "no_encoder"
+
+
+class ModeUnavailable(RegraftError):
+    """The items cannot be ranked together in the mode asked for."""
+
+    status = 409
+    code = "mode_unavailable"

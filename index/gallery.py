@@ -1,66 +1,50 @@
-"""QUERY PATH: plan, transform, scan, merge - over every live shard of one gallery.
+"""QUERY PATH: plan, transform, scan, calibrate, merge - over every live shard of one gallery.
 
 A gallery knows versions, edges and shards; it knows no names, images or SQL. `search` answers from one consistent view:
 an item that moves between shards (a backfill, a rollback) is found exactly once.
 
-Shape suffixes: Q queries, K results wanted, D dimension.
+There is one shard for each version and origin, because the score of an item that a forward edge moved does not mean
+what the score of an encoded one means. Shape suffixes: Q queries, K results wanted, D dimension.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
+from index.calibration import Calibration
+from index.edge_maps import Maps, check_calibration, edge_maps, map_key
 from index.errors import InvalidArgument, NoRoute
+from index.found import Asked, Degraded, Found
 from index.graph import Graph, Route
-from index.merge import merge_raw
-from index.shard import FaissShard, Keys, Shard
-from index.space import Vectors, space_from_json
+from index.lock import ReadWriteLock
+from index.merge import Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
+from index.shard import FaissShard, Shard
+from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
-from index.version import EdgeKind, Version
+from index.version import Edge, EdgeKey, Version
 
 Encode = Callable[[str], Vectors]
 """Version name -> this request's queries embedded by that version, (Q, D)."""
 
+ShardKey = tuple[str, str]
+"""(version, origin)."""
 
-@dataclass(frozen=True)
-class Degraded:
-    """A shard that could not be asked: its version, how many items it holds, and why."""
-
-    version: str
-    items: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """The answer to Q queries.
-
-    `scores_QK` and `keys_QK` are best first, padded with key -1; `shards_QK` indexes `routes`. `mix` counts the items
-    per version at the moment of the answer.
-    """
-
-    scores_QK: Vectors
-    keys_QK: Keys
-    shards_QK: NDArray[np.int64]
-    routes: tuple[Route, ...]
-    mix: Mapping[str, int]
-    degraded: tuple[Degraded, ...]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Gallery:
-    """The shards of one gallery and the edges between their versions."""
+    """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
     def __init__(self) -> None:
         self._versions: dict[str, Version] = {}
         self._graph = Graph()
-        self._transforms: dict[tuple[str, str], Transform] = {}
-        self._shards: dict[str, Shard] = {}
+        self._transforms: dict[EdgeKey, Transform] = {}
+        self._shards: dict[ShardKey, Shard] = {}
+        self._own_maps: Maps = {}
+        self._edge_maps: Maps = {}
         self._lock = ReadWriteLock()
 
     def search(
@@ -71,6 +55,7 @@ class Gallery:
         *,
         encoders: frozenset[str] = frozenset(),
         strict: bool = False,
+        mode: str | None = None,
     ) -> Found:
         """Rank every item the queries can reach.
 
@@ -78,100 +63,177 @@ class Gallery:
             query_version: the version that embeds the queries.
             encode: embeds this request's queries by a version; called for `query_version` or one of `encoders`.
             k: results per query, 1 to the number of items.
-            encoders: versions that can encode these queries besides the query version (for `dual` routes).
+            encoders: versions that can embed these queries (for `slerp` and `dual` routes).
             strict: raise instead of skipping shards that no route reaches.
+            mode: how shards are merged, one of `Mode`; None: the first that is possible.
 
         Raises:
-            InvalidArgument: k is below 1 or above the number of items.
-            NoRoute: strict, and a shard cannot be reached.
+            InvalidArgument: k is below 1 or above the number of items, or there is no such mode.
+            NoRoute: strict, and a shard cannot be reached; or none can.
+            ModeUnavailable: the shards cannot be merged in this mode.
         """
+        embedded: dict[str, Vectors] = {}
+        encode_seconds: dict[str, float] = {}
         while True:
             # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
-            embedded = {name: encode(name) for name in self._encoders_needed(query_version, encoders)}
+            for version in self._encoders_needed(query_version, encoders) - set(embedded):
+                embedded[version], encode_seconds[version] = _timed(encode, version)
             with self._lock.read():
                 mix = self._mix()
                 check_k(k, sum(mix.values()))
                 routes, degraded = self._plan(query_version, mix, encoders)
                 if degraded and (strict or not routes):
                     raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
-                if any(route.encoder not in embedded for route in routes):
+                if not _encoders_of(routes) <= set(embedded):
                     continue
-                queries = [self._transform(route, embedded[route.encoder]) for route in routes]
-                found = [
-                    self._shards[route.item_version].search(q, k) for route, q in zip(routes, queries, strict=True)
-                ]
-            better = [self._higher_is_better(route.item_version) for route in routes]
-            return Found(*merge_raw(found, better, k), routes, mix, degraded)
+                live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
+                maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
+                spaces = [self._space(version) for version, _ in live]
+                chosen = choose_mode(mode, spaces, maps is not None)
+                moved = {version: _timed(self._transform, route, embedded) for version, route in routes.items()}
+                scanned = [_timed(shard.search, moved[version][0], k) for (version, _), shard in live.items()]
+                sizes = [shard.count() for shard in live.values()]
+            used = maps if maps is not None and chosen is Mode.CALIBRATED else [None] * len(live)
+            found = [result for result, _ in scanned]
+            started = time.perf_counter()
+            if chosen is Mode.CALIBRATED:
+                merged = merge_calibrated(found, maps or (), k)
+            elif chosen is Mode.RAW:
+                merged = merge_raw(found, [space.higher_is_better for space in spaces], k)
+            else:
+                merged = merge_rank(found, k)
+            merge_seconds = time.perf_counter() - started
+            shards = tuple(
+                Asked(version, origin, size, routes[version], calibration, moved[version][1], seconds)
+                for (version, origin), size, calibration, (_, seconds) in zip(live, sizes, used, scanned, strict=True)
+            )
+            return Found(
+                chosen,
+                **vars(merged),
+                shards=shards,
+                mix=mix,
+                degraded=degraded,
+                encode_seconds=encode_seconds,
+                merge_seconds=merge_seconds,
+            )
 
     def declare(self, version: Version) -> None:
-        """Make a version and its edges known. The versions its edges point to must be known already.
+        """Make a version known, with the edges it came with in the place of those that led from it before.
+
+        The versions its edges point to must be known already.
 
         Raises:
             InvalidVersionFolder: an edge does not fit the two cards.
         """
-        transforms = {
-            (edge.new, edge.old): load_transform(edge, version.card, self._versions[edge.old].card)
-            for edge in version.edges
-        }
+        transforms = {edge.key: self._open(edge, version) for edge in version.edges}
         with self._lock.write():
             self._versions[version.name] = version
             self._transforms.update(transforms)
-            self._graph = Graph((*(e for e in self._graph.edges if e.new != version.name), *version.edges))
+            self._connect((*(e for e in self._graph.edges if e.new != version.name), *version.edges))
 
-    def apply(self, placed: Mapping[str, tuple[Sequence[int], Vectors]], removed: Sequence[int] = ()) -> None:
+    def add_edge(self, edge: Edge) -> None:
+        """Make one more edge between two known versions known; it takes the place of one with its key.
+
+        Raises:
+            InvalidVersionFolder: it does not fit the two cards.
+        """
+        transform = self._open(edge, self._versions[edge.new])
+        with self._lock.write():
+            self._transforms[edge.key] = transform
+            self._connect((*self._graph.edges, edge))
+
+    def remove_edge(self, key: EdgeKey) -> None:
+        """Forget the edge (new, old, kind) and the gallery's own maps of routes along it; ignores unknown ones."""
+        with self._lock.write():
+            self._connect(edge for edge in self._graph.edges if edge.key != key)
+
+    def calibrate(self, maps: Maps) -> None:
+        """Set the maps fitted on this gallery's own data, in the place of those it had.
+
+        Calibrated ranking uses one complete set: these where they cover all shards asked, else those of the edges.
+        """
+        with self._lock.write():
+            self._own_maps = dict(maps)
+
+    def apply(self, placed: Mapping[ShardKey, tuple[Sequence[int], Vectors]], removed: Sequence[int] = ()) -> None:
         """Put items where they belong now, in one step that no query sees half done; applying it twice is harmless.
 
         Args:
-            placed: version -> (keys, vectors (N, D)); each key leaves any other shard it was in.
+            placed: (version, origin) -> (keys, vectors (N, D)); each key leaves any other shard it was in.
             removed: keys that leave every shard.
         """
         with self._lock.write():
-            for version in placed:
-                if version not in self._shards:
-                    card = self._versions[version].card
-                    self._shards[version] = FaissShard(card.dim, space_from_json(card.space))
-            for version, shard in self._shards.items():
-                leaving = [key for other, (keys, _) in placed.items() if other != version for key in keys]
+            for version, origin in placed:
+                if (version, origin) not in self._shards:
+                    self._shards[version, origin] = FaissShard(self._versions[version].card.dim, self._space(version))
+            for place, shard in self._shards.items():
+                leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
-            for version, (keys, vectors_ND) in placed.items():
-                self._shards[version].upsert(keys, vectors_ND)
+            for place, (keys, vectors_ND) in placed.items():
+                self._shards[place].upsert(keys, vectors_ND)
 
     def mix(self) -> dict[str, int]:
-        """Items per version, empty shards left out."""
+        """Items per version, versions without any left out."""
         with self._lock.read():
             return self._mix()
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
-        """The shards that queries of `query_version` could not reach now."""
+        """The items that queries of `query_version` could not reach now."""
         with self._lock.read():
             return self._plan(query_version, self._mix(), encoders)[1]
 
     def _mix(self) -> dict[str, int]:
-        return {name: shard.count() for name, shard in self._shards.items() if shard.count()}
+        mix: dict[str, int] = {}
+        for (version, _), shard in self._shards.items():
+            if count := shard.count():
+                mix[version] = mix.get(version, 0) + count
+        return mix
 
     def _encoders_needed(self, query_version: str, encoders: frozenset[str]) -> set[str]:
         with self._lock.read():
-            return {route.encoder for route in self._plan(query_version, self._mix(), encoders)[0]}
+            return _encoders_of(self._plan(query_version, self._mix(), encoders)[0])
 
     def _plan(
         self, query_version: str, mix: Mapping[str, int], encoders: frozenset[str]
-    ) -> tuple[tuple[Route, ...], tuple[Degraded, ...]]:
+    ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
+        """The route to each version within reach, and what is out of reach."""
         planned = {version: self._graph.route(query_version, version, encoders) for version in mix}
         degraded = tuple(
-            Degraded(version, mix[version], f"no edge leads from version {query_version!r} to {version!r}")
+            Degraded(version, mix[version], self._graph.unreachable(query_version, version, encoders))
             for version, route in planned.items()
             if route is None
         )
-        return tuple(route for route in planned.values() if route is not None), degraded
+        return {version: route for version, route in planned.items() if route is not None}, degraded
 
-    def _transform(self, route: Route, queries_QD: Vectors) -> Vectors:
-        for edge in route.edges:
-            if edge.kind is not EdgeKind.DUAL:
-                queries_QD = self._transforms[edge.new, edge.old](queries_QD)
+    def _maps_for(self, keys: Sequence[tuple[str, str, str, tuple[EdgeKey, ...]]]) -> list[Calibration] | None:
+        """One map for each of the keys, all from one source; None where neither has them all."""
+        for maps in (self._own_maps, self._edge_maps):
+            if all(key in maps for key in keys):
+                return [maps[key] for key in keys]
+        return None
+
+    def _transform(self, route: Route, embedded: Mapping[str, Vectors]) -> Vectors:
+        queries_QD = embedded[route.encoders[0]]
+        for edge in () if route.dual else route.edges:
+            queries_QD = self._transforms[edge.key](queries_QD, embedded.get(edge.old))
         return queries_QD
 
-    def _higher_is_better(self, version: str) -> bool:
-        return space_from_json(self._versions[version].card.space).higher_is_better
+    def _space(self, version: str) -> Space:
+        return space_from_json(self._versions[version].card.space)
+
+    def _open(self, edge: Edge, new: Version) -> Transform:
+        old = self._versions[edge.old].card
+        check_calibration(edge, new.card, old)
+        return load_transform(edge, new.card, old)
+
+    def _connect(self, edges: Iterable[Edge]) -> None:
+        """Make these the edges; under the lock. What was made for another edge goes."""
+        graph = Graph(edges)
+        gone = {edge.key for edge in self._graph.edges if edge not in graph.edges}
+        self._graph = graph
+        self._transforms = {edge.key: self._transforms[edge.key] for edge in graph.edges}
+        self._own_maps = {key: own for key, own in self._own_maps.items() if gone.isdisjoint(key[3])}
+        self._edge_maps = edge_maps(graph.edges, self._versions)
 
 
 def check_k(k: int, items: int) -> None:
@@ -181,36 +243,11 @@ def check_k(k: int, items: int) -> None:
         raise InvalidArgument(f"k is {k}, it {legal}", pointer="/k")
 
 
-class ReadWriteLock:
-    """Many readers or one writer; a waiting writer goes before new readers."""
+def _encoders_of(routes: Mapping[str, Route]) -> set[str]:
+    return {version for route in routes.values() for version in route.encoders}
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._readers = 0
-        self._writers_waiting = 0
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
-        """Share the lock with other readers. Not reentrant: a waiting writer would block the inner entry."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._writers_waiting == 0)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def write(self) -> Iterator[None]:
-        """Hold the lock alone."""
-        with self._changed:
-            self._writers_waiting += 1
-            # Readers stay out until the count falls, other writers because the condition stays held.
-            try:
-                self._changed.wait_for(lambda: self._readers == 0)
-                yield
-            finally:
-                self._writers_waiting -= 1
-                self._changed.notify_all()
+def _timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
+    """What it gives, and the seconds it took."""
+    started = time.perf_counter()
+    return work(*args, **kwargs), time.perf_counter() - started

@@ -1,25 +1,31 @@
 """From edges to routes: how a query of one version reaches the items of another.
 
-Query edges compose (v3 -> v2 -> v1); `dual` asks the old encoder and is the last resort; item edges (`forward`) are
-not part of a query's route, a `transform` backfill applies them.
+Query edges compose (v3 -> v2 -> v1). A `slerp` edge also asks the old encoder, so it serves only queries which that
+encoder can embed; `dual` asks the old encoder alone and is the last resort. Item edges (`forward`) are not part of a
+query's route, a `transform` backfill applies them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import heapq
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
-from index.version import Edge, EdgeKind
+from index.version import Edge, EdgeKey, EdgeKind
+
+REMEMBERED = 4096
+"""Routes a graph keeps: planning a query again costs a look-up."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """How queries reach one shard: encode by version `encoder`, then apply `edges` in order.
+    """How queries of `query_version` reach items of `item_version`: embed them, then apply `edges` in order.
 
-    `kinds` names the steps for a user; none when query and items share their version.
+    No edges where query and items share their version; the only edge of a `dual` route.
     """
 
-    encoder: str
+    query_version: str
     item_version: str
     edges: tuple[Edge, ...] = ()
 
@@ -29,16 +35,38 @@ class Route:
         return tuple(e.kind.value for e in self.edges)
 
     @property
+    def dual(self) -> bool:
+        """Whether the item version's encoder embeds the query instead."""
+        return EdgeKind.DUAL in self.kinds
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """The versions that must embed the query, the one the route starts with first."""
+        if self.dual:
+            return (self.item_version,)
+        return (self.query_version, *(e.old for e in self.edges if e.kind is EdgeKind.SLERP))
+
+    @property
+    def signature(self) -> tuple[EdgeKey, ...]:
+        """What tells this route from any other between the two versions; a calibration belongs to one signature."""
+        return tuple(e.key for e in self.edges)
+
+    @property
     def measured(self) -> float:
-        """A chain is worth its weakest edge."""
+        """A chain is worth its weakest edge; nothing is measured on `dual`."""
         return min((e.measured for e in self.edges), default=1.0)
 
 
 class Graph:
-    """All declared edges between versions."""
+    """All declared edges between versions; of several with one key, the last. Immutable."""
 
     def __init__(self, edges: Iterable[Edge] = ()) -> None:
-        self.edges = tuple(edges)
+        self.edges = tuple({edge.key: edge for edge in edges}.values())
+        self._leading: dict[str, list[Edge]] = {}
+        for edge in sorted(self.edges, key=lambda e: (-e.measured, e.key)):
+            if edge.kind.direction == "query" and edge.kind is not EdgeKind.DUAL:
+                self._leading.setdefault(edge.new, []).append(edge)
+        self._remembered = lru_cache(REMEMBERED)(self._plan)
 
     def route(self, query_version: str, item_version: str, encoders: frozenset[str]) -> Route | None:
         """The best route from queries of one version to items of another.
@@ -46,26 +74,82 @@ class Graph:
         Args:
             query_version: what the query is embedded by.
             item_version: the shard to reach.
-            encoders: versions that can encode this very query (empty for one that arrives as an embedding).
+            encoders: versions that can embed this very query (empty for one that arrives as an embedding).
 
         Returns:
             The route whose weakest edge measured best, then the one with fewer hops; `dual` when there is no other
-            and the item version's encoder is at hand; None when the shard cannot be reached.
+            and the item version can embed the query; None when the shard cannot be reached.
         """
-        routes = [Route(query_version, item_version, path) for path in self._paths(query_version, item_version)]
-        if routes:
-            return max(routes, key=lambda r: (r.measured, -len(r.edges)))
-        if item_version in encoders:
-            return Route(item_version, item_version, (Edge(query_version, item_version, EdgeKind.DUAL),))
-        return None
+        return self._remembered(query_version, item_version, encoders)
+
+    def unreachable(self, query_version: str, item_version: str, encoders: frozenset[str]) -> str:
+        """Why there is no route to a shard, in words: what is missing, and what would help."""
+        way = f"from version {query_version!r} to {item_version!r}"
+        everyone = frozenset(self.versions())
+        path = self._best_path(query_version, item_version, everyone)
+        if path is not None:
+            needed = ", ".join(
+                sorted({repr(v) for v in Route(query_version, item_version, path).encoders[1:] if v not in encoders})
+            )
+            return f"the edges {way} need the encoder of {needed}, which cannot embed this query"
+        carried = self._carried(item_version)
+        over = next((v for v in carried if self._best_path(query_version, v, everyone) is not None), None)
+        if over is not None:
+            return f"only an item edge leads {way}: a transform backfill to {over!r} would make these items reachable"
+        return f"no edge leads {way}"
 
     def forward(self, old: str, new: str) -> Edge | None:
         """The item edge that a `transform` backfill from `old` to `new` applies."""
         return next((e for e in self.edges if (e.old, e.new) == (old, new) and e.kind is EdgeKind.FORWARD), None)
 
-    def _paths(self, new: str, old: str, passed: frozenset[str] = frozenset()) -> list[tuple[Edge, ...]]:
-        if new == old:
-            return [()]
-        passed |= {new}
-        steps = [e for e in self.edges if e.new == new and e.kind.direction == "query" and e.old not in passed]
-        return [(edge, *rest) for edge in steps for rest in self._paths(edge.old, old, passed)]
+    def versions(self) -> set[str]:
+        """Every version that an edge touches."""
+        return {name for edge in self.edges for name in (edge.new, edge.old)}
+
+    def _plan(self, query_version: str, item_version: str, encoders: frozenset[str]) -> Route | None:
+        path = self._best_path(query_version, item_version, encoders)
+        if path is not None:
+            return Route(query_version, item_version, path)
+        if item_version in encoders:
+            return Route(query_version, item_version, (Edge(query_version, item_version, EdgeKind.DUAL),))
+        return None
+
+    def _best_path(self, new: str, old: str, encoders: frozenset[str]) -> tuple[Edge, ...] | None:
+        """Fewest hops over edges no weaker than the best weakest edge (bottleneck shortest path, Pollack 1960)."""
+        worth = self._widest(new, encoders)
+        if old not in worth:
+            return None
+        paths: dict[str, tuple[Edge, ...]] = {new: ()}
+        waiting = [new]
+        for at in waiting:  # grows while it is walked: breadth first
+            for edge in self._steps(at, encoders):
+                if edge.measured >= worth[old] and edge.old not in paths:
+                    paths[edge.old] = (*paths[at], edge)
+                    waiting.append(edge.old)
+        return paths[old]
+
+    def _widest(self, new: str, encoders: frozenset[str]) -> dict[str, float]:
+        """For each version within reach, the weakest edge of the way there whose weakest edge is best (Dijkstra)."""
+        worth: dict[str, float] = {}
+        waiting = [(-float("inf"), new)]
+        while waiting:
+            weakest, at = heapq.heappop(waiting)
+            if at in worth:
+                continue
+            worth[at] = -weakest
+            for edge in self._steps(at, encoders):
+                heapq.heappush(waiting, (max(weakest, -edge.measured), edge.old))
+        return worth
+
+    def _steps(self, at: str, encoders: frozenset[str]) -> Iterator[Edge]:
+        """Query edges from a version that serve this query, best first."""
+        return (e for e in self._leading.get(at, ()) if e.kind is not EdgeKind.SLERP or e.old in encoders)
+
+    def _carried(self, old: str) -> list[str]:
+        """The versions that item edges lead to from `old`, nearest first."""
+        reached = [old]
+        for at in reached:  # grows while it is walked
+            reached += [
+                e.new for e in self.edges if e.kind is EdgeKind.FORWARD and e.old == at and e.new not in reached
+            ]
+        return reached[1:]

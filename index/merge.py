@@ -1,40 +1,122 @@
 """Many shard results -> one ranked list. Pure functions over arrays.
 
-Shape suffixes: Q queries, K results wanted, S the results of all shards side by side.
+Three ways to rank matches of several shards together:
+
+- `raw`: by the score a user reads; right only where the scores of all shards mean the same.
+- `calibrated`: by the log-odds of each shard's own map, so that unlike scores become comparable.
+- `rank`: by the place in the own shard (reciprocal rank fusion: Cormack 2009), which needs nothing but says least.
+
+Each keeps the order inside every shard, so a single shard ranks the same in all three. Ties keep the order of the
+shards, then of their own results. Shape suffixes: Q queries, K results wanted, S results of all shards side by side.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.calibration import Calibration
+from index.errors import InvalidArgument, ModeUnavailable
 from index.shard import MISSING, Keys
-from index.space import Vectors
+from index.space import Space, Vectors
+
+Floats = NDArray[np.float64]
+Found = Sequence[tuple[Vectors, Keys]]
+"""Per shard the scores (Q, k), best first, and keys (Q, k) of `Shard.search`, padded with MISSING."""
+
+K0 = 60
+"""Reciprocal rank fusion's constant, as in its paper."""
 
 
-def merge_raw(
-    found: Sequence[tuple[Vectors, Keys]], higher_is_better: Sequence[bool], k: int
-) -> tuple[Vectors, Keys, NDArray[np.int64]]:
-    """Order the results of several shards by their raw scores.
+class Mode(StrEnum):
+    """How matches of several shards rank as one list."""
+
+    CALIBRATED = "calibrated"
+    RAW = "raw"
+    RANK = "rank"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """One ranked list a query, (Q, K) each, best first; rows with fewer results are padded.
+
+    Attributes:
+        scores_QK: what the list is ranked by, as its mode defines it.
+        raw_QK: the score in the space of the item's version.
+        keys_QK: MISSING where there is no result.
+        shards_QK: the number of the shard each came from, -1 where there is no result.
+    """
+
+    scores_QK: Floats
+    raw_QK: Vectors
+    keys_QK: Keys
+    shards_QK: NDArray[np.int64]
+
+
+def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool) -> Mode:
+    """The mode asked for, or else the best one that is legal: calibrated, raw, rank.
 
     Args:
-        found: per shard the scores (Q, k) and keys (Q, k) of `Shard.search`, padded with MISSING.
-        higher_is_better: per shard, the order of its space.
-        k: how many to keep.
+        asked: a mode, or None.
+        spaces: of the shards to be merged.
+        calibrated: whether all of them have a map.
 
-    Returns:
-        Scores (Q, K), keys (Q, K) and the number of the shard each came from (Q, K), best first; rows with fewer
-        results than k are padded with MISSING keys and shard -1.
+    Raises:
+        InvalidArgument: there is no such mode.
+        ModeUnavailable: the shards cannot be merged in the mode asked for; says why, and which modes are legal.
     """
+    if asked is not None and asked not in list(Mode):
+        raise InvalidArgument(f"mode must be one of {', '.join(Mode)}, not {asked!r}", pointer="/mode")
+    kinds = sorted({space.kind for space in spaces})
+    why = {
+        Mode.CALIBRATED: "" if calibrated else "some items have no calibration for the route that reaches them",
+        Mode.RAW: "" if len(kinds) <= 1 else f"scores of spaces {' and '.join(kinds)} are not of one kind",
+        Mode.RANK: "",
+    }
+    legal = [mode for mode in Mode if not why[mode]]
+    mode = legal[0] if asked is None else Mode(asked)
+    if mode not in legal:
+        raise ModeUnavailable(
+            f"mode {mode.value!r} cannot rank these items: {why[mode]}; legal now: {', '.join(legal)}", pointer="/mode"
+        )
+    return mode
+
+
+def merge_raw(found: Found, higher_is_better: Sequence[bool], k: int) -> Merged:
+    """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
+    signs = [1.0 if higher else -1.0 for higher in higher_is_better]
+    merged = _merge(
+        found, [sign * scores.astype(np.float64) for sign, (scores, _) in zip(signs, found, strict=True)], k
+    )
+    return Merged(merged.raw_QK.astype(np.float64), merged.raw_QK, merged.keys_QK, merged.shards_QK)
+
+
+def merge_calibrated(found: Found, maps: Sequence[Calibration], k: int) -> Merged:
+    """Rank by the log-odds that each shard's map gives. The score is the probability that the match is right."""
+    odds = [calibrate.log_odds(scores) for calibrate, (scores, _) in zip(maps, found, strict=True)]
+    # Rounding at a knot must not swap two results of one shard.
+    merged = _merge(found, [np.minimum.accumulate(odds_QK, axis=1) for odds_QK in odds], k)
+    with np.errstate(over="ignore"):
+        probability_QK = 1.0 / (1.0 + np.exp(-merged.scores_QK))
+    return Merged(probability_QK, merged.raw_QK, merged.keys_QK, merged.shards_QK)
+
+
+def merge_rank(found: Found, k: int) -> Merged:
+    """Rank by 1 / (60 + place in the own shard, from 1). That is the score."""
+    return _merge(found, [np.broadcast_to(1.0 / (K0 + 1 + np.arange(s.shape[1])), s.shape) for s, _ in found], k)
+
+
+def _merge(found: Found, goodness: Sequence[Floats], k: int) -> Merged:
+    """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
-    scores_QS = np.concatenate([scores for scores, _ in found], axis=1)
     shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])
-    sign_S = np.where(np.asarray(higher_is_better), -1.0, 1.0)[shard_S]
-    cost_QS = np.where(keys_QS == MISSING, np.inf, scores_QS * sign_S)
-    # Stable, so that equal scores keep the order of the shards and of their own results.
-    order_QK = np.argsort(cost_QS, axis=1, kind="stable")[:, :k]
+    good_QS = np.where(keys_QS == MISSING, -np.inf, np.concatenate(goodness, axis=1))
+    order_QK = np.argsort(-good_QS, axis=1, kind="stable")[:, :k]
     keys_QK = np.take_along_axis(keys_QS, order_QK, axis=1)
-    shards_QK = np.where(keys_QK == MISSING, -1, shard_S[order_QK])
-    return np.take_along_axis(scores_QS, order_QK, axis=1), keys_QK, shards_QK
+    raw_QK = np.take_along_axis(np.concatenate([scores for scores, _ in found], axis=1), order_QK, axis=1)
+    scores_QK = np.where(keys_QK == MISSING, 0.0, np.take_along_axis(good_QS, order_QK, axis=1))
+    return Merged(scores_QK, raw_QK, keys_QK, np.where(keys_QK == MISSING, -1, shard_S[order_QK]))

@@ -1,7 +1,9 @@
 """What an edge does to vectors: one class a kind, entered in `TRANSFORMS`.
 
 A query transform takes queries of the new version to vectors that scan the old version's shard; the forward transform
-takes stored items of the old version to the new one. `dual` has no transform: the old encoder encodes the query.
+takes stored items of the old version to the new one. Two of them take something beside the vectors: `slerp` the same
+queries by the old encoder, `forward` the items' side-information. `dual` has no transform: the old encoder encodes the
+query.
 Shape suffixes: N vectors, D old or new dimension as named.
 """
 
@@ -22,8 +24,8 @@ from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
 class Transform(Protocol):
     """One edge, ready to run."""
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
-        """(N, from-dim) vectors, and side-information where the edge takes it -> (N, to-dim) vectors."""
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+        """(N, from-dim) vectors, and what the edge takes beside them -> (N, to-dim) vectors."""
 
 
 class Identity:
@@ -32,7 +34,7 @@ class Identity:
     def __init__(self, edge: Edge, new: Card, old: Card) -> None:
         _require(edge, new.dim == old.dim, f"needs equal dimensions, not {new.dim} and {old.dim}")
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return x_ND
 
 
@@ -43,7 +45,7 @@ class ZeroPad:
         _require(edge, new.dim >= old.dim, f"needs dim >= {old.dim}, not {new.dim}")
         self.dim = old.dim
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return np.ascontiguousarray(x_ND[:, : self.dim])
 
 
@@ -54,7 +56,7 @@ class Truncate(ZeroPad):
         super().__init__(edge, new, old)
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, super().__call__(x_ND))
 
 
@@ -69,7 +71,7 @@ class Matrix:
         self.weight, self.bias = arrays["weight"], arrays.get("bias", np.float32(0))
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, x_ND @ self.weight + self.bias)
 
 
@@ -80,8 +82,32 @@ class Onnx:
         self.model = _EdgeModel(edge, new.dim, old.dim, 0)
         self.space = space_from_json(old.space)
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return normalise_or_zero(self.space, self.model(x_ND, None))
+
+
+class Slerp:
+    """Spherical interpolation from the old encoder's query (alpha 0) to the aligned new one (alpha 1).
+
+    edge.npz holds `weight` W (new dim, old dim), a Procrustes map, and `alpha` in [0, 1] (Ricci 2026, arXiv
+    2609.39836). Where the new space is wider, only the first components of the aligned query are kept, and what comes
+    out is not normalised again: the old side stands padded with zeros on the larger sphere.
+    """
+
+    def __init__(self, edge: Edge, new: Card, old: Card) -> None:
+        assert edge.folder is not None
+        spaces = (space_from_json(new.space), space_from_json(old.space))
+        _require(edge, spaces == (Cosine(), Cosine()), "needs cosine spaces on both sides")
+        file = EDGE_ARRAYS[edge.kind]
+        shapes: dict[str, tuple[int, ...]] = {"weight": (new.dim, old.dim), "alpha": ()}
+        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes)
+        self.old, self.weight, self.alpha = old, arrays["weight"], float(arrays["alpha"])
+        _require(edge, 0 <= self.alpha <= 1, f"needs alpha in [0, 1], not {self.alpha:g}")
+
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+        if beside_NS is None or beside_NS.shape != (len(x_ND), self.old.dim):
+            raise InvalidVector(f"the slerp edge to {self.old.name!r} needs the queries by that version's encoder too")
+        return slerp(beside_NS, x_ND @ self.weight, self.alpha)
 
 
 @dataclass(frozen=True)
@@ -111,8 +137,8 @@ class Forward:
         self.model = _EdgeModel(edge, old.dim, new.dim, old.side_dim, extras)
         self.space = space_from_json(new.space)
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
-        return self.carry(x_ND, side_NS).vectors_ND
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
+        return self.carry(x_ND, beside_NS).vectors_ND
 
     def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
         """Everything that the edge tells of (N, old dim) vectors and, where it takes it, side-information."""
@@ -131,6 +157,7 @@ TRANSFORMS: dict[EdgeKind, Callable[[Edge, Card, Card], Transform]] = {
     EdgeKind.ZERO_PAD: ZeroPad,
     EdgeKind.MATRIX: Matrix,
     EdgeKind.ONNX: Onnx,
+    EdgeKind.SLERP: Slerp,
     EdgeKind.FORWARD: Forward,
 }
 
@@ -141,7 +168,7 @@ def load_transform(edge: Edge, new: Card, old: Card) -> Transform:
     Raises:
         InvalidVersionFolder: dimensions, spaces or the edge's files do not fit the two cards.
     """
-    _require(edge, edge.kind in TRANSFORMS, f"is not served by this release; legal: {', '.join(TRANSFORMS)}")
+    _require(edge, edge.kind in TRANSFORMS, f"has no transform; legal: {', '.join(TRANSFORMS)}")
     if edge.kind in {EdgeKind.IDENTITY, EdgeKind.TRUNCATE, EdgeKind.ZERO_PAD}:
         same = space_from_json(new.space) == space_from_json(old.space)
         _require(edge, same, f"needs the same space on both sides, not {dict(new.space)} and {dict(old.space)}")
@@ -166,6 +193,22 @@ def normalise_or_zero(space: Space, x_ND: Vectors) -> Vectors:
         return np.ascontiguousarray(x_ND, dtype=np.float32)
     norm_N1 = np.linalg.norm(x_ND.astype(np.float64), axis=1, keepdims=True)
     return np.ascontiguousarray(x_ND / np.where(norm_N1 > 0, norm_N1, 1.0), dtype=np.float32)
+
+
+def slerp(from_NS: Vectors, to_NS: Vectors, alpha: float) -> Vectors:
+    """Points at share `alpha` of the great-circle arc between rows: (N, S), (N, S) -> (N, S).
+
+    sin((1 - alpha) theta) / sin(theta) from + sin(alpha theta) / sin(theta) to, cos(theta) = <from, to>. Rows of length
+    1 give rows of length 1; `to` may be shorter when it is the kept part of a longer unit vector (see `Slerp`).
+    """
+    start, end = from_NS.astype(np.float64), to_NS.astype(np.float64)
+    theta_N1 = np.arccos(np.clip(np.sum(start * end, axis=1, keepdims=True), -1, 1))
+    # Without an arc (equal rows) or with too many (opposite ones) the weights are the limit at equal rows.
+    arc_N1 = np.sin(theta_N1) > 1e-6
+    sine_N1 = np.where(arc_N1, np.sin(theta_N1), 1.0)
+    start_N1 = np.where(arc_N1, np.sin((1 - alpha) * theta_N1) / sine_N1, 1 - alpha)
+    end_N1 = np.where(arc_N1, np.sin(alpha * theta_N1) / sine_N1, alpha)
+    return np.ascontiguousarray(start_N1 * start + end_N1 * end, dtype=np.float32)
 
 
 class _EdgeModel:

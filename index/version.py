@@ -47,6 +47,17 @@ class EdgeKind(StrEnum):
         return "item" if self is EdgeKind.FORWARD else "query"
 
 
+class Origin(StrEnum):
+    """How a stored embedding came to be: by the version's encoder, by a forward edge, or from the client."""
+
+    ENCODED = "encoded"
+    TRANSFORMED = "transformed"
+    SUPPLIED = "supplied"
+
+
+EdgeKey = tuple[str, str, str]
+"""(new, old, kind): there is at most one edge of each kind between two versions."""
+
 EDGE_MODEL = {EdgeKind.ONNX: "edge.onnx", EdgeKind.FORWARD: "edge.onnx"}
 EDGE_ARRAYS = {EdgeKind.MATRIX: "edge.npz", EdgeKind.SLERP: "edge.npz"}
 
@@ -77,6 +88,11 @@ class Edge:
     calibration: Mapping[str, Any] | None = None
     folder: Path | None = None
     support: int = 0
+
+    @property
+    def key(self) -> EdgeKey:
+        """What identifies the edge: two versions may have several, of different kinds."""
+        return self.new, self.old, self.kind.value
 
     @property
     def measured(self) -> float:

@@ -188,20 +188,39 @@ class Client:
 
     # queries
 
-    def query(self, gallery: str, images: Sequence[bytes], k: int = 10, *, strict: bool = False) -> Json:
+    def query(
+        self,
+        gallery: str,
+        images: Sequence[bytes],
+        k: int = 10,
+        *,
+        strict: bool = False,
+        mode: str | None = None,
+        explain: bool = False,
+    ) -> Json:
         """POST /v1/galleries/{gallery}/query with image files, all answered from one consistent view.
 
-        Returns {version, k, mix, degraded, results: [{matches: [...]}], took_ms}, one result an image, in order.
+        Returns {version, k, mode, mix, degraded, results: [{matches: [...]}], took_ms}, one result an image, in order.
+        `mode` is calibrated, raw or rank, by default the first that is possible; `explain` adds how it came about.
         """
         files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
-        data = {"k": str(k), "strict": _flag(strict)}
+        data = {"k": str(k), "strict": _flag(strict), "explain": _flag(explain), **({"mode": mode} if mode else {})}
         return self._json("POST", _path("galleries", gallery, "query"), data=data, files=files)
 
     def query_embeddings(
-        self, gallery: str, embeddings: Sequence[Sequence[float]], version: str, k: int = 10, *, strict: bool = False
+        self,
+        gallery: str,
+        embeddings: Sequence[Sequence[float]],
+        version: str,
+        k: int = 10,
+        *,
+        strict: bool = False,
+        mode: str | None = None,
+        explain: bool = False,
     ) -> Json:
-        """POST /v1/galleries/{gallery}/query with embeddings that `version` made."""
-        body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, "strict": strict}
+        """POST /v1/galleries/{gallery}/query with embeddings that `version` made; the rest as in `query`."""
+        asked = {"version": version, "k": k, "strict": strict, "mode": mode, "explain": explain}
+        body = {"embeddings": [list(e) for e in embeddings], **asked}
         return self._json("POST", _path("galleries", gallery, "query"), json=body)
 
     # upgrades

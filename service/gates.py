@@ -25,10 +25,9 @@ from index.graph import Route
 from index.image import decode_image
 from index.space import Vectors, space_from_json
 from index.transform import load_transform
-from index.version import Edge, EdgeKind
+from index.version import EdgeKind
 from service.catalog import Catalog, Registered
 from service.errors import NoCurrentVersion
-from service.placement import route_to
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
@@ -206,9 +205,10 @@ def compare(
     queries, items = sample.new.vectors, sample.old.vectors
     old_old = _rank(items, items, sample.labels, old)
     new_new = _rank(queries, queries, sample.labels, new)
-    route = route_to(catalog, new, old)
-    if route is not None and _is_query_route(route):
-        reached = _rank(_transformed(catalog, route, queries), items, sample.labels, old)
+    # A slerp edge to a third version would ask an encoder that has not seen the sample: the next best route counts.
+    route = catalog.graph().route(new.name, old.name, frozenset({new.name, old.name}))
+    if route is not None and not route.dual:
+        reached = _rank(_transformed(catalog, route, queries, items), items, sample.labels, old)
         return route.kinds, old_old, reached, new_new
     if forward := catalog.graph().forward(old.name, new.name):
         moved = load_transform(forward, new.card, old.card)(items, sample.old.side)
@@ -217,18 +217,11 @@ def compare(
     return (EdgeKind.DUAL.value,), old_old, old_old, new_new
 
 
-def _is_query_route(route: Route) -> bool:
-    return EdgeKind.DUAL.value not in route.kinds
-
-
-def _transformed(catalog: Catalog, route: Route, queries: Vectors) -> Vectors:
+def _transformed(catalog: Catalog, route: Route, queries: Vectors, old_queries: Vectors) -> Vectors:
     for edge in route.edges:
-        queries = _transform(catalog, edge, queries)
+        transform = load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)
+        queries = transform(queries, old_queries)
     return queries
-
-
-def _transform(catalog: Catalog, edge: Edge, queries: Vectors) -> Vectors:
-    return load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)(queries)
 
 
 def _rank(queries: Vectors, items: Vectors, labels: Sequence[str], version: Registered) -> Retrieval:

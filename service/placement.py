@@ -11,7 +11,6 @@ from sqlalchemy import Connection, case, false, func, select, update
 
 from index.errors import NoRoute
 from index.graph import Route
-from index.version import EdgeKind
 from service.catalog import Catalog, Registered
 from service.repository import take_seq
 from service.tables import embedding, item
@@ -52,7 +51,7 @@ def preference(catalog: Catalog, current: Registered) -> list[Registered]:
         route = route_to(catalog, current, held)
         if route is None:
             return 2, 0.0, 0, -held.id
-        if EdgeKind.DUAL.value in route.kinds:
+        if route.dual:
             return 1, 0.0, 0, -held.id
         return 0, -route.measured, len(route.edges), -held.id
 

@@ -17,8 +17,9 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from index.errors import NoRoute
-from index.gallery import Degraded, Encode, Found, Gallery
+from index.errors import ModeUnavailable, NoRoute
+from index.found import Degraded, Found
+from index.gallery import Encode, Gallery
 from index.space import Vectors
 from service.catalog import Catalog, Registered
 from service.database import Database
@@ -48,7 +49,15 @@ class Live:
         # Odd while the current version is being switched; an answer is good if it did not change meanwhile.
         self._turn = 0
 
-    def search(self, version: str | None, encode: Encode, k: int, encoders: frozenset[str], strict: bool) -> Answer:
+    def search(
+        self,
+        version: str | None,
+        encode: Encode,
+        k: int,
+        encoders: frozenset[str],
+        strict: bool,
+        mode: str | None = None,
+    ) -> Answer:
         """`Gallery.search` by `version` or else the current one, never across the moment of a deployment.
 
         Raises:
@@ -57,8 +66,8 @@ class Live:
         while True:
             turn, asking = self._turn, version or self._current_name()
             try:
-                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict)
-            except NoRoute:
+                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict, mode=mode)
+            except (NoRoute, ModeUnavailable):
                 if turn == self._turn and turn % 2 == 0:
                     raise
             else:
@@ -209,7 +218,7 @@ class Replica:
                 if row is None:
                     return False
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
-                blocks: Iterable[Sequence[Row[int, int, bytes]]] = changes(connection, live.id, live.seq)
+                blocks: Iterable[Sequence[Row[int, int, str, bytes]]] = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
                     for block in blocks:
@@ -221,19 +230,23 @@ class Replica:
                 live.seq = row.next_seq - 1
             return True
 
-    def _apply(self, live: Live, blocks: Iterable[Sequence[Row[int, int, bytes]]]) -> None:
-        found: dict[int, tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+    def _apply(self, live: Live, blocks: Iterable[Sequence[Row[int, int, str, bytes]]]) -> None:
+        found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
         removed: list[int] = []
         missing: dict[int, str] = {}
-        for key, version_id, vector in (row for block in blocks for row in block):
+        for key, version_id, origin, vector in (row for block in blocks for row in block):
             if version_id is not None and vector is not None:
-                found[version_id][0].append(key)
-                found[version_id][1].append(vector)
+                keys, vectors = found[version_id, origin]
+                keys.append(key)
+                vectors.append(vector)
                 continue
             removed.append(key)
             if version_id is not None:
                 missing[key] = self._catalog.by_id(version_id).name
-        placed = {self._catalog.by_id(v).name: (keys, self._vectors(v, rows)) for v, (keys, rows) in found.items()}
+        placed = {
+            (self._catalog.by_id(version_id).name, origin): (keys, self._vectors(version_id, vectors))
+            for (version_id, origin), (keys, vectors) in found.items()
+        }
         self.declare(live)
         live.gallery.apply(placed, removed)
         for key in (*removed, *(key for keys, _ in placed.values() for key in keys)):

@@ -250,14 +250,14 @@ def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int
 # The change feed
 
 
-def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, bytes]]]:
-    """The feed behind number `after` in blocks of (id, active_id, vector); a deleted item has neither of the last two.
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, str, bytes]]]:
+    """The feed behind number `after` in blocks of (id, active_id, origin, vector); a deleted item has an id only.
 
-    An item whose active embedding is missing comes with a version and without a vector.
+    An item whose active embedding is missing comes with a version and without origin and vector.
     """
     active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
     statement = (
-        select(item.c.id, item.c.active_id, embedding.c.vector)
+        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector)
         .select_from(item.outerjoin(embedding, active))
         .where(item.c.gallery_id == gallery_id, item.c.seq > after)
         .order_by(item.c.seq)

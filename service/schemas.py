@@ -144,10 +144,11 @@ class Deleted(BaseModel):
 
 
 class Match(BaseModel):
-    """An item that was found."""
+    """An item that was found: `raw_score` is in its version's space, `score` what the list is ranked by."""
 
     id: str
     score: float
+    raw_score: float
     version: str
     origin: str
     route: list[str]
@@ -168,14 +169,57 @@ class DegradedOut(BaseModel):
     reason: str
 
 
+class EdgeUsed(BaseModel):
+    """An edge on a route, and what was measured on it."""
+
+    new: str
+    old: str
+    kind: str
+    scores: dict[str, dict[str, float]]
+
+
+class ShardOut(BaseModel):
+    """One shard that was asked: its route, the versions that embedded the query for it, and the map of its scores."""
+
+    version: str
+    origin: str
+    items: int
+    route: list[EdgeUsed]
+    encoders: list[str]
+    calibration: dict[str, Any] | None
+    seconds: dict[str, float]
+
+
+class SecondsOut(BaseModel):
+    """Where the time of an answer went; `encode` by version."""
+
+    encode: dict[str, float]
+    transform: float
+    scan: float
+    merge: float
+    fetch: float
+
+
+class ExplainOut(BaseModel):
+    """How an answer came about."""
+
+    shards: list[ShardOut]
+    seconds: SecondsOut
+
+
 class Answered(BaseModel):
-    """The answer to a query: `version` embedded it, `mix` counts the items per version it was answered from."""
+    """The answer to a query: `version` embedded it, `mix` counts the items per version it was answered from.
+
+    `mode` says what `score` is: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`).
+    """
 
     version: str
     k: int
+    mode: str
     mix: dict[str, int]
     degraded: list[DegradedOut]
     results: list[Matches]
+    explain: ExplainOut | None = None
     took_ms: float
 
 

@@ -15,8 +15,10 @@ from starlette.datastructures import UploadFile
 
 from index.encoder import BATCH
 from index.errors import InvalidArgument, RegraftError
+from index.found import Found
 from index.gallery import Encode, check_k
 from index.image import decode_image, preprocess
+from index.merge import Mode
 from index.space import Vectors, space_from_json
 from service.catalog import Registered
 from service.errors import BodyTooLarge, InvalidBody
@@ -29,8 +31,11 @@ from service.schemas import Answered, check_embeddings, parse_json, take_object
 router = APIRouter(tags=["query"])
 
 DEFAULT_K = 10
+FLAGS = ("strict", "explain")
 ATTEMPTS = 3
 """How often a query is answered anew because items it found were deleted or replaced before they could be shown."""
+
+MODE = {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first that is possible"}
 
 QUERY_BODY = {
     "requestBody": {
@@ -43,6 +48,8 @@ QUERY_BODY = {
                         "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
                         "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
                         "strict": {"type": "boolean", "default": False},
+                        "mode": MODE,
+                        "explain": {"type": "boolean", "default": False},
                     },
                 }
             },
@@ -55,6 +62,8 @@ QUERY_BODY = {
                         "embeddings": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
                         "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
                         "strict": {"type": "boolean", "default": False},
+                        "mode": MODE,
+                        "explain": {"type": "boolean", "default": False},
                     },
                 }
             },
@@ -73,6 +82,8 @@ class Question:
     queries: int
     k: int
     strict: bool
+    mode: str | None
+    explain: bool
 
 
 @router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)
@@ -83,7 +94,11 @@ async def query(name: str, request: Request, service: Service) -> Response:
         raw = await request.body()
         return await service.hop(respond, service, name, lambda: by_embeddings(service, raw))
     async with read_form(
-        request, files="images", fields={"k", "strict"}, max_files=settings.max_batch, max_field_bytes=1024
+        request,
+        files="images",
+        fields={"k", "strict", "mode", "explain"},
+        max_files=settings.max_batch,
+        max_field_bytes=1024,
     ) as form:
         return await service.hop(respond, service, name, lambda: by_images(service, form))
 
@@ -100,6 +115,7 @@ def answer(service: Runtime, name: str, read: Callable[[], Question]) -> dict[st
         UnknownGallery: there is no such gallery.
         InvalidArgument: k is not 1 to the number of items, or the response would be too large.
         NoRoute: strict, and some items cannot be reached; or none can.
+        ModeUnavailable: the items cannot be ranked together in the mode asked for.
     """
     started = time.perf_counter()
     live = service.replica.find(name)
@@ -108,49 +124,96 @@ def answer(service: Runtime, name: str, read: Callable[[], Question]) -> dict[st
     check_k(question.k, sum(live.gallery.mix().values()))
     _check_size(question, service.settings.max_results)
     for _ in range(ATTEMPTS):
-        found = live.search(question.version, question.encode, question.k, question.encoders, question.strict)
+        found = live.search(
+            question.version, question.encode, question.k, question.encoders, question.strict, question.mode
+        )
+        fetching = time.perf_counter()
         results, complete = _show(service, found)
+        fetch_seconds = time.perf_counter() - fetching
         if complete:
             break
         service.replica.refresh(live.id)
     return {
         "version": found.version,
         "k": question.k,
+        "mode": found.found.mode.value,
         "mix": found.found.mix,
         "degraded": [vars(degraded) for degraded in found.degraded],
         "results": results,
+        **({"explain": explain(found.found, fetch_seconds)} if question.explain else {}),
         "took_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+def explain(found: Found, fetch_seconds: float) -> dict[str, Any]:
+    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
+    return {
+        "shards": [
+            {
+                "version": shard.version,
+                "origin": shard.origin,
+                "items": shard.items,
+                "route": [
+                    {
+                        "new": e.new,
+                        "old": e.old,
+                        "kind": e.kind.value,
+                        "scores": {n: vars(s) for n, s in e.scores.items()},
+                    }
+                    for e in shard.route.edges
+                ],
+                "encoders": list(shard.route.encoders),
+                "calibration": shard.calibration.as_json() if shard.calibration else None,
+                "seconds": {"transform": shard.transform_seconds, "scan": shard.scan_seconds},
+            }
+            for shard in found.shards
+        ],
+        "seconds": {
+            "encode": dict(found.encode_seconds),
+            # Shards of one version share one transform.
+            "transform": sum({shard.version: shard.transform_seconds for shard in found.shards}.values()),
+            "scan": sum(shard.scan_seconds for shard in found.shards),
+            "merge": found.merge_seconds,
+            "fetch": fetch_seconds,
+        },
     }
 
 
 def by_embeddings(service: Runtime, raw: bytes) -> Question:
     """A question in JSON: embeddings of a named version. Only that version's edges lead to other items."""
-    body = take_object(parse_json(raw), {"k", "version", "embeddings", "strict"}, "")
-    version, k, strict = body.get("version"), body.get("k", DEFAULT_K), body.get("strict", False)
+    body = take_object(parse_json(raw), {"k", "version", "embeddings", "strict", "mode", "explain"}, "")
+    version, k, mode = body.get("version"), body.get("k", DEFAULT_K), body.get("mode")
     if not isinstance(version, str):
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
     if not isinstance(k, int) or isinstance(k, bool):
         raise InvalidBody("k must be an integer", pointer="/k")
-    if not isinstance(strict, bool):
-        raise InvalidBody("strict must be true or false", pointer="/strict")
+    flags = {name: body.get(name, False) for name in FLAGS}
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
+    _check_mode(mode)
     registered = service.catalog.named(version)
     _check_count(body.get("embeddings"), service.settings.max_batch, "/embeddings")
     space = space_from_json(registered.card.space)
     vectors = check_embeddings(body.get("embeddings"), registered.card.dim, space, "/embeddings")
-    return Question(version, lambda _: vectors, frozenset(), len(vectors), k, strict)
+    return Question(version, lambda _: vectors, frozenset(), len(vectors), k, mode=mode, **flags)
 
 
 def by_images(service: Runtime, form: Form) -> Question:
     """A question in images: embedded by the gallery's current version, and by others where only `dual` leads on."""
-    k, strict = form.fields.get("k", str(DEFAULT_K)), form.fields.get("strict", "false")
+    k, mode = form.fields.get("k", str(DEFAULT_K)), form.fields.get("mode")
     if not k.strip().isascii() or not k.strip().removeprefix("-").isdecimal():
         raise InvalidBody("k must be an integer", pointer="/k")
-    if strict not in {"true", "false"}:
-        raise InvalidBody("strict must be true or false", pointer="/strict")
+    flags = {name: form.fields.get(name, "false") for name in FLAGS}
+    for name, value in flags.items():
+        if value not in {"true", "false"}:
+            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
+    _check_mode(mode)
     if not form.files:
         raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
     encode = _Images(service, form.files)
-    return Question(None, encode, service.catalog.encoders(), len(form.files), int(k), strict == "true")
+    given = {name: value == "true" for name, value in flags.items()}
+    return Question(None, encode, service.catalog.encoders(), len(form.files), int(k), mode=mode, **given)
 
 
 class _Images:
@@ -185,6 +248,11 @@ class _Images:
             raise
 
 
+def _check_mode(mode: object) -> None:
+    if mode is not None and mode not in list(Mode):
+        raise InvalidBody(f"mode must be one of {', '.join(Mode)}", pointer="/mode")
+
+
 def _check_count(listed: object, most: int, pointer: str) -> None:
     if isinstance(listed, list) and len(listed) > most:
         raise BodyTooLarge(f"{len(listed)} queries; at most {most} in one request", pointer=pointer)
@@ -199,18 +267,17 @@ def _check_size(question: Question, most: int) -> None:
 def _show(service: Runtime, answer: Answer) -> tuple[list[dict[str, Any]], bool]:
     """What the matches show, and whether every one of them is still as it was found."""
     found = answer.found
-    routes = [(service.catalog.named(r.item_version).id, r.item_version, list(r.kinds)) for r in found.routes]
+    shards = [(service.catalog.named(s.version).id, s.version, list(s.route.kinds)) for s in found.shards]
     with service.database.lookup() as connection:
         shown = describe(connection, np.unique(found.keys_QK[found.shards_QK >= 0]).tolist())
     results, complete = [], True
-    for scores, keys, shards in zip(
-        found.scores_QK.tolist(), found.keys_QK.tolist(), found.shards_QK.tolist(), strict=True
-    ):
+    ranked = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
+    for row in zip(*(array_QK.tolist() for array_QK in ranked), strict=True):
         matches = []
-        for score, key, shard in zip(scores, keys, shards, strict=True):
+        for score, raw_score, key, shard in zip(*row, strict=True):
             if shard < 0:
                 break
-            version_id, version, kinds = routes[shard]
+            version_id, version, kinds = shards[shard]
             item = shown.get((key, version_id))
             if item is None:
                 complete = False
@@ -220,6 +287,7 @@ def _show(service: Runtime, answer: Answer) -> tuple[list[dict[str, Any]], bool]
                 {
                     "id": external_id,
                     "score": score,
+                    "raw_score": raw_score,
                     "version": version,
                     "origin": origin,
                     "route": kinds,

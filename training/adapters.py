@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.evaluation import MEAN_AP, retrieval
 from index.space import Cosine, Vectors
+from index.transform import slerp
 from index.version import EDGE_ARRAYS, EdgeKind
 
 FEW_PAIRS = 4_000
@@ -200,22 +201,6 @@ def fit_slerp(
     aligned_SN = new.astype(np.float32) @ weight
     best = max(alphas, key=lambda alpha: _support_score(slerp(old_SN, aligned_SN, alpha), old_SN, labels_S))
     return Slerp(weight, float(best))
-
-
-def slerp(from_SN: Vectors, to_SN: Vectors, alpha: float) -> Vectors:
-    """Points at share `alpha` of the great-circle arc between rows: (S, N), (S, N) -> (S, N).
-
-    sin((1 - alpha) theta) / sin(theta) from + sin(alpha theta) / sin(theta) to, cos(theta) = <from, to>. Rows of length
-    1 give rows of length 1; `to` may be shorter when it is the kept part of a longer unit vector (see `Slerp`).
-    """
-    start, end = from_SN.astype(np.float64), to_SN.astype(np.float64)
-    theta_S1 = np.arccos(np.clip(np.sum(start * end, axis=1, keepdims=True), -1, 1))
-    # Without an arc (equal rows) or with too many (opposite ones) the weights are the limit at equal rows.
-    arc_S1 = np.sin(theta_S1) > 1e-6
-    sine_S1 = np.where(arc_S1, np.sin(theta_S1), 1.0)
-    start_S1 = np.where(arc_S1, np.sin((1 - alpha) * theta_S1) / sine_S1, 1 - alpha)
-    end_S1 = np.where(arc_S1, np.sin(alpha * theta_S1) / sine_S1, alpha)
-    return np.ascontiguousarray(start_S1 * start + end_S1 * end, dtype=np.float32)
 
 
 ADAPTERS: dict[str, Callable[..., Affine | ResidualMlp | Slerp]] = {

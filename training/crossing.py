@@ -60,7 +60,7 @@ class Crossings:
         edges = [edge for one in sides.values() for edge in one.version.edges if edge.old in sides]
         self.graph = Graph(edges)
         self.queries = {
-            (edge.new, edge.old): open_query_edge(edge, sides[edge.new], sides[edge.old])
+            edge.key: open_query_edge(edge, sides[edge.new], sides[edge.old])
             for edge in edges
             if edge.kind is not EdgeKind.FORWARD
         }
@@ -76,8 +76,8 @@ class Crossings:
         None: no declared edge connects them. Asking the old encoder instead (`dual`) is M(old/old), no measurement.
         """
         for moved in self.moved(old):
-            route = self.graph.route(new, moved.version, frozenset())
-            if route is not None:
+            route = self.graph.route(new, moved.version, frozenset(self.sides))
+            if route is not None and not route.dual:
                 queries_QD = self._follow(route.edges, self.sides[new].queries_QD)
                 space = self.sides[moved.version].space
                 return Crossing(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
@@ -85,12 +85,9 @@ class Crossings:
 
     def unmoved(self, new: str, old: str) -> Crossing:
         """What queries of `new` find of items that no backfill has reached: by query edges, at worst by `dual`."""
-        route = self.graph.route(new, old, frozenset({old}))
+        route = self.graph.route(new, old, frozenset(self.sides))
         assert route is not None
-        asked = route.encoder
-        queries_QD = (
-            self.sides[asked].queries_QD if asked == old else self._follow(route.edges, self.sides[new].queries_QD)
-        )
+        queries_QD = self.sides[old].queries_QD if route.dual else self._follow(route.edges, self.sides[new].queries_QD)
         return Crossing(Compared(queries_QD, self.sides[old].items_ND, self.sides[old].space), route.kinds)
 
     def reencoded(self, new: str) -> Compared:
@@ -141,7 +138,7 @@ class Crossings:
 
     def _follow(self, edges: tuple[Edge, ...], queries_QD: Vectors) -> Vectors:
         for edge in edges:
-            queries_QD = self.queries[edge.new, edge.old](queries_QD)
+            queries_QD = self.queries[edge.key](queries_QD, self.sides[edge.old].queries_QD)
         return queries_QD
 
 

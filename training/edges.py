@@ -1,4 +1,4 @@
-"""Edges ready to run in an evaluation: serving's own where it has them, and stand-ins where it has not.
+"""Edges ready to run in an evaluation: serving's own, or stand-ins where it cannot run them here.
 
 Shape suffixes: N vectors, D dimension, S side-information.
 """
@@ -12,12 +12,10 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from index.artifacts import read_arrays
 from index.errors import NoEncoder
 from index.space import Vectors
 from index.transform import Carried, Transform, load_forward, load_transform, normalise_or_zero
-from index.version import EDGE_ARRAYS, EDGE_MODEL, Edge, EdgeKind, Version
-from training import adapters
+from index.version import EDGE_MODEL, Edge, EdgeKind, Version
 from training.export import UNFINISHED
 from training.method import ItemEdge
 from training.sides import Sides, has_onnxruntime
@@ -47,8 +45,6 @@ def open_query_edge(edge: Edge, new: Sides, old: Sides) -> Transform:
         InvalidVersionFolder: it does not fit the two versions.
         NoEncoder: it has a model, and neither onnxruntime nor its weights are there.
     """
-    if edge.kind is EdgeKind.SLERP:
-        return _Slerp(edge, new, old)
     if edge.kind in EDGE_MODEL and _needs_torch(edge):
         return _TorchEdge(edge, new, old)
     return load_transform(edge, new.version.card, old.version.card)
@@ -65,29 +61,13 @@ def _needs_torch(edge: Edge) -> bool:
     return edge.folder is None or not has_onnxruntime()
 
 
-class _Slerp:
-    """The query between both encoders' queries; serving has no such transform yet."""
-
-    def __init__(self, edge: Edge, new: Sides, old: Sides) -> None:
-        assert edge.folder is not None
-        shapes: dict[str, tuple[int, ...]] = {"weight": (new.version.card.dim, old.version.card.dim), "alpha": ()}
-        file = EDGE_ARRAYS[edge.kind]
-        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes)
-        self.adapter = adapters.Slerp(arrays["weight"], float(arrays["alpha"]))
-        self.old_QD = old.queries_QD
-
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
-        """The data set's queries by the new version -> the same queries for the old version's items."""
-        return self.adapter(x_ND, self.old_QD)
-
-
 class _TorchEdge:
     """A learned query edge run from the trained weights, the twin of its edge.onnx."""
 
     def __init__(self, edge: Edge, new: Sides, old: Sides) -> None:
         self.module, self.space = _trained_edge(edge, new.version), old.space
 
-    def __call__(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Vectors:
+    def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         """(N, new dim) vectors -> (N, old dim) vectors."""
         with torch.inference_mode():
             return normalise_or_zero(self.space, self.module(torch.from_numpy(x_ND)).numpy())

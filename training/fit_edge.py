@@ -48,8 +48,6 @@ class Fitted:
         yield from (f"new/old {metric}: {interval(score)}" for metric, score in edge.scores.items())
         if self.old_old is not None:
             yield f"new/old - old/old on cmc@1: {interval(gain(self.new_old, self.old_old))}"
-        if edge.kind is EdgeKind.SLERP:
-            yield "slerp edges are not served by this release: a service refuses to register this folder"
 
 
 def fit_edge(
@@ -85,7 +83,7 @@ def fit_edge(
         place.mkdir(parents=True)
         adapter = KINDS[kind](pairs, space_from_json(old.card.space) == Cosine(), **(options or {}))
         edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
-        queries_QN = _serve(edge, adapter, old, new, pairs)
+        queries_QN = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         new_old = _measure(queries_QN, pairs.old_items_IN, old, pairs.matching)
         edge = replace(
             edge,
@@ -193,13 +191,6 @@ def _save(adapter: Adapter | None, edge: Edge, pairs: Pairs) -> Edge:
     else:
         adapter.save(edge.folder)
     return replace(edge, kind=adapter.kind, support=len(pairs.new_SM))
-
-
-def _serve(edge: Edge, adapter: Adapter | None, old: Version, new: Version, pairs: Pairs) -> Vectors:
-    """The queries as they will reach the old items, through the files just written."""
-    if isinstance(adapter, Slerp):
-        return adapter(pairs.new_QM, pairs.old_QN)
-    return load_transform(edge, new.card, old.card)(pairs.new_QM)
 
 
 def _measure(queries_QN: Vectors, items_IN: Vectors, old: Version, matching: Matching) -> Retrieval:

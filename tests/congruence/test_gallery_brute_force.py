@@ -17,7 +17,8 @@ from PIL import Image
 
 from index.encoder import Encoder
 from index.evaluation import retrieval_from_rankings
-from index.gallery import Found, Gallery
+from index.found import Found
+from index.gallery import Gallery
 from index.shard import MISSING
 from index.version import Version
 
@@ -122,7 +123,7 @@ def test_search_equals_brute_force(
     gallery.declare(old)
     gallery.declare(new)
     placed = {
-        name: (keys, encoders[name].encode([items[key] for key in keys]).vectors)
+        (name, "encoded"): (keys, encoders[name].encode([items[key] for key in keys]).vectors)
         for name, keys in (("v1", np.flatnonzero(~moved)), ("v2", np.flatnonzero(moved)))
         if len(keys)
     }
@@ -134,7 +135,7 @@ def test_search_equals_brute_force(
     for k in (1, 10, ITEMS):
         found = gallery.search("v2", lambda version: encoders[version].encode(queries).vectors, k, strict=True)
         assert_ranks(found, table, new_space["kind"] == "cosine", k)
-        assert found.mix == {name: len(keys) for name, (keys, _) in placed.items()}
+        assert found.mix == {name: len(keys) for (name, _), (keys, _) in placed.items()}
 
 
 def test_a_chain_of_edges_equals_brute_force(
@@ -153,10 +154,12 @@ def test_a_chain_of_edges_equals_brute_force(
     owner = np.arange(ITEMS) % 3
     for number, version in enumerate((v1, v2, v3)):
         keys = np.flatnonzero(owner == number)
-        gallery.apply({version.name: (keys, Encoder(version).encode([items[key] for key in keys]).vectors)})
+        gallery.apply(
+            {(version.name, "encoded"): (keys, Encoder(version).encode([items[key] for key in keys]).vectors)}
+        )
     found = gallery.search("v3", lambda version: Encoder(v3).encode(queries).vectors, ITEMS)
     assert_ranks(found, np.choose(owner, tables), True, ITEMS)
-    assert {route.kinds for route in found.routes} == {(), ("truncate",), ("truncate", "matrix")}
+    assert {shard.route.kinds for shard in found.shards} == {(), ("truncate",), ("truncate", "matrix")}
 
 
 def test_dual_equals_brute_force_by_the_old_encoder(
@@ -167,7 +170,7 @@ def test_dual_equals_brute_force_by_the_old_encoder(
     for name, version in versions.items():
         gallery.declare(version)
         keys = np.arange(ITEMS)[int(name[1]) - 1 :: 2]
-        gallery.apply({name: (keys, encoders[name].encode([items[key] for key in keys]).vectors)})
+        gallery.apply({(name, "encoded"): (keys, encoders[name].encode([items[key] for key in keys]).vectors)})
     found = gallery.search(
         "v2", lambda name: encoders[name].encode(queries).vectors, 15, encoders=frozenset(versions), strict=True
     )
@@ -184,7 +187,7 @@ def test_the_builders_classes_can_be_told_apart(
     gallery = Gallery()
     gallery.declare(old)
     gallery.declare(new)
-    gallery.apply({"v1": (range(ITEMS), Encoder(old).encode(items).vectors)})
+    gallery.apply({("v1", "encoded"): (range(ITEMS), Encoder(old).encode(items).vectors)})
     found = gallery.search("v2", lambda version: Encoder(new).encode(queries).vectors, ITEMS)
     measured = retrieval_from_rankings(found.keys_QK % 6, np.arange(QUERIES) % 6, np.full(QUERIES, ITEMS // 6))
     assert measured.cmc(1) == 1

@@ -68,7 +68,7 @@ class World:
         return best
 
     def better(self, one: Any, other: Any) -> bool:
-        dual = [EdgeKind.DUAL.value in route.kinds for route in (one, other)]
+        dual = [route.dual for route in (one, other)]
         if dual[0] != dual[1]:
             return dual[1]
         if dual[0]:
@@ -119,7 +119,7 @@ class Model:
         scored = {}
         for name, held in self.items.items():
             route = self.world.route(self.current, self.active(name))
-            query = self.world.encode(route.encoder, number)
+            query = self.world.encode(route.encoders[0], number)
             for edge in route.edges:
                 query = query if edge.kind is EdgeKind.DUAL else self.world.apply(edge, query)
             scored[name] = (route.item_version, float(query @ held.vectors[route.item_version]))

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument, NoRoute
-from index.gallery import Encode, Gallery, ReadWriteLock
+from index.gallery import Encode, Gallery
+from index.lock import ReadWriteLock
 from index.shard import MISSING
 from index.space import Cosine, Vectors
 from index.version import Version
@@ -45,7 +46,7 @@ def gallery(chain: dict[str, Version]) -> Gallery:
 
 def test_items_of_several_versions_come_back_as_one_list(gallery: Gallery) -> None:
     old, new = unit(5, 4, 1), unit(4, 6, 2)
-    gallery.apply({"v1": (range(5), old), "v3": (range(10, 14), new)})
+    gallery.apply({("v1", "encoded"): (range(5), old), ("v3", "encoded"): (range(10, 14), new)})
     q = unit(3, 6, 3)
     found = gallery.search("v3", always(q), 9)
     truncated = q[:, :4] / np.linalg.norm(q[:, :4], axis=1, keepdims=True)
@@ -56,22 +57,22 @@ def test_items_of_several_versions_come_back_as_one_list(gallery: Gallery) -> No
     assert found.mix == {"v1": 5, "v3": 4}
     assert found.degraded == ()
     for key, shard in zip(found.keys_QK.ravel(), found.shards_QK.ravel(), strict=True):
-        route = found.routes[shard]
+        route = found.shards[shard].route
         assert (route.item_version, route.kinds) == (("v1", ("truncate", "identity")) if key < 10 else ("v3", ()))
 
 
 def test_a_moved_item_leaves_its_old_shard(gallery: Gallery) -> None:
-    gallery.apply({"v1": ([1, 2], unit(2, 4))})
-    gallery.apply({"v2": ([2], unit(1, 4, 5))})
+    gallery.apply({("v1", "encoded"): ([1, 2], unit(2, 4))})
+    gallery.apply({("v2", "encoded"): ([2], unit(1, 4, 5))})
     assert gallery.mix() == {"v1": 1, "v2": 1}
-    gallery.apply({"v2": ([1], unit(1, 4, 6))}, removed=[2])
+    gallery.apply({("v2", "encoded"): ([1], unit(1, 4, 6))}, removed=[2])
     assert gallery.mix() == {"v2": 1}
     gallery.apply({}, removed=[1, 99])
     assert gallery.mix() == {}
 
 
 def test_applying_twice_changes_nothing(gallery: Gallery) -> None:
-    change = {"v1": ([1, 2], unit(2, 4)), "v2": ([3], unit(1, 4, 5))}
+    change = {("v1", "encoded"): ([1, 2], unit(2, 4)), ("v2", "encoded"): ([3], unit(1, 4, 5))}
     answers = []
     for _ in range(2):
         gallery.apply(change, removed=[7])
@@ -81,13 +82,13 @@ def test_applying_twice_changes_nothing(gallery: Gallery) -> None:
 
 
 def test_an_empty_change_is_legal(gallery: Gallery) -> None:
-    gallery.apply({"v1": ([], np.empty((0, 4), np.float32))})
+    gallery.apply({("v1", "encoded"): ([], np.empty((0, 4), np.float32))})
     assert gallery.mix() == {}
 
 
 @pytest.mark.parametrize("k", [-1, 0, 4, 10**9])
 def test_k_is_one_to_the_number_of_items(gallery: Gallery, k: int) -> None:
-    gallery.apply({"v1": ([1, 2], unit(2, 4)), "v3": ([3], unit(1, 6))})
+    gallery.apply({("v1", "encoded"): ([1, 2], unit(2, 4)), ("v3", "encoded"): ([3], unit(1, 6))})
     with pytest.raises(InvalidArgument, match=f"k is {k}, it must be 1 to 3") as caught:
         gallery.search("v3", always(unit(1, 6)), k)
     assert caught.value.pointer == "/k"
@@ -101,7 +102,7 @@ def test_an_empty_gallery_answers_no_k(gallery: Gallery) -> None:
 
 
 def test_a_shard_without_a_route_is_reported_and_never_compared(gallery: Gallery) -> None:
-    gallery.apply({"v1": ([1, 2], unit(2, 4)), "v3": ([3], unit(1, 6))})
+    gallery.apply({("v1", "encoded"): ([1, 2], unit(2, 4)), ("v3", "encoded"): ([3], unit(1, 6))})
     found = gallery.search("v1", always(unit(1, 4)), 3)
     assert [(d.version, d.items) for d in found.degraded] == [("v3", 1)]
     assert "'v1' to 'v3'" in found.degraded[0].reason
@@ -113,7 +114,7 @@ def test_a_shard_without_a_route_is_reported_and_never_compared(gallery: Gallery
 
 
 def test_nothing_reachable_is_an_error_also_when_not_strict(gallery: Gallery) -> None:
-    gallery.apply({"v3": ([3], unit(1, 6))})
+    gallery.apply({("v3", "encoded"): ([3], unit(1, 6))})
     with pytest.raises(NoRoute):
         gallery.search("v1", always(unit(1, 4)), 1)
 
@@ -127,11 +128,11 @@ def test_dual_asks_the_other_encoder_only_where_it_is_needed(gallery: Gallery) -
         return by_version[version]
 
     new = unit(3, 6, 9)
-    gallery.apply({"v3": ([1, 2, 3], new)})
+    gallery.apply({("v3", "encoded"): ([1, 2, 3], new)})
     found = gallery.search("v1", encode, 3, encoders=frozenset(by_version))
     assert asked == ["v3"]
     np.testing.assert_array_equal(found.keys_QK[0], np.argsort(-(by_version["v3"] @ new.T)[0]) + 1)
-    assert found.routes[0].kinds == ("dual",)
+    assert found.shards[0].route.kinds == ("dual",)
     asked.clear()
     gallery.search("v3", encode, 3, encoders=frozenset(by_version))
     assert asked == ["v3"]
@@ -139,13 +140,13 @@ def test_dual_asks_the_other_encoder_only_where_it_is_needed(gallery: Gallery) -
 
 def test_an_item_that_moves_while_the_query_is_encoded_is_still_reached(gallery: Gallery) -> None:
     """The plan changes between encoding and scanning; the search encodes again for the new plan."""
-    gallery.apply({"v1": ([1], unit(1, 4))})
+    gallery.apply({("v1", "encoded"): ([1], unit(1, 4))})
     asked = []
 
     def encode(version: str) -> Vectors:
         asked.append(version)
         if len(asked) == 1:
-            gallery.apply({"v3": ([1], unit(1, 6))})
+            gallery.apply({("v3", "encoded"): ([1], unit(1, 6))})
         return unit(1, {"v1": 4, "v3": 6}[version])
 
     found = gallery.search("v1", encode, 1, encoders=frozenset({"v1", "v3"}))
@@ -155,9 +156,9 @@ def test_an_item_that_moves_while_the_query_is_encoded_is_still_reached(gallery:
 
 
 def test_declaring_a_version_again_replaces_its_edges(gallery: Gallery, chain: dict[str, Version]) -> None:
-    gallery.apply({"v1": ([1], unit(1, 4))})
+    gallery.apply({("v1", "encoded"): ([1], unit(1, 4))})
     gallery.declare(chain["v2"])
-    assert gallery.search("v3", always(unit(1, 6)), 1).routes[0].kinds == ("truncate", "identity")
+    assert gallery.search("v3", always(unit(1, 6)), 1).shards[0].route.kinds == ("truncate", "identity")
 
 
 @pytest.fixture
@@ -189,15 +190,15 @@ def test_a_moving_item_is_found_exactly_once(
     """Items jump between three shards while others come and go; every answer holds each lasting item once."""
     generator = np.random.default_rng(0)
     vectors = {"v1": unit(40, 4), "v2": unit(40, 4), "v3": unit(40, 6)}
-    gallery.apply({"v1": (range(40), vectors["v1"])})
+    gallery.apply({("v1", "encoded"): (range(40), vectors["v1"])})
 
     def move() -> None:
         chosen = generator.permutation(40)
         parts = dict(zip(vectors, np.split(chosen, np.sort(generator.integers(41, size=2))), strict=True))
-        gallery.apply({version: (keys, vectors[version][keys]) for version, keys in parts.items()})
+        gallery.apply({(version, "encoded"): (keys, vectors[version][keys]) for version, keys in parts.items()})
 
     def come_and_go() -> None:
-        gallery.apply({"v2": ([100, 101, 102], vectors["v2"][:3])})
+        gallery.apply({("v2", "encoded"): ([100, 101, 102], vectors["v2"][:3])})
         gallery.apply({}, removed=[100, 101, 102])
 
     background(move)

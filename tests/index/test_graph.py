@@ -35,7 +35,7 @@ def test_query_edges_compose() -> None:
     assert steps(route) == ["v3>v2", "v2>v1"]
     assert route is not None
     assert route.kinds == ("truncate", "identity")
-    assert route.encoder == "v3"
+    assert route.encoders == ("v3",)
 
 
 def test_edges_lead_from_new_to_old_only() -> None:
@@ -57,7 +57,7 @@ def test_of_equally_good_routes_the_shorter_is_taken() -> None:
 def test_dual_is_the_last_resort_and_needs_the_old_encoder() -> None:
     dual = Graph().route("v2", "v1", frozenset({"v1"}))
     assert dual is not None
-    assert (dual.encoder, dual.kinds) == ("v1", ("dual",))
+    assert (dual.encoders, dual.kinds) == (("v1",), ("dual",))
     assert Graph().route("v2", "v1", frozenset({"v2", "v3"})) is None
     poor = Graph([edge("v2", "v1", 0.01)]).route("v2", "v1", frozenset({"v1"}))
     assert poor is not None
@@ -68,7 +68,7 @@ def test_dual_reaches_newer_items_too() -> None:
     """After a rollback the query is old and some items are only new."""
     route = Graph([edge("v2", "v1")]).route("v1", "v2", frozenset({"v1", "v2"}))
     assert route is not None
-    assert (route.encoder, route.kinds) == ("v2", ("dual",))
+    assert (route.encoders, route.kinds) == (("v2",), ("dual",))
 
 
 def test_an_item_edge_is_no_step_of_a_query() -> None:

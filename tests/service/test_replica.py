@@ -117,7 +117,7 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
             with world.database.lookup() as connection:
                 keys = connection.execute(item.select().where(item.c.external_id == f"{number}-{turn}")).one().id
             try:
-                live.gallery._shards["v1"].fetch([keys])
+                live.gallery._shards["v1", "supplied"].fetch([keys])
             except KeyError:
                 failures.append(keys)
 

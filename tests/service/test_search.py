@@ -39,15 +39,16 @@ def test_images_find_items_in_the_exact_order(
 
     assert ids(answered) == [[f"i{n}" for n in row] for row in expected]
     answer = answered.json()
-    assert {key: answer[key] for key in ("version", "k", "mix", "degraded")} == {
+    assert {key: answer[key] for key in ("version", "k", "mode", "mix", "degraded")} == {
         "version": "v1",
         "k": 20,
+        "mode": "raw",
         "mix": {"v1": 20},
         "degraded": [],
     }
     assert answer["took_ms"] > 0
     best = answer["results"][7]["matches"][0]
-    assert best.pop("score") == pytest.approx(1)
+    assert best.pop("score") == best.pop("raw_score") == pytest.approx(1)
     assert best == {"id": "i7", "version": "v1", "origin": "encoded", "route": [], "metadata": {"label": 2}}
 
 

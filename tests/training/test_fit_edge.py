@@ -15,7 +15,7 @@ from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder
 from index.evaluation import retrieval_from_rankings
 from index.folder import load_version
 from index.gallery import Gallery
-from index.version import EdgeKind, Version
+from index.version import Version
 from training import fit_edge as module
 from training.adapters import FewPairsWarning
 from training.data import Arrays, Data, ImageSet
@@ -25,7 +25,14 @@ from training.matrix import evaluate
 from training.pairs import Pairs, embed_pairs, read_pairs
 
 OPTIONS: dict[str, dict[str, float]] = {"low_rank": {"rank": 2}, "mlp": {"epochs": 3, "hidden": 16}}
-SERVED = {"procrustes": "matrix", "ridge": "matrix", "low_rank": "matrix", "mlp": "onnx", "zero_pad": "zero_pad"}
+SERVED = {
+    "procrustes": "matrix",
+    "ridge": "matrix",
+    "low_rank": "matrix",
+    "mlp": "onnx",
+    "slerp": "slerp",
+    "zero_pad": "zero_pad",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -60,8 +67,9 @@ def served(old: Version, new: Version, pairs: Pairs) -> Any:
     gallery.declare(old)
     gallery.declare(load_version(new.folder))
     keys = np.arange(len(pairs.old_items_IN))
-    gallery.apply({"v1": (keys, pairs.old_items_IN)})
-    found = gallery.search("v2", lambda _: pairs.new_QM, len(keys))
+    gallery.apply({("v1", "encoded"): (keys, pairs.old_items_IN)})
+    queries = {"v1": pairs.old_QN, "v2": pairs.new_QM}
+    found = gallery.search("v2", queries.__getitem__, len(keys), encoders=frozenset({"v1"}))
     right = pairs.matching.relevant(slice(None)).sum(axis=1)
     return retrieval_from_rankings(pairs.matching.item_codes[found.keys_QK], pairs.matching.query_codes, right)
 
@@ -93,15 +101,6 @@ def test_evaluation_measures_the_same(data: Data, old: Version, new: Version) ->
         fitted = fit_edge(old, load_version(new.folder), embed_pairs(data, old, new), kind, overwrite=True)
         measured = evaluate([old, load_version(new.folder)], data, points=2)
         assert measured.cells["v2", "v1"].retrieval.cmc(1) == pytest.approx(fitted.edge.scores["cmc@1"].value)
-
-
-def test_slerp_is_written_and_said_not_to_be_served(data: Data, old: Version, new: Version) -> None:
-    fitted = fit_edge(old, new, embed_pairs(data, old, new), "slerp")
-    (edge,) = load_version(new.folder).edges
-    assert (edge.kind, edge.support) == (EdgeKind.SLERP, 120)
-    assert "a service refuses to register this folder" in "\n".join(fitted.lines())
-    with pytest.raises(InvalidVersionFolder, match="not served by this release"):
-        verify_version(new.folder, {"v1": old.card})
 
 
 def test_the_lines_say_what_was_fitted_and_what_it_gains(data: Data, old: Version, new: Version) -> None:
@@ -239,7 +238,7 @@ def test_settings_are_those_of_the_adapter() -> None:
     ):
         with pytest.raises(InvalidArgument, match=message):
             read_options(kind, [setting])
-    assert set(SERVED) | {"slerp"} == set(KINDS)
+    assert set(SERVED) == set(KINDS)
 
 
 def test_few_pairs_warn(data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch) -> None:

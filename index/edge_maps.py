@@ -1,0 +1,84 @@
+"""Which calibration belongs to which route: keys, and the maps that travel with edges.
+
+A map was fitted for queries of one version, items of another, how these items came to be (their origin), and the very
+edges between them. It is used for nothing else: an edge that is replaced leaves no stale map behind.
+
+The `calibration` field of an edge holds two maps (see `index.calibration`). `edge` is for the items the edge leads to:
+those of the old version, or, for a `forward` edge, those it moved to the new one. `own` is for items that the new
+version encoded; `dual` uses the `own` of the version it asks instead, since old queries then meet old items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from index.calibration import Calibration, calibration_from_json
+from index.errors import InvalidArgument, InvalidVersionFolder
+from index.graph import Route
+from index.space import space_from_json
+from index.version import Card, Edge, EdgeKey, EdgeKind, Origin
+
+MapKey = tuple[str, str, str, tuple[EdgeKey, ...]]
+"""(query version, item version, origin, the route's signature)."""
+
+Maps = Mapping[MapKey, Calibration]
+
+OWN, EDGE = "own", "edge"
+
+
+def map_key(route: Route, origin: str) -> MapKey:
+    """What a map for items of this origin behind this route is kept under."""
+    return route.query_version, route.item_version, origin, route.signature
+
+
+def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Calibration]:
+    """The maps that calibrated edges bring, for galleries that have none of their own.
+
+    A chain of edges gets none: its scores are those of no edge on the way. Of several `own` maps of a version the one
+    of its best measured edge counts.
+
+    Args:
+        edges: all edges, their calibrations valid (`check_calibration`).
+        versions: all versions that may ask, for `dual`.
+    """
+    maps: dict[MapKey, Calibration] = {}
+    same: dict[tuple[str, str], Calibration] = {}
+    for edge in sorted((e for e in edges if e.calibration), key=lambda e: (-e.measured, e.key)):
+        through, own = (calibration_from_json((edge.calibration or {})[name]) for name in (EDGE, OWN))
+        for origin in (Origin.ENCODED, Origin.SUPPLIED):
+            same.setdefault((edge.new, origin.value), own)
+            if edge.kind is not EdgeKind.FORWARD:
+                maps[edge.new, edge.old, origin.value, (edge.key,)] = through
+        if edge.kind is EdgeKind.FORWARD:
+            same.setdefault((edge.new, Origin.TRANSFORMED.value), through)
+    for (version, origin_value), own in same.items():
+        maps[version, version, origin_value, ()] = own
+        for asking in set(versions) - {version}:
+            maps[asking, version, origin_value, ((asking, version, EdgeKind.DUAL.value),)] = own
+    return maps
+
+
+def check_calibration(edge: Edge, new: Card, old: Card) -> None:
+    """Check the `calibration` field of an edge, which may be None.
+
+    Raises:
+        InvalidVersionFolder: a map is missing or broken, or runs against the order of its space.
+    """
+    if edge.calibration is None:
+        return
+    place = f"edges/{edge.old}/calibration"
+    if set(edge.calibration) != {EDGE, OWN}:
+        raise InvalidVersionFolder(f"{place} must hold two maps, {EDGE!r} and {OWN!r}", pointer=f"/{place}")
+    reached = new if edge.kind is EdgeKind.FORWARD else old
+    for name, card in ((EDGE, reached), (OWN, new)):
+        try:
+            found = calibration_from_json(edge.calibration[name])
+        except InvalidArgument as error:
+            raise InvalidVersionFolder(f"{place}/{name}: {error.message}", pointer=f"/{place}/{name}") from error
+        space = space_from_json(card.space)
+        if (found.slope > 0) != space.higher_is_better:
+            better = "higher" if space.higher_is_better else "lower"
+            raise InvalidVersionFolder(
+                f"{place}/{name} runs against its space: {better} scores of {card.name!r} are better",
+                pointer=f"/{place}/{name}/slope",
+            )

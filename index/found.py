@@ -1,0 +1,70 @@
+"""What a search answers with: the ranked list, and what explains it. Shape suffixes: Q queries, K results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.calibration import Calibration
+from index.graph import Route
+from index.merge import Floats, Mode
+from index.shard import Keys
+from index.space import Vectors
+
+
+@dataclass(frozen=True)
+class Degraded:
+    """Items that could not be asked: their version, how many they are, and why."""
+
+    version: str
+    items: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One live shard as a search saw it.
+
+    `calibration` is the map its scores went through, None unless the mode is `calibrated`. Of several shards behind
+    one route each names the seconds of the one transform.
+    """
+
+    version: str
+    origin: str
+    items: int
+    route: Route
+    calibration: Calibration | None
+    transform_seconds: float
+    scan_seconds: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """The answer to Q queries.
+
+    Attributes:
+        mode: how the shards were merged.
+        scores_QK: what the list is ranked by, best first: a probability, a raw score or a fused one, by the mode.
+        raw_QK: the scores in the spaces of the items' versions.
+        keys_QK: the items, -1 where there are no more.
+        shards_QK: which of `shards` each came from, -1 likewise.
+        shards: the live shards that were asked.
+        mix: items per version at the moment of the answer.
+        degraded: what could not be asked.
+        encode_seconds: version -> how long it took to embed the queries by it.
+        merge_seconds: how long calibrating and merging took.
+    """
+
+    mode: Mode
+    scores_QK: Floats
+    raw_QK: Vectors
+    keys_QK: Keys
+    shards_QK: NDArray[np.int64]
+    shards: tuple[Asked, ...]
+    mix: Mapping[str, int]
+    degraded: tuple[Degraded, ...]
+    encode_seconds: Mapping[str, float]
+    merge_seconds: float

@@ -1,0 +1,42 @@
+"""A lock for many readers or one writer: queries share the gallery, a change to it is seen whole or not at all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class ReadWriteLock:
+    """Many readers or one writer; a waiting writer goes before new readers."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._writers_waiting = 0
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """Share the lock with other readers. Not reentrant: a waiting writer would block the inner entry."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._writers_waiting == 0)
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def write(self) -> Iterator[None]:
+        """Hold the lock alone."""
+        with self._changed:
+            self._writers_waiting += 1
+            # Readers stay out until the count falls, other writers because the condition stays held.
+            try:
+                self._changed.wait_for(lambda: self._readers == 0)
+                yield
+            finally:
+                self._writers_waiting -= 1
+                self._changed.notify_all()
