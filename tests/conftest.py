@@ -10,8 +10,8 @@ Flatten -> MatMul (a random projection of the pixels) -> LpNormalization, and re
 The columns of the projection depend on `seed` and their number only, so versions of one seed agree on the components
 they share (truncate and zero_pad are exact), `drift` > 0 makes a slightly different encoder, another `seed` an
 unrelated one. `matrix`, `onnx` and `forward` edges are least-squares fits between the two encoders, so they work too
-(`forward` well only if the old dimension and side_dim together reach the new dimension). A version with both side_dim
-and a `forward` edge has an edge that also gives its side-information.
+(`forward` well only if the old dimension and side_dim together reach the new dimension), and `slerp` ones a Procrustes
+map with alpha 0.4. A version with both side_dim and a `forward` edge has an edge that also gives its side-information.
 
 `make_image(label, seed)` gives a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
 close), `image_bytes(image, format)` its file. All three are fixtures that return the function.
@@ -168,6 +168,9 @@ def _save_edge(folder: Path, card: Card, weight: np.ndarray, old: Version, kind:
     old_vectors = _embed(pixels, _weight_of(old), old.card.space["kind"] == "cosine")
     if kind is EdgeKind.MATRIX:
         np.savez(place / EDGE_ARRAYS[kind], weight=_fit(new_vectors, old_vectors))
+    if kind is EdgeKind.SLERP:
+        left, _, right = np.linalg.svd(new_vectors.T @ old_vectors, full_matrices=False)
+        np.savez(place / EDGE_ARRAYS[kind], weight=left @ right, alpha=np.float32(0.4))
     if kind is EdgeKind.ONNX:
         _save_map(place / EDGE_MODEL[kind], _fit(new_vectors, old_vectors), {"embedding": card.dim})
     if kind is EdgeKind.FORWARD:

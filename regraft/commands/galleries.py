@@ -89,6 +89,11 @@ def query(
     k: Annotated[
         int | None, typer.Option("-k", help=f"Matches wanted; default {DEFAULT_K} or all.", show_default=False)
     ] = None,
+    mode: Annotated[
+        str | None,
+        typer.Option("--mode", help="calibrated, raw or rank; default the first possible.", show_default=False),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -96,12 +101,14 @@ def query(
     with connect(url, api_key) as client:
         if k is None:
             k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
-        answer = client.query(name, [image.read_bytes()], k)
+        answer = client.query(name, [image.read_bytes()], k, mode=mode, explain=explain)
     matches = answer["results"][0]["matches"]
     rows = [
         [m["id"], f"{m['score']:.4f}", m["version"], "+".join(m["route"]) or "same", m["metadata"]] for m in matches
     ]
     print_table(["item", "score", "version", "route", "metadata"], rows)
+    if explain:
+        _print_shards(answer["explain"]["shards"], answer["mode"])
     for missing in answer["degraded"]:
         err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}", markup=False)
 
@@ -148,6 +155,27 @@ def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]]) -> list
         if problem.errors and all("index" in error for error in problem.errors):
             return problem.errors
         raise
+
+
+def _print_shards(shards: Sequence[Json], mode: str) -> None:
+    rows = [
+        [
+            f"{shard['version']} {shard['origin']}",
+            shard["items"],
+            "+".join(edge["kind"] for edge in shard["route"]) or "same",
+            ", ".join(_measured(edge) for edge in shard["route"]),
+            "yes" if shard["calibration"] else "no",
+            f"{1000 * (shard['seconds']['transform'] + shard['seconds']['scan']):.2f}",
+        ]
+        for shard in shards
+    ]
+    out.print(f"ranked together by mode {mode}")
+    print_table(["shard", "items", "route", "measured", "calibrated", "ms"], rows)
+
+
+def _measured(edge: Json) -> str:
+    scores = [f"{name} {score['value']:.3f}" for name, score in edge["scores"].items()]
+    return f"{edge['new']} > {edge['old']}: {' '.join(scores) or 'nothing'}"
 
 
 def _mix(found: Json) -> str:

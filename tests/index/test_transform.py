@@ -16,7 +16,7 @@ from index.errors import InvalidVector, InvalidVersionFolder
 from index.folder import load_version, write_card
 from index.space import Cosine, Euclidean
 from index.transform import TRANSFORMS, load_forward, load_transform, normalise_or_zero
-from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
+from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Version
 
 MakeVersion = Callable[..., Version]
 
@@ -49,6 +49,57 @@ def test_truncate_takes_the_first_components_back_to_unit_length(make_version: M
     new, x = newer(make_version, old, "truncate"), unit(5, 6)
     given = load_transform(new.edges[0], new.card, old.card)(x)
     np.testing.assert_allclose(given, x[:, :4] / np.linalg.norm(x[:, :4], axis=1, keepdims=True), atol=1e-6)
+
+
+def write_slerp(new: Version, weight: Any, alpha: Any) -> None:
+    np.savez(new.folder / "edges/v1" / EDGE_ARRAYS[EdgeKind.SLERP], weight=weight, alpha=alpha)
+
+
+def test_slerp_stands_on_the_arc_between_both_queries(make_version: MakeVersion, old: Version) -> None:
+    """A query at 0 degrees by the old encoder and, aligned, at 90: a third of the way is 30 degrees."""
+    new = newer(make_version, old, "slerp", dim=4)
+    write_slerp(new, np.eye(4, dtype=np.float32)[::-1], np.float32(1 / 3))
+    slerped = load_transform(new.edges[0], new.card, old.card)
+    given = slerped(np.eye(4, dtype=np.float32)[[2]], np.eye(4, dtype=np.float32)[[0]])
+    np.testing.assert_allclose(given, [[np.cos(np.pi / 6), 0.5, 0, 0]], atol=1e-6)
+    assert given.dtype == np.float32
+
+
+def test_slerp_of_a_wider_new_space_keeps_what_the_old_items_have(make_version: MakeVersion, old: Version) -> None:
+    new, x, y = newer(make_version, old, "slerp"), unit(5, 6), unit(5, 4, seed=1)
+    with np.load(new.folder / "edges/v1/edge.npz") as stored:
+        weight, alpha = stored["weight"].astype(np.float64), float(stored["alpha"])
+    given = load_transform(new.edges[0], new.card, old.card)(x, y)
+    for row in range(5):
+        end = x[row].astype(np.float64) @ weight
+        theta = np.arccos(end @ y[row])
+        expected = (np.sin((1 - alpha) * theta) * y[row] + np.sin(alpha * theta) * end) / np.sin(theta)
+        np.testing.assert_allclose(given[row], expected, atol=1e-6)
+    assert (np.linalg.norm(given, axis=1) <= 1 + 1e-6).all()
+
+
+def test_slerp_without_the_old_encoders_queries_is_refused(make_version: MakeVersion, old: Version) -> None:
+    new, x = newer(make_version, old, "slerp"), unit(5, 6)
+    transform = load_transform(new.edges[0], new.card, old.card)
+    for beside in (None, unit(4, 4), unit(5, 6)):
+        with pytest.raises(InvalidVector, match="needs the queries by that version's encoder too"):
+            transform(x, beside)
+
+
+def test_slerp_needs_two_cosine_spaces_and_a_weight_between_0_and_1(
+    make_version: MakeVersion, old: Version, tmp_path: Path
+) -> None:
+    new = newer(make_version, old, "slerp")
+    for card in (replace(new.card, space={"kind": "l2"}), new.card):
+        flat = replace(old.card, space={"kind": "l2"}) if card is new.card else old.card
+        with pytest.raises(InvalidVersionFolder, match="needs cosine spaces on both sides"):
+            load_transform(new.edges[0], card, flat)
+    write_slerp(new, np.zeros((6, 4), np.float32), np.float32(1.5))
+    refused(new, old, r"needs alpha in \[0, 1\], not 1.5")
+    write_slerp(new, np.zeros((4, 6), np.float32), np.float32(0.5))
+    refused(new, old, r"weight must be floats of shape \(6, 4\)")
+    write_slerp(new, np.zeros((6, 4), np.float32), np.zeros(1, np.float32))
+    refused(new, old, r"alpha must be floats of shape \(\)")
 
 
 def test_zero_pad_scores_as_the_padded_old_item_would(make_version: MakeVersion, old: Version) -> None:

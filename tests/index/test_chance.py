@@ -1,0 +1,87 @@
+"""index.chance: E-values against counting by hand, the exponential tail, and a map that keeps every order."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from index.calibration import calibration_from_json
+from index.chance import BEYOND, fit_chance
+from index.errors import InvalidArgument
+
+
+def test_four_pairs_by_hand() -> None:
+    """Of pairs at 1, 2, 3, 4 four reach 1, three reach 2, two reach 3; of 10 items 8, 6 and 4 are expected to.
+
+    Beyond 3 lies one pair, 1 further on, so the tail falls e-fold for each unit: log-odds rise by 1.
+    """
+    fitted = fit_chance([3, 1, 4, 2], 10, higher_is_better=True)
+    np.testing.assert_allclose(fitted.log_odds([1, 2, 3]), [-math.log(8), -math.log(6), -math.log(4)])
+    np.testing.assert_allclose(fitted.log_odds([4, 5, 0]), [1 - math.log(4), 2 - math.log(4), -1 - math.log(8)])
+    np.testing.assert_allclose(fitted([1, 2, 3]), [1 / 9, 1 / 7, 1 / 5])
+
+
+def test_distances_are_the_mirror_of_similarities() -> None:
+    scores = np.random.default_rng(0).normal(size=500)
+    up, down = fit_chance(scores, 99, higher_is_better=True), fit_chance(-scores, 99, higher_is_better=False)
+    at = np.linspace(-6, 6, 100)
+    np.testing.assert_allclose(up.log_odds(at), down.log_odds(-at), rtol=1e-12)
+
+
+def test_between_the_knots_the_map_counts_pairs() -> None:
+    scores = np.random.default_rng(1).normal(size=20_000)
+    fitted = fit_chance(scores, 1000, higher_is_better=True)
+    for at in (-0.5, 0.0, 0.7, 1.5, 2.5):
+        counted = 1000 * (scores >= at).mean()
+        assert fitted.log_odds(at) == pytest.approx(-math.log(counted), abs=0.05)
+
+
+def test_beyond_the_knots_an_exponential_tail_is_found_again() -> None:
+    """Exponential scores of mean 1/3: -log tail(s) = 3 s, also where there is no pair."""
+    scores = np.random.default_rng(2).exponential(1 / 3, size=50_000)
+    fitted = fit_chance(scores, 1, higher_is_better=True)
+    last = np.sort(scores)[-BEYOND]
+    np.testing.assert_allclose(fitted.log_odds([last, 5, 10]), [3 * last, 15, 30], rtol=0.35)
+    assert fitted.slope == pytest.approx(3, rel=0.35)
+
+
+def test_the_number_of_items_shifts_every_map_alike() -> None:
+    generator = np.random.default_rng(3)
+    one, other = generator.normal(size=400), generator.normal(2, 3, size=700)
+    at = np.linspace(-9, 12, 50)
+    gaps = [
+        fit_chance(one, n, higher_is_better=True).log_odds(at)
+        - fit_chance(other, n, higher_is_better=True).log_odds(at)
+        for n in (1, 50, 10**9)
+    ]
+    np.testing.assert_allclose(gaps[1], gaps[0], atol=1e-6)
+    np.testing.assert_allclose(gaps[2], gaps[0], atol=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    scores=st.lists(st.sampled_from([-1.0, -0.25, 0.0, 0.5, 0.75]) | st.floats(-10, 10), min_size=1, max_size=200),
+    items=st.integers(1, 10**7),
+    higher=st.booleans(),
+)
+def test_every_map_is_strictly_monotone_and_survives_json(scores: list[float], items: int, higher: bool) -> None:
+    fitted = calibration_from_json(fit_chance(scores, items, higher_is_better=higher).as_json())
+    at = np.linspace(-12, 12, 97)
+    steps = np.diff(fitted.log_odds(at))
+    assert np.isfinite(steps).all()
+    assert ((steps if higher else -steps) > 0).all()
+
+
+@pytest.mark.parametrize("scores", [[], [[1.0]], [1.0, float("nan")], [float("inf")]])
+def test_what_are_no_scores_is_refused(scores: list[float]) -> None:
+    with pytest.raises(InvalidArgument, match="finite scores of at least one random pair"):
+        fit_chance(scores, 5, higher_is_better=True)
+
+
+def test_no_items_are_refused() -> None:
+    with pytest.raises(InvalidArgument, match="items must be at least 1, not 0"):
+        fit_chance([1.0], 0, higher_is_better=True)
