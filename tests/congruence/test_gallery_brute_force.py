@@ -15,6 +15,8 @@ import pytest
 from onnx import numpy_helper
 from PIL import Image
 
+from index.calibration import Calibration
+from index.edge_maps import map_key
 from index.encoder import Encoder
 from index.evaluation import retrieval_from_rankings
 from index.found import Found
@@ -39,6 +41,8 @@ CASES = [
     ("matrix", 5, 6, L2, L2),
     ("onnx", 9, 6, COSINE, COSINE),
     ("onnx", 5, 6, COSINE, COSINE),
+    ("slerp", 9, 6, COSINE, COSINE),
+    ("slerp", 5, 6, COSINE, COSINE),
 ]
 
 
@@ -58,8 +62,8 @@ def embed(images: list[Image.Image], version: Version) -> np.ndarray:
     return unit(z) if version.card.space["kind"] == "cosine" else z
 
 
-def reach(kind: str, q: np.ndarray, new: Version, old: Version) -> np.ndarray:
-    """The edge by hand."""
+def reach(kind: str, q: np.ndarray, new: Version, old: Version, old_q: np.ndarray | None = None) -> np.ndarray:
+    """The edge by hand; `slerp` needs the old encoder's queries too."""
     place = new.folder / "edges" / old.name
     if kind == "identity":
         return q
@@ -67,6 +71,12 @@ def reach(kind: str, q: np.ndarray, new: Version, old: Version) -> np.ndarray:
     if kind in {"truncate", "zero_pad"}:
         first = q[:, : old.card.dim]
         return unit(first) if kind == "truncate" and cosine else first
+    if kind == "slerp":
+        assert old_q is not None
+        arrays = np.load(place / "edge.npz")
+        aligned, alpha = q @ arrays["weight"].astype(np.float64), float(arrays["alpha"])
+        theta = np.arccos((aligned * old_q).sum(axis=1, keepdims=True))
+        return (np.sin((1 - alpha) * theta) * old_q + np.sin(alpha * theta) * aligned) / np.sin(theta)
     mapped = q @ (np.load(place / "edge.npz")["weight"] if kind == "matrix" else weight_in(place / "edge.onnx"))
     return unit(mapped) if cosine else mapped
 
@@ -129,13 +139,29 @@ def test_search_equals_brute_force(
     }
     gallery.apply(placed)
 
+    def encode(version: str) -> np.ndarray:
+        return encoders[version].encode(queries).vectors
+
     q = embed(queries, new)
-    old_scores = scores(reach(kind, q, new, old), embed(items, old), old_space)
+    old_scores = scores(reach(kind, q, new, old, embed(queries, old)), embed(items, old), old_space)
     table = np.where(moved, scores(q, embed(items, new), new_space), old_scores)
+    higher = new_space["kind"] == "cosine"
     for k in (1, 10, ITEMS):
-        found = gallery.search("v2", lambda version: encoders[version].encode(queries).vectors, k, strict=True)
-        assert_ranks(found, table, new_space["kind"] == "cosine", k)
+        found = gallery.search("v2", encode, k, strict=True, encoders=frozenset({"v1"}))
+        assert found.mode == "raw"
+        assert_ranks(found, table, higher, k)
         assert found.mix == {name: len(keys) for (name, _), (keys, _) in placed.items()}
+    slope = 3.0 if higher else -3.0
+    gallery.calibrate(
+        {
+            map_key(shard.route, "encoded"): Calibration(np.array([0.5 + number]), np.array([0.5]), slope)
+            for number, shard in enumerate(found.shards)
+        }
+    )
+    for mode in ("calibrated", "rank"):
+        other = gallery.search("v2", encode, ITEMS, encoders=frozenset({"v1"}), mode=mode)
+        # Nothing moved, or everything: the pure ranking, to the last tie.
+        assert np.array_equal(other.keys_QK, found.keys_QK) or 0 < share < 1
 
 
 def test_a_chain_of_edges_equals_brute_force(

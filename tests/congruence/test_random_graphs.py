@@ -32,7 +32,7 @@ from index.version import Edge, EdgeKind, Score, Version
 MakeVersion = Callable[..., Version]
 
 COSINE, L2, LORENTZ = {"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 0.7}
-VERSIONS = {"a": (4, COSINE), "b": (4, COSINE), "c": (4, L2), "d": (4, LORENTZ), "e": (6, COSINE), "f": (4, LORENTZ)}
+VERSIONS = {"a": (4, COSINE), "b": (4, COSINE), "c": (4, L2), "d": (4, LORENTZ), "e": (6, COSINE), "f": (6, COSINE)}
 """Name -> dimension and space, oldest first; an edge may lead from any to any older one."""
 
 QUERIES, ITEMS, TOLERANCE = 3, 40, 1e-3
@@ -40,14 +40,11 @@ ORIGINS = ("encoded", "transformed", "supplied")
 
 
 def legal_kinds(new: str, old: str) -> list[str]:
-    """Every kind of edge that fits two versions."""
+    """The kinds of edges that fit two versions; a matrix fits any two, here it joins different spaces."""
     (new_dim, new_space), (old_dim, old_space) = VERSIONS[new], VERSIONS[old]
-    kinds = ["matrix"]
-    if new_space == old_space:
-        kinds += ["identity"] if new_dim == old_dim else ["truncate", "zero_pad"]
-    if new_space == old_space == COSINE:
-        kinds += ["slerp", "onnx"]
-    return kinds
+    if new_space != old_space:
+        return ["matrix"]
+    return ["slerp", "onnx", *(["identity"] if new_dim == old_dim else ["truncate", "zero_pad"])]
 
 
 @dataclass(frozen=True)
@@ -200,20 +197,24 @@ def check_order(found: Found, tables: list[np.ndarray], keys_of: list[list[int]]
         shown = found.scores_QK[row][: len(best)]
         if found.mode == "calibrated":
             np.testing.assert_allclose(shown, 1 / (1 + np.exp(-np.array(best))), atol=5 * TOLERANCE)
+        elif found.mode == "raw":
+            np.testing.assert_array_equal(shown, found.raw_QK[row][: len(best)])
         else:
-            np.testing.assert_allclose(np.abs(shown), np.abs(best), atol=5 * TOLERANCE)
+            np.testing.assert_allclose(shown, best, rtol=1e-12)
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_route_and_mode_equals_brute_force(universe: Universe, data: st.DataObject) -> None:
-    chosen = data.draw(st.lists(st.sampled_from(range(len(universe.edges))), max_size=14, unique=True), "edges")
-    asking = data.draw(st.sampled_from(["d", "e", "f"]), "asking")
+    chosen = data.draw(
+        st.lists(st.sampled_from(range(len(universe.edges))), min_size=6, max_size=24, unique=True), "edges"
+    )
+    asking = data.draw(st.sampled_from(["e", "f"]), "asking")
     measured = data.draw(st.permutations(range(1, len(chosen) + 1)), "measured")
     edges = [
         replace(universe.edges[n], scores={"cmc@1": Score(m / 10, 0, 1)}) for n, m in zip(chosen, measured, strict=True)
     ]
-    encoders = data.draw(st.frozensets(st.sampled_from(list(VERSIONS))), "encoders")
+    encoders = frozenset(VERSIONS) - data.draw(st.frozensets(st.sampled_from(list(VERSIONS))), "no encoders")
     owners = data.draw(st.lists(st.sampled_from(list(VERSIONS)), min_size=2, max_size=4, unique=True), "owners")
     draw = np.random.default_rng(data.draw(st.integers(0, 99), "seed"))
     places = [(owners[v], ORIGINS[o]) for v, o in draw.integers([len(owners), 3], size=(ITEMS, 2))]

@@ -226,6 +226,40 @@ def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     assert b'name="k"\r\n\r\n2\r\n' in service.requests[-1].content  # no more than there are items
 
 
+def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"x")
+    edge = {"new": "v2", "old": "v1", "kind": "matrix", "scores": {"cmc@1": {"value": 0.5, "low": 0.4, "high": 0.6}}}
+    seconds = {"transform": 0.001, "scan": 0.0025}
+    shards = [
+        {
+            "version": "v1",
+            "origin": "encoded",
+            "items": 7,
+            "route": [edge],
+            "calibration": {"kind": "x"},
+            "seconds": seconds,
+        },
+        {"version": "v2", "origin": "supplied", "items": 8, "route": [], "calibration": None, "seconds": seconds},
+    ]
+    service.answers["POST /v1/galleries/g/query"] = {
+        "mode": "rank",
+        "results": [{"matches": []}],
+        "degraded": [],
+        "explain": {"shards": shards},
+    }
+
+    code, shown, _ = run("query", "g", tmp_path / "q.png", "-k", "3", "--mode", "rank", "--explain")
+
+    assert code == 0
+    words = [line.split() for line in shown.splitlines()]
+    assert ["ranked", "together", "by", "mode", "rank"] in words
+    assert ["v1", "encoded", "7", "matrix", "v2", ">", "v1:", "cmc@1", "0.500", "yes", "3.50"] in words
+    assert ["v2", "supplied", "8", "same", "no", "3.50"] in words
+    sent = service.requests[-1].content
+    assert b'name="mode"\r\n\r\nrank\r\n' in sent
+    assert b'name="explain"\r\n\r\ntrue\r\n' in sent
+
+
 REPORT = {
     "id": 1,
     "version": "v2",

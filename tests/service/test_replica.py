@@ -104,6 +104,17 @@ def test_applying_the_feed_again_changes_nothing(world: World) -> None:
     assert before == (live.gallery.mix(), found(live, [1, 0], 1, "v2"))
 
 
+def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> None:
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    with world.database.write() as connection:
+        connection.execute(update(embedding).where(embedding.c.item_id == 2).values(origin="transformed"))
+    world.replica._look()
+    live = world.replica.find("g")
+    shards = {origin: shard.count() for (_, origin), shard in live.gallery._shards.items()}
+    assert (shards, live.gallery.mix()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
+
+
 def test_refresh_sees_everything_committed_before_it(world: World) -> None:
     g = world.create()
     world.replica._look()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import service.search
+from index.calibration import Calibration
 from index.encoder import Encoder
 from index.image import decode_image
 from index.version import Version
@@ -101,6 +102,9 @@ def test_a_gallery_without_current_version_answers_no_images(
         ({"k": "1.5"}, "/k"),
         ({"k": "²"}, "/k"),
         ({"strict": "maybe"}, "/strict"),
+        ({"explain": "1"}, "/explain"),
+        ({"mode": "best"}, "/mode"),
+        ({"mode": ""}, "/mode"),
         ({"j": "1"}, "/j"),
     ],
     ids=str,
@@ -119,6 +123,10 @@ def test_a_bad_field_of_the_form_is_named(
         ({"k": True}, "invalid_body", "/k"),
         ({"k": None}, "invalid_body", "/k"),
         ({"strict": 1}, "invalid_body", "/strict"),
+        ({"explain": "true"}, "invalid_body", "/explain"),
+        ({"mode": "best"}, "invalid_body", "/mode"),
+        ({"mode": 1}, "invalid_body", "/mode"),
+        ({"mode": ["raw"]}, "invalid_body", "/mode"),
         ({"version": None}, "invalid_body", "/version"),
         ({"version": "v9"}, "unknown_version", "/version"),
         ({"limit": 1}, "invalid_body", "/limit"),
@@ -279,3 +287,92 @@ def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: A
     assert failures == []
     assert len(answers) > 5
     assert served.http.get(path).json()["items"] == 20
+
+
+@pytest.fixture(scope="module")
+def upgraded(served: Any, pictures: list[bytes]) -> str:
+    """Ten pictures stored by v1, then ten by v2."""
+    path: str = served.gallery()
+    for version, numbers in (("v1", range(10)), ("v2", range(10, 20))):
+        if version == "v2":
+            assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in numbers]
+        assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in numbers]).status_code == 200
+    return path
+
+
+def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: list[bytes]) -> None:
+    answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
+
+    told = answer["explain"]
+    assert (answer["mode"], told["seconds"].keys()) == ("raw", {"encode", "transform", "scan", "merge", "fetch"})
+    assert told["seconds"]["encode"].keys() == {"v2"}
+    assert all(told["seconds"][step] > 0 for step in ("transform", "scan", "merge", "fetch"))
+    assert sum(shard["seconds"]["scan"] for shard in told["shards"]) == pytest.approx(told["seconds"]["scan"])
+    shown = [{key: shard[key] for key in shard if key != "seconds"} for shard in told["shards"]]
+    edge = {"new": "v2", "old": "v1", "kind": "truncate"}
+    scores = {"cmc@1": {"value": 0.9, "low": pytest.approx(0.85), "high": pytest.approx(0.95)}}
+    same = {"origin": "encoded", "items": 10, "encoders": ["v2"], "calibration": None}
+    assert shown == [
+        {"version": "v1", "route": [{**edge, "scores": scores}], **same},
+        {"version": "v2", "route": [], **same},
+    ]
+    assert "explain" not in served.query(upgraded, pictures[3], k=20).json()
+
+
+def test_each_mode_ranks_by_its_own_score(
+    served: Any, upgraded: str, pictures: list[bytes], versions: dict[str, Version], problem: Problem
+) -> None:
+    told = problem(served.query(upgraded, pictures[3], k=20, mode="calibrated"), 409, "mode_unavailable", "/mode")
+    assert "legal now: raw, rank" in told["detail"]
+    fused = served.query(upgraded, pictures[3], k=20, mode="rank").json()
+    assert fused["mode"] == "rank"
+    assert [m["score"] for m in fused["results"][0]["matches"]] == sorted([1 / (61 + n) for n in range(10)] * 2)[::-1]
+
+    gallery = served.runtime.replica.find(upgraded.rpartition("/")[2]).gallery
+    through = ("v2", "v1", "encoded", (("v2", "v1", "truncate"),))
+    maps = {through: (1.0, 0.0), ("v2", "v2", "encoded", ()): (1.0, 9.0)}
+    try:
+        gallery.calibrate(
+            {key: Calibration(np.array([at]), np.array([0.5]), slope) for key, (slope, at) in maps.items()}
+        )
+        answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
+        body = {"version": "v2", "embeddings": [[1, 0, 0, 0, 0, 1]], "mode": "raw"}
+        raw = served.http.post(f"{upgraded}/query", json=body).json()
+    finally:
+        gallery.calibrate({})
+
+    matches = answer["results"][0]["matches"]
+    assert answer["mode"] == "calibrated"
+    assert [m["version"] for m in matches] == ["v1"] * 10 + ["v2"] * 10
+    for match in matches:
+        odds = match["raw_score"] - (9 if match["version"] == "v2" else 0)
+        assert match["score"] == pytest.approx(1 / (1 + np.exp(-odds)))
+    assert answer["explain"]["shards"][1]["calibration"] == {
+        "kind": "isotonic",
+        "scores": [9.0],
+        "probabilities": [0.5],
+        "slope": 1.0,
+    }
+    assert raw["mode"] == "raw"
+    assert all(match["score"] == match["raw_score"] for match in raw["results"][0]["matches"])
+
+
+def test_slerp_is_served_to_images_and_out_of_reach_of_embeddings(
+    served: Any, pictures: list[bytes], versions: dict[str, Version], make_version: Any, tmp_path: Any, problem: Problem
+) -> None:
+    assert served.register(make_version(tmp_path / "sl", "sl", 6, edges=[(versions["v1"], "slerp")])).status_code == 201
+    path = served.gallery()
+    items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in range(5)]
+    assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in range(5)]).status_code == 200
+    assert served.http.post(f"{path}/deployments", json={"version": "sl"}).status_code == 201
+
+    answer = served.query(path, *pictures[:5], k=1, explain=True).json()
+
+    assert [result["matches"][0]["id"] for result in answer["results"]] == [f"i{n}" for n in range(5)]
+    assert answer["results"][0]["matches"][0]["route"] == ["slerp"]
+    assert answer["explain"]["seconds"]["encode"].keys() == {"sl", "v1"}
+    assert answer["explain"]["shards"][0]["encoders"] == ["sl", "v1"]
+    body = {"version": "sl", "embeddings": [[1, 0, 0, 0, 0, 1]], "k": 1}
+    told = problem(served.http.post(f"{path}/query", json=body), 409, "no_route", "/version")
+    assert "need the encoder of 'v1', which cannot embed this query" in told["detail"]
