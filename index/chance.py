@@ -9,10 +9,11 @@ E(s) = N * P(a random pair scores at least as well as s) are expected to reach s
 Scores of two versions rank together by it, because a score that one random item in a million reaches says the same in
 both. Only the order is meant: the probability 1 / (1 + E) is right for a query with exactly one right item.
 
-`tail` is estimated on P random pairs of a query and an item (scored through the route that the map is for): at knots it
-is the share of pairs at least as good, down to the `BEYOND` best pairs. Beyond these it falls exponentially, at the
-rate of their mean excess (maximum likelihood; the tail of a generalised Pareto distribution with shape 0, Pickands
-1975). Pairs that happen to be right are part of the sample, which flattens the map where they are frequent.
+`tail` is estimated on P random pairs of a query and an item, scored through the route that the map is for: at knots it
+is the share of pairs at least as good, down to the best quarter. Beyond, it falls exponentially, at the rate of that
+quarter's median excess. Extrapolating from so early is deliberate: some random pairs are right, and the better a
+version is, the more its far tail holds nothing else. Counted as chance they would turn the order round (with the ten classes of
+digits they did); a median bears them as long as fewer than about one pair in eight is right.
 
 Every map of a gallery must be given the same N, the items of the whole gallery: it then shifts all of them alike and
 leaves every ranking as it is. The result is an ordinary `Calibration`: same JSON, strictly monotone, so the order
@@ -22,14 +23,16 @@ inside a shard never changes. Shape suffixes: P pairs, K knots.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from index.calibration import Calibration, Floats
 from index.errors import InvalidArgument
 
+Ints = NDArray[np.int64]
+
 KNOTS = 32
-BEYOND = 50
-"""The best pairs, whose tail is extrapolated: the rate of so many excesses is known to about 14 %."""
+TAIL = 4
+"""One pair in so many, the best, is beyond the last knot."""
 
 
 def fit_chance(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Calibration:
@@ -59,15 +62,15 @@ def fit_chance(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Cali
     )
 
 
-def _places(pairs: int) -> Floats:
+def _places(pairs: int) -> Ints:
     """Which of the pairs, worst first, are knots: the tails they leave fall evenly in the logarithm."""
-    left = np.geomspace(pairs, min(BEYOND, max(1, pairs // 2)), KNOTS)
+    left = np.geomspace(pairs, min(pairs, max(2, pairs // TAIL)), KNOTS)
     return np.asarray(pairs - np.round(left).astype(np.int64))
 
 
 def _rate(goodness_P: Floats, last: float) -> float:
-    """How fast the tail falls beyond the last knot, per unit of goodness."""
+    """How fast the tail falls beyond the last knot, per unit of goodness: half of an exponential's excess is log 2."""
     beyond = goodness_P[goodness_P > last] - last
-    if not len(beyond):  # every pair beyond scores the same: all there is to go by is the spread
-        beyond = np.asarray([goodness_P.std()])
-    return float(1.0 / beyond.mean()) if beyond.mean() > 0 else 1.0
+    # Where every pair beyond scores the same, all there is to go by is the spread.
+    middle = np.median(beyond) if len(beyond) else np.log(2) * goodness_P.std()
+    return float(np.log(2) / middle) if middle > 0 else 1.0

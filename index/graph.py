@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 from index.version import Edge, EdgeKey, EdgeKind
 
@@ -29,24 +29,24 @@ class Route:
     item_version: str
     edges: tuple[Edge, ...] = ()
 
-    @property
+    @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The edge kinds on the way."""
         return tuple(e.kind.value for e in self.edges)
 
-    @property
+    @cached_property
     def dual(self) -> bool:
         """Whether the item version's encoder embeds the query instead."""
         return EdgeKind.DUAL in self.kinds
 
-    @property
+    @cached_property
     def encoders(self) -> tuple[str, ...]:
         """The versions that must embed the query, the one the route starts with first."""
         if self.dual:
             return (self.item_version,)
         return (self.query_version, *(e.old for e in self.edges if e.kind is EdgeKind.SLERP))
 
-    @property
+    @cached_property
     def signature(self) -> tuple[EdgeKey, ...]:
         """What tells this route from any other between the two versions; a calibration belongs to one signature."""
         return tuple(e.key for e in self.edges)

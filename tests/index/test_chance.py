@@ -10,19 +10,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.calibration import calibration_from_json
-from index.chance import BEYOND, fit_chance
+from index.chance import fit_chance
 from index.errors import InvalidArgument
 
 
-def test_four_pairs_by_hand() -> None:
-    """Of pairs at 1, 2, 3, 4 four reach 1, three reach 2, two reach 3; of 10 items 8, 6 and 4 are expected to.
+def test_eight_pairs_by_hand() -> None:
+    """Of pairs at 1 to 8 all eight reach 1 and two reach 7; of 9 items 8 and 2 are expected to.
 
-    Beyond 3 lies one pair, 1 further on, so the tail falls e-fold for each unit: log-odds rise by 1.
+    Beyond 7 lies one pair, 1 further on: from there each unit halves the tail, so log-odds rise by log 2.
     """
-    fitted = fit_chance([3, 1, 4, 2], 10, higher_is_better=True)
-    np.testing.assert_allclose(fitted.log_odds([1, 2, 3]), [-math.log(8), -math.log(6), -math.log(4)])
-    np.testing.assert_allclose(fitted.log_odds([4, 5, 0]), [1 - math.log(4), 2 - math.log(4), -1 - math.log(8)])
-    np.testing.assert_allclose(fitted([1, 2, 3]), [1 / 9, 1 / 7, 1 / 5])
+    fitted = fit_chance([3, 1, 4, 2, 8, 6, 5, 7], 9, higher_is_better=True)
+    np.testing.assert_allclose(fitted.log_odds(np.arange(1, 8)), -np.log(np.arange(8, 1, -1)))
+    np.testing.assert_allclose(fitted.log_odds([7, 8, 10, 0]), np.log([1 / 2, 1, 4, 1 / 16]), atol=1e-12)
+    np.testing.assert_allclose(fitted([1, 7, 8]), [1 / 9, 1 / 3, 1 / 2])
 
 
 def test_distances_are_the_mirror_of_similarities() -> None:
@@ -35,7 +35,7 @@ def test_distances_are_the_mirror_of_similarities() -> None:
 def test_between_the_knots_the_map_counts_pairs() -> None:
     scores = np.random.default_rng(1).normal(size=20_000)
     fitted = fit_chance(scores, 1000, higher_is_better=True)
-    for at in (-0.5, 0.0, 0.7, 1.5, 2.5):
+    for at in (-1.0, -0.5, 0.0, 0.3, 0.65):
         counted = 1000 * (scores >= at).mean()
         assert fitted.log_odds(at) == pytest.approx(-math.log(counted), abs=0.05)
 
@@ -44,9 +44,22 @@ def test_beyond_the_knots_an_exponential_tail_is_found_again() -> None:
     """Exponential scores of mean 1/3: -log tail(s) = 3 s, also where there is no pair."""
     scores = np.random.default_rng(2).exponential(1 / 3, size=50_000)
     fitted = fit_chance(scores, 1, higher_is_better=True)
-    last = np.sort(scores)[-BEYOND]
-    np.testing.assert_allclose(fitted.log_odds([last, 5, 10]), [3 * last, 15, 30], rtol=0.35)
-    assert fitted.slope == pytest.approx(3, rel=0.35)
+    np.testing.assert_allclose(fitted.log_odds([0.3, 1, 5, 10]), [0.9, 3, 15, 30], rtol=0.05)
+    assert fitted.slope == pytest.approx(3, rel=0.05)
+
+
+def test_right_pairs_in_the_sample_are_not_taken_for_chance() -> None:
+    """Chance scores alike in two versions; in the second one pair in twelve is right, and far out.
+
+    Such a right pair must not count less than half as surprising as it is: 1 pair in 12 reaches it, 1 in 10^19 by chance.
+    """
+    generator = np.random.default_rng(4)
+    chance, other = generator.normal(size=(2, 22_000))
+    right = generator.normal(9, 0.5, size=2_000)
+    clean = fit_chance(chance, 1000, higher_is_better=True)
+    mixed = fit_chance(np.concatenate([other, right]), 1000, higher_is_better=True)
+    assert mixed.log_odds(9.0) > clean.log_odds(4.5)
+    assert clean.slope / 2 < mixed.slope < clean.slope
 
 
 def test_the_number_of_items_shifts_every_map_alike() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from PIL import Image
 
 from index.encoder import BATCH, Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
-from index.folder import load_version, parse_card, write_card
+from index.folder import load_version, parse_card, write_card, write_edge
 from index.image import preprocess_batch
 from index.version import ENCODER, PROBE, SIDE, Version
 
@@ -316,3 +317,18 @@ def test_verifying_checks_each_edge_against_the_registered_versions(make_version
     again = make_version(tmp_path / "again" / "v1", "v1", 4, seed=1)
     with pytest.raises(InvalidVersionFolder, match="made for another encoder than the registered 'v1'"):
         verify_version(tmp_path / "v2", {"v1": again.card})
+
+
+def test_verifying_reads_the_calibration_of_each_edge(make_version: MakeVersion, tmp_path: Path) -> None:
+    old = make_version(tmp_path / "v1", "v1", 4)
+    new = make_version(tmp_path / "v2", "v2", 6, edges=[(old, "truncate")])
+    one = {"kind": "isotonic", "scores": [0.5], "probabilities": [0.5]}
+    for slope in (2.0, -2.0):
+        maps = {"edge": {**one, "slope": 2.0}, "own": {**one, "slope": slope}}
+        write_edge(new.folder, replace(new.edges[0], calibration=maps))
+        write_card(new.folder, new.card)
+        if slope > 0:
+            assert verify_version(new.folder, {"v1": old.card}).edges[0].calibration == maps
+    with pytest.raises(InvalidVersionFolder, match="edges/v1/calibration/own runs against its space") as caught:
+        verify_version(new.folder, {"v1": old.card})
+    assert caught.value.pointer == "/edges/v1/calibration/own/slope"
