@@ -1,7 +1,7 @@
 """Unloading: encoders that no gallery of this process needs are forgotten after a while.
 
-A version is needed while it is current, and while a route that its queries take is asked by it (`dual`, `slerp`). What a
-gate or an ingest uses is in use anyway, and counts as idle only from its last use on.
+A version is needed while it is current, and while queries reach some shard only with its help (`dual`, `slerp`). What
+a gate or an ingest uses is in use anyway, and counts as idle only from its last use on.
 """
 
 from __future__ import annotations
