@@ -2,7 +2,9 @@
 
 There is no thread of its own. A request whose inputs are ready encodes them itself if a run is free, with what others
 have left in the queue; while all runs are busy the queue grows, and so do the batches. Only when others are known to be
-preparing their inputs does the first one wait for them, never longer than `wait_seconds`; a lone request never waits.
+preparing their inputs does the first one wait for them, never longer than `wait_seconds` or than a run takes, since a
+wait could hardly save more; a lone request never waits. An encoder that is quicker than a hand-over from thread to
+thread is not batched at all.
 """
 
 from __future__ import annotations
@@ -13,6 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, Self, TypeVar
+
+HAND_OVER_SECONDS = 0.0002
+"""About what it costs to wake another thread while many are running."""
+
+FORGETTING = 1.05
+"""How much longer a run may be taken to be after each that was longer."""
 
 X = TypeVar("X")
 
@@ -66,9 +74,13 @@ class Batcher(Generic[X, R]):
         self._preparing = 0
         self._arrived = threading.Condition(self._lock)
         self._gathering = False
+        # What a run costs: the least that was measured, slowly forgotten, since a busy machine only adds to it.
+        self._run_seconds = float("inf")
 
     def __call__(self, prepare: Callable[[], Sequence[X]]) -> R:
         """The rows of the inputs that `prepare` gives. Raises what `prepare` or encoding these very inputs raises."""
+        if self._run_seconds < HAND_OVER_SECONDS:
+            return self._timed(prepare())
         request = self._prepared(prepare)
         with self._lock:
             self._preparing -= 1
@@ -124,7 +136,7 @@ class Batcher(Generic[X, R]):
 
     def _gather(self) -> None:
         """Wait, within limits, while others prepare their inputs. The lock is held, but for the waiting."""
-        until = time.monotonic() + self._wait_seconds
+        until = time.monotonic() + min(self._wait_seconds, self._run_seconds)
         while self._preparing and sum(len(request.inputs) for request in self._queue) < self._size:
             left = until - time.monotonic()
             if left <= 0 or not self._arrived.wait(left):
@@ -139,6 +151,12 @@ class Batcher(Generic[X, R]):
             inputs += len(batch[-1].inputs)
         return batch
 
+    def _timed(self, inputs: Sequence[X]) -> R:
+        started = time.monotonic()
+        rows = self._encode(inputs)
+        self._run_seconds = min(time.monotonic() - started, FORGETTING * self._run_seconds)
+        return rows
+
     def _pass_on(self) -> None:
         if self._queue and self._take_run():
             self._queue[0].turn.set()
@@ -147,7 +165,7 @@ class Batcher(Generic[X, R]):
         """Encode a batch; where that is refused, each request by itself, so that one cannot fail the others."""
         inputs = [x for request in batch for x in request.inputs]
         try:
-            rows = self._encode(inputs)
+            rows = self._timed(inputs)
         except Exception as error:
             if len(batch) == 1:
                 batch[0].error = error

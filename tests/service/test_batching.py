@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import service.batching
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder
 from index.image import preprocess
@@ -32,6 +33,7 @@ class Model:
         self.go = threading.Event()
         self.go.set()
         self.running = self.most = 0
+        self.quick = False
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[int]) -> list[int]:
@@ -42,6 +44,9 @@ class Model:
         self.go.wait()
         with self._lock:
             self.running -= 1
+        if self.quick:
+            return [x * x for x in inputs]
+        time.sleep(0.001)  # slower than what is not worth a batch
         if -1 in inputs:
             raise InvalidVersionFolder("minus one")
         return [x * x for x in inputs]
@@ -202,8 +207,8 @@ def test_everyone_gets_their_own_rows_and_nothing_is_left(
 ) -> None:
     batcher = Batcher(model, size=size, wait_seconds=wait, runs=runs)
     rng = random.Random(0)
-    asked = [tuple(rng.randrange(1000) for _ in range(rng.randrange(1, 6))) for _ in range(500)]
-    asked[100] = asked[300] = (-1,)
+    asked = [tuple(rng.randrange(1000) for _ in range(rng.randrange(1, 6))) for _ in range(300)]
+    asked[100] = asked[200] = (-1,)
 
     futures = [ask(pool, batcher, *inputs) for inputs in asked]
 
@@ -217,15 +222,49 @@ def test_everyone_gets_their_own_rows_and_nothing_is_left(
     assert (list(batcher._queue), batcher._preparing, batcher._free, batcher._gathering) == ([], 0, runs, False)
 
 
+def test_a_quick_encoder_is_not_batched_until_it_turns_slow(model: Model, pool: ThreadPoolExecutor) -> None:
+    batcher = Batcher(model, size=8, wait_seconds=LONG, runs=1)
+    model.quick = True
+    while batcher._run_seconds >= service.batching.HAND_OVER_SECONDS:
+        batcher(lambda: [1])
+    model.batches.clear()
+    model.go.clear()
+    futures = [ask(pool, batcher, number) for number in range(3)]
+
+    until(lambda: len(model.batches) == 3)  # all of them at once, although one run is allowed
+    model.go.set()
+    assert [future.result() for future in futures] == [[0], [1], [4]]
+
+    model.quick = False
+    while batcher._run_seconds < service.batching.HAND_OVER_SECONDS:
+        batcher(lambda: [1])
+
+
 def test_embeddings_in_batches_are_those_of_one_by_one(
-    pool: ThreadPoolExecutor, versions: dict[str, Version], make_image: Callable[..., Any]
+    pool: ThreadPoolExecutor,
+    versions: dict[str, Version],
+    make_image: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     encoder = Encoder(versions["v1"])
     images = Images(versions["v1"], Settings(batch_wait_ms=50))
     pixels = [preprocess(make_image(n % 5, n), encoder.spec) for n in range(200)]
+
+    monkeypatch.setattr(service.batching, "HAND_OVER_SECONDS", 0)
+    sizes: list[int] = []
+    encode = images.queries._encode
+
+    def when_others_wait(batch: Sequence[Any]) -> Any:
+        until(lambda: bool(sizes) or len(images.queries._queue) >= 10)
+        sizes.append(len(batch))
+        return encode(batch)
+
+    monkeypatch.setattr(images.queries, "_encode", when_others_wait)
 
     futures = [pool.submit(images.queries, lambda one=one: [one]) for one in pixels]
 
     together = np.concatenate([future.result() for future in futures])
     alone = np.concatenate([encoder.vectors(one[None]) for one in pixels])
     assert np.abs(together - alone).max() <= 1e-5
+    assert sum(sizes) == 200
+    assert max(sizes) >= 10
