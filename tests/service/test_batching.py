@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import service.batching
+import service.entrances
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder
 from index.image import preprocess
@@ -246,6 +247,7 @@ def test_embeddings_in_batches_are_those_of_one_by_one(
     make_image: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(service.entrances, "free_runs", lambda threads: 1)
     encoder = Encoder(versions["v1"])
     images = Images(versions["v1"], Settings(batch_wait_ms=50))
     pixels = [preprocess(make_image(n % 5, n), encoder.spec) for n in range(200)]
