@@ -13,18 +13,18 @@ import numpy as np
 import onnxruntime as ort
 from PIL import Image
 
-from index.artifacts import open_model, read_arrays
+from index.artifacts import read_arrays
 from index.edge_maps import check_calibration
-from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
+from index.errors import InvalidArgument, NoEncoder
 from index.folder import load_version
 from index.image import Pixels, preprocess_batch
-from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
+from index.model import FLOAT, Model, check_probe, check_shape, only, ready_to_compare, space_of, wrong
+from index.space import Vectors
+from index.text import TextEncoder
 from index.transform import load_transform
 from index.version import ENCODER, PROBE, SIDE, Card, Version
 
 BATCH = 64
-PROBE_TOLERANCE = 1e-3
-"""Largest absolute difference from the stored probe; CPUs and onnxruntime releases differ by about 1e-5."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,11 @@ class Encoder:
         if not self.card.encoder or self.card.preprocess is None:
             raise NoEncoder(f"version {version.name!r} has no encoder: it takes embeddings, not images")
         self.spec = self.card.preprocess
-        self._space = _space(self.card)
+        self._space = space_of(self.card)
         shape = (self.spec.channels, self.spec.height, self.spec.width)
-        self._encoder = _Model(version.folder, ENCODER, shape, self.card.dim, threads)
-        self._side = _Model(version.folder, SIDE, shape, self.card.side_dim, threads) if self.card.side_dim else None
+        self._encoder = _image_model(version.folder, ENCODER, shape, self.card.dim, threads)
+        side_dim = self.card.side_dim
+        self._side = _image_model(version.folder, SIDE, shape, side_dim, threads) if side_dim else None
         self._run_probe(version.folder)
 
     def encode(self, images: Sequence[Image.Image]) -> Embedded:
@@ -70,33 +71,24 @@ class Encoder:
 
     def encode_arrays(self, batch_NCHW: Pixels) -> Embedded:
         """Embed preprocessed pixels, float32 (N, C, H, W), in one run. Raises as `encode` does."""
+        return Embedded(self.vectors(batch_NCHW), _run(self._side, batch_NCHW) if self._side else None)
+
+    def vectors(self, batch_NCHW: Pixels) -> Vectors:
+        """What `encode_arrays` gives without side-information, which a query does not need."""
         expected = (self.spec.channels, self.spec.height, self.spec.width)
         if batch_NCHW.ndim != 4 or batch_NCHW.shape[1:] != expected:
             raise InvalidArgument(
                 f"pixels must have shape (N, {', '.join(map(str, expected))}), not {batch_NCHW.shape}"
             )
-        vectors_ND = self._encoder.run(batch_NCHW)
-        if isinstance(self._space, Cosine):
-            length_N = np.linalg.norm(vectors_ND, axis=1)
-            if (off_N := np.abs(length_N - 1) > UNIT_TOLERANCE).any():
-                row = int(np.argmax(off_N))
-                raise _wrong(
-                    ENCODER, f"gives a vector of length {length_N[row]:.4g} for image {row}, not a unit vector"
-                )
-        return Embedded(self._space.normalise(vectors_ND), self._side.run(batch_NCHW) if self._side else None)
+        return ready_to_compare(_run(self._encoder, batch_NCHW), self._space, ENCODER, "image")
 
     def _run_probe(self, folder: Path) -> None:
         probe = _read_probe(folder, self.card)
         # Three copies: a model with a frozen batch size, or one that mixes its batch, does not repeat the answer.
         given = self.encode_arrays(np.repeat(probe["image"], 3, axis=0))
         for name, array in (("embedding", given.vectors), ("side", given.side)):
-            if array is None:
-                continue
-            off = float(np.abs(array - probe[name]).max())
-            if not off <= PROBE_TOLERANCE:
-                raise _wrong(
-                    PROBE, f"expects another {name}: it differs by {off:.2g}, at most {PROBE_TOLERANCE} is legal"
-                )
+            if array is not None:
+                check_probe(PROBE, name, array, probe[name])
 
 
 def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Version:
@@ -110,64 +102,32 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Ver
         InvalidVersionFolder: names the file and, inside JSON, the field at fault.
     """
     version = load_version(folder)
-    _space(version.card)
+    space_of(version.card)
     if version.card.encoder:
         Encoder(version)
+    if version.card.text:
+        TextEncoder(version)
     if known is None:
         return version
     for edge in version.edges:
         if edge.old not in known:
-            raise _wrong(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
+            raise wrong(f"edges/{edge.old}", f"leads to version {edge.old!r}, which is not registered")
         check_calibration(edge, version.card, known[edge.old])
         load_transform(edge, version.card, known[edge.old])
     return version
 
 
-class _Model:
-    """An ONNX model of one input (N, C, H, W) and one output (N, width)."""
+def _image_model(folder: Path, name: str, shape: tuple[int, int, int], width: int, threads: int) -> Model:
+    """A model of one input (N, C, H, W)."""
 
-    def __init__(self, folder: Path, name: str, shape: tuple[int, int, int], width: int, threads: int) -> None:
-        self.name, self.width = name, width
-        self.session = open_model(folder / name, name, threads=threads)
-        self.input = _only(name, "input", self.session.get_inputs())
-        output = _only(name, "output", self.session.get_outputs())
-        _check_shape(name, "input", self.input.shape, shape)
-        _check_shape(name, "output", output.shape, (width,))
+    def check(inputs: Sequence[ort.NodeArg]) -> None:
+        check_shape(name, "input", only(name, "input", inputs, FLOAT).shape, shape)
 
-    def run(self, batch_NCHW: Pixels) -> Vectors:
-        pixels = np.ascontiguousarray(batch_NCHW, dtype=np.float32)
-        try:
-            (given,) = self.session.run(None, {self.input.name: pixels})
-        except Exception as error:  # onnxruntime's own exception types share no public base
-            raise _wrong(self.name, f"fails on a batch of {len(pixels)} ({error})") from error
-        if given.shape != (len(pixels), self.width):
-            raise _wrong(self.name, f"gives shape {given.shape} for {len(pixels)} images, not (N, {self.width})")
-        if not np.isfinite(given).all():
-            row = int(np.argmin(np.isfinite(given).all(axis=1)))
-            raise _wrong(self.name, f"gives numbers that are not finite for image {row}")
-        return np.asarray(given, dtype=np.float32)
+    return Model(folder, name, width, check, threads)
 
 
-def _space(card: Card) -> Space:
-    try:
-        return space_from_json(card.space)
-    except InvalidArgument as error:
-        raise InvalidVersionFolder(f"card.json: {error.message}", pointer=error.pointer) from error
-
-
-def _only(name: str, side: str, found: Sequence[ort.NodeArg]) -> ort.NodeArg:
-    if len(found) != 1 or found[0].type != "tensor(float)":
-        given = ", ".join(f"{n.name}: {n.type}" for n in found)
-        raise _wrong(name, f"needs exactly one {side} of type tensor(float), not {given}")
-    return found[0]
-
-
-def _check_shape(name: str, side: str, given: Sequence[int | str | None], rest: tuple[int, ...]) -> None:
-    """Compare the declared shape; names and None stand for sizes that only running it tells."""
-    fits = len(given) == len(rest) + 1 and not isinstance(given[0], int)
-    if not fits or any(isinstance(g, int) and g != r for g, r in zip(given[1:], rest, strict=True)):
-        wanted = ", ".join(map(str, ("N", *rest)))
-        raise _wrong(name, f"{side} has shape {list(given)}; the card says ({wanted}) with N free")
+def _run(model: Model, batch_NCHW: Pixels) -> Vectors:
+    return model.run({model.inputs[0].name: np.ascontiguousarray(batch_NCHW, dtype=np.float32)}, "image")
 
 
 def _read_probe(folder: Path, card: Card) -> dict[str, Pixels]:
@@ -177,7 +137,3 @@ def _read_probe(folder: Path, card: Card) -> dict[str, Pixels]:
     if card.side_dim:
         wanted["side"] = (1, card.side_dim)
     return read_arrays(folder / PROBE, PROBE, wanted)
-
-
-def _wrong(name: str, why: str) -> InvalidVersionFolder:
-    return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")

@@ -40,6 +40,13 @@ class InvalidImage(RegraftError):
     code = "invalid_image"
 
 
+class InvalidText(RegraftError):
+    """The text cannot be embedded."""
+
+    status = 422
+    code = "invalid_text"
+
+
 class InvalidArgument(RegraftError):
     """An argument is outside its legal values."""
 
@@ -66,3 +73,10 @@ class ModeUnavailable(RegraftError):
 
     status = 409
     code = "mode_unavailable"
+
+
+class NoTextEntrance(RegraftError):
+    """The version has no text entrance, so it does not embed texts."""
+
+    status = 422
+    code = "no_text_entrance"

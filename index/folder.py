@@ -23,6 +23,7 @@ from index.version import (
     NAME,
     PROBE,
     SIDE,
+    TEXT_FILES,
     Card,
     Edge,
     EdgeKind,
@@ -182,6 +183,21 @@ def _check_parts(card: Card) -> None:
         )
     if card.encoder and PROBE not in card.files:
         raise InvalidVersionFolder(f"{PROBE} is missing: an encoder needs a stored probe", pointer=f"/{PROBE}")
+    _check_text(card)
+
+
+def _check_text(card: Card) -> None:
+    """A text entrance is there as a whole, or not at all."""
+    given = {path for path in card.files if PurePosixPath(path).parts[0] == "text"}
+    for path in TEXT_FILES:
+        if given and path not in given:
+            raise InvalidVersionFolder(
+                f"{path} is missing: a text entrance is {', '.join(TEXT_FILES)}", pointer=f"/{path}"
+            )
+    if unknown := sorted(given - set(TEXT_FILES)):
+        raise InvalidVersionFolder(
+            f"{unknown[0]} is not part of a text entrance, which is {', '.join(TEXT_FILES)}", pointer=f"/{unknown[0]}"
+        )
 
 
 def _edge_names(card: Card) -> list[str]:

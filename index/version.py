@@ -4,9 +4,12 @@
     v2/encoder.onnx          float32 (N, C, H, W) -> (N, dim), ready to compare; absent: embeddings come from outside
     v2/side.onnx             optional: the same input -> (N, side_dim), stored with each item (FCT)
     v2/probe.npz             `image` (1, C, H, W) and the expected `embedding` (1, dim), `side` (1, side_dim)
+    v2/text/encoder.onnx     optional second entrance: int64 `input_ids`, `attention_mask` (N, L) -> (N, dim)
+    v2/text/tokenizer.json   its tokenizer (Hugging Face `tokenizers`), which states its truncation
+    v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers
     v2/edges/v1/edge.json    how to compare with v1, and how well it was measured to work
 
-`index.folder` reads, checks and writes such a folder; `index.encoder` runs its probe.
+`index.folder` reads, checks and writes such a folder; `index.encoder` and `index.text` run its probes.
 """
 
 from __future__ import annotations
@@ -22,6 +25,10 @@ CARD = "card.json"
 ENCODER = "encoder.onnx"
 SIDE = "side.onnx"
 PROBE = "probe.npz"
+TEXT_ENCODER = "text/encoder.onnx"
+TOKENIZER = "text/tokenizer.json"
+TEXT_PROBE = "text/probe.json"
+TEXT_FILES = (TEXT_ENCODER, TOKENIZER, TEXT_PROBE)
 FORMAT = 1
 MAX_DIM = 65_536
 
@@ -163,6 +170,11 @@ class Card:
     def encoder(self) -> str:
         """sha256 of the encoder, "" when the version has none."""
         return self.files.get(ENCODER, "")
+
+    @property
+    def text(self) -> bool:
+        """Whether the version embeds texts as well: it has a text entrance."""
+        return TEXT_ENCODER in self.files
 
     def as_json(self) -> dict[str, Any]:
         """What card.json holds."""

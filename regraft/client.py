@@ -22,7 +22,7 @@ from urllib.parse import quote
 
 import httpx
 
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 from index.folder import pack_version
 
 Json = dict[str, Any]
@@ -191,18 +191,27 @@ class Client:
     def query(
         self,
         gallery: str,
-        images: Sequence[bytes],
+        images: Sequence[bytes] = (),
         k: int = 10,
         *,
+        texts: Sequence[str] = (),
         strict: bool = False,
         mode: str | None = None,
         explain: bool = False,
     ) -> Json:
-        """POST /v1/galleries/{gallery}/query with image files, all answered from one consistent view.
+        """POST /v1/galleries/{gallery}/query with image files or with texts, answered from one consistent view.
 
-        Returns {version, k, mode, mix, degraded, results: [{matches: [...]}], took_ms}, one result an image, in order.
+        Returns {version, k, mode, mix, degraded, results: [{matches: [...]}], took_ms}, one result a query, in order.
         `mode` is calibrated, raw or rank, by default the first that is possible; `explain` adds how it came about.
+
+        Raises:
+            InvalidArgument: images and texts in one call.
         """
+        if texts and images:
+            raise InvalidArgument("images and texts are two calls", pointer="/texts")
+        if texts:
+            body = {"texts": list(texts), "k": k, "strict": strict, "mode": mode, "explain": explain}
+            return self._json("POST", _path("galleries", gallery, "query"), json=body)
         files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
         data = {"k": str(k), "strict": _flag(strict), "explain": _flag(explain), **({"mode": mode} if mode else {})}
         return self._json("POST", _path("galleries", gallery, "query"), data=data, files=files)

@@ -1,13 +1,13 @@
-"""The registered versions, as this process has loaded them: folder, database id, and the encoder once it is needed."""
+"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from sqlalchemy import Connection, Row, insert, select
 
@@ -16,6 +16,7 @@ from index.folder import load_version
 from index.graph import Graph, Route
 from index.version import CARD, Card, Version
 from service.database import Database
+from service.entrances import Images, Lazy, Texts
 from service.errors import UnknownVersion
 from service.settings import Settings
 from service.tables import edge, version
@@ -24,12 +25,14 @@ from service.tables import edge, version
 class Registered:
     """One registered version."""
 
-    def __init__(self, row: Row[int, str, str, float], loaded: Version, threads: int) -> None:
+    def __init__(self, row: Row[int, str, str, float], loaded: Version, settings: Settings) -> None:
         self.id: int = row.id
         self.created: float = row.created
         self.version = loaded
-        self._threads = threads
-        self._loading = threading.Lock()
+        self._lazy: dict[str, Lazy[Any]] = {
+            "images": Lazy(lambda: Images(loaded, settings)),
+            "texts": Lazy(lambda: Texts(loaded, settings)),
+        }
 
     @property
     def name(self) -> str:
@@ -41,14 +44,29 @@ class Registered:
         """The version's card."""
         return self.version.card
 
-    def encoder(self) -> Encoder:
-        """The version's encoder, loaded on first use. Raises NoEncoder when it takes embeddings only."""
-        with self._loading:
-            return self._encoder
+    def images(self) -> Images:
+        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images."""
+        return cast(Images, self._lazy["images"].get())
 
-    @cached_property
-    def _encoder(self) -> Encoder:
-        return Encoder(self.version, self._threads)
+    def encoder(self) -> Encoder:
+        """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
+        return self.images().encoder
+
+    def texts(self) -> Texts:
+        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none."""
+        return cast(Texts, self._lazy["texts"].get())
+
+    @property
+    def loaded(self) -> list[str]:
+        """Which of its encoders are in memory: `images`, `texts`."""
+        return [name for name, lazy in self._lazy.items() if lazy.loaded]
+
+    def rest(self, needed: bool, idle_seconds: float) -> None:
+        """Forget the encoders if nobody has needed or used them for so long."""
+        for lazy in self._lazy.values():
+            if needed:
+                lazy.touch()
+            lazy.drop(idle_seconds)
 
 
 class Catalog:
@@ -73,7 +91,7 @@ class Catalog:
                 rows = registered_rows(connection)
             for row in (row for row in rows if row.id not in self._by_id):
                 loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
-                registered = Registered(row, loaded, self._settings.encoder_threads)
+                registered = Registered(row, loaded, self._settings)
                 self._by_name[row.name] = registered
                 self._by_id[row.id] = registered
                 self._graph = Graph((*self._graph.edges, *loaded.edges))
@@ -100,6 +118,15 @@ class Catalog:
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
         return frozenset(r.name for r in self.all() if r.card.encoder)
+
+    def text_encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode texts."""
+        return frozenset(r.name for r in self.all() if r.card.text)
+
+    def rest(self, needed: Collection[str] = ()) -> None:
+        """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
+        for registered in self.all():
+            registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
 
     def graph(self) -> Graph:
         """All declared edges."""

@@ -11,14 +11,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import numpy as np
 from starlette.datastructures import UploadFile
 
-from index.encoder import BATCH, Encoder
+from index.encoder import BATCH
 from index.errors import NoRoute, RegraftError
-from index.image import Pixels, decode_image, preprocess
+from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from service.catalog import Registered
+from service.embedding import pointing, read_pixels
+from service.entrances import Images
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
 from service.forms import Form
 from service.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
@@ -98,7 +99,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Inge
         gallery_id, current = _open(service, name)
         batch = read_batch(parse_json(_listed(form)), "image", service.settings.max_batch)
         files = _files(form, batch)
-        items = _encode(batch, files, current.encoder(), service.settings.max_image_pixels)
+        items = _encode(batch, files, current.images(), service.settings.max_image_pixels)
         batch.settle(atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
         stored = [replace(item, blob=key) for (_, item), key in zip(items, keys, strict=True)]
@@ -229,28 +230,30 @@ def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
 
 
 def _encode(
-    batch: Batch, files: Mapping[str, UploadFile], encoder: Encoder, max_pixels: int
+    batch: Batch, files: Mapping[str, UploadFile], encoder: Images, max_pixels: int
 ) -> list[tuple[Draft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
-    encoded: list[tuple[Draft, NewItem]] = []
-    for start in range(0, len(batch.drafts), BATCH):
-        drafts: list[Draft] = []
-        pixels: list[Pixels] = []
-        for draft in batch.drafts[start : start + BATCH]:
-            try:
-                image = decode_image(_read(files[draft.content]), max_pixels=max_pixels)
-            except RegraftError as error:
-                error.pointer = "/image"
-                batch.refuse(draft.index, draft.id, error)
-            else:
-                drafts.append(draft)
-                pixels.append(preprocess(image, encoder.spec))
-        if drafts:
-            embedded = encoder.encode_arrays(np.stack(pixels))
-            sides = [None] * len(drafts) if embedded.side is None else embedded.side
-            for draft, vector, side in zip(drafts, embedded.vectors, sides, strict=True):
-                encoded.append((draft, NewItem(draft.id, draft.metadata, "encoded", vector, side)))
-    return encoded
+    blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
+    return [item for block in blocks for item in _encode_block(batch, block, files, encoder, max_pixels)]
+
+
+def _encode_block(
+    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], encoder: Images, max_pixels: int
+) -> list[tuple[Draft, NewItem]]:
+    readable: list[tuple[Draft, Pixels]] = []
+    for draft in block:
+        try:
+            with pointing("/image"):
+                readable.append((draft, read_pixels(files[draft.content], encoder.encoder.spec, max_pixels)))
+        except RegraftError as error:
+            batch.refuse(draft.index, draft.id, error)
+    if not readable:
+        return []
+    rows = encoder.items(lambda: [pixels for _, pixels in readable])
+    return [
+        (draft, NewItem(draft.id, draft.metadata, "encoded", vector, side))
+        for (draft, _), (vector, side) in zip(readable, rows, strict=True)
+    ]
 
 
 def _read(file: UploadFile) -> bytes:

@@ -15,6 +15,7 @@ from service.blobs import Blobs
 from service.catalog import Catalog
 from service.database import Database, upgrade
 from service.replica import Replica
+from service.resting import Rester
 from service.settings import Settings
 
 P = ParamSpec("P")
@@ -46,9 +47,12 @@ def running(settings: Settings) -> Iterator[Runtime]:
         catalog = Catalog(database, settings)
         replica = Replica(database, catalog, settings.poll_seconds)
         replica.start()
+        rester = Rester(catalog, replica, settings.encoder_idle_seconds)
+        rester.start()
         try:
             yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, threads)
         finally:
+            rester.stop()
             replica.stop()
 
 

@@ -61,7 +61,7 @@ class EdgeOut(BaseModel):
 
 
 class VersionOut(BaseModel):
-    """A registered version."""
+    """A registered version; `loaded` names the encoders this process holds in memory: `images`, `texts`."""
 
     name: str
     dim: int
@@ -70,6 +70,8 @@ class VersionOut(BaseModel):
     metrics: dict[str, Any]
     side_dim: int
     encoder: bool
+    text: bool
+    loaded: list[str]
     edges: list[EdgeOut]
     created: float
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from PIL.Image import Image
 from pydantic_core import to_json
-from starlette.datastructures import UploadFile
 
-from index.encoder import BATCH
-from index.errors import InvalidArgument, RegraftError
+from index.errors import InvalidArgument
 from index.found import Found
 from index.gallery import Encode, check_k
-from index.image import decode_image, preprocess
 from index.merge import Mode
-from index.space import Vectors, space_from_json
-from service.catalog import Registered
+from index.space import space_from_json
+from index.text import MAX_CHARACTERS, check_text
+from service.embedding import embed_images, embed_texts, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
 from service.replica import Answer
@@ -56,8 +53,9 @@ QUERY_BODY = {
             JSON: {
                 "schema": {
                     "type": "object",
-                    "required": ["version", "embeddings"],
+                    "description": "either texts, or embeddings and version",
                     "properties": {
+                        "texts": {"type": "array", "items": {"type": "string", "maxLength": MAX_CHARACTERS}},
                         "version": {"type": "string", "description": "which version made the embeddings"},
                         "embeddings": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
                         "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
@@ -70,6 +68,10 @@ QUERY_BODY = {
         }
     }
 }
+
+
+Read = tuple[str | None, Encode, frozenset[str], int]
+"""What tells one kind of query from another: version, encode, encoders and queries of a `Question`."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ async def query(name: str, request: Request, service: Service) -> Response:
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await request.body()
-        return await service.hop(respond, service, name, lambda: by_embeddings(service, raw))
+        return await service.hop(respond, service, name, lambda: by_json(service, raw))
     async with read_form(
         request,
         files="images",
@@ -179,11 +181,12 @@ def explain(found: Found, fetch_seconds: float) -> dict[str, Any]:
     }
 
 
-def by_embeddings(service: Runtime, raw: bytes) -> Question:
-    """A question in JSON: embeddings of a named version. Only that version's edges lead to other items."""
-    body = take_object(parse_json(raw), {"k", "version", "embeddings", "strict", "mode", "explain"}, "")
-    version, k, mode = body.get("version"), body.get("k", DEFAULT_K), body.get("mode")
-    if not isinstance(version, str):
+def by_json(service: Runtime, raw: bytes) -> Question:
+    """A question in JSON: embeddings of a named version, or texts."""
+    legal = {"k", "version", "embeddings", "texts", "strict", "mode", "explain"}
+    body = take_object(parse_json(raw), legal, "")
+    k, mode = body.get("k", DEFAULT_K), body.get("mode")
+    if "texts" not in body and not isinstance(body.get("version"), str):
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
     if not isinstance(k, int) or isinstance(k, bool):
         raise InvalidBody("k must be an integer", pointer="/k")
@@ -192,11 +195,33 @@ def by_embeddings(service: Runtime, raw: bytes) -> Question:
         if not isinstance(value, bool):
             raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
     _check_mode(mode)
-    registered = service.catalog.named(version)
+    read = _read_texts if "texts" in body else _read_embeddings
+    version, encode, encoders, queries = read(service, body)
+    return Question(version, encode, encoders, queries, k, mode=mode, **flags)
+
+
+def _read_embeddings(service: Runtime, body: dict[str, Any]) -> Read:
+    """Embeddings: only the edges of the version that made them lead to other items."""
+    registered = service.catalog.named(body["version"])
     _check_count(body.get("embeddings"), service.settings.max_batch, "/embeddings")
     space = space_from_json(registered.card.space)
     vectors = check_embeddings(body.get("embeddings"), registered.card.dim, space, "/embeddings")
-    return Question(version, lambda _: vectors, frozenset(), len(vectors), k, mode=mode, **flags)
+    return registered.name, lambda _: vectors, frozenset(), len(vectors)
+
+
+def _read_texts(service: Runtime, body: dict[str, Any]) -> Read:
+    """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
+    if other := sorted({"embeddings", "version"} & set(body)):
+        why = "texts are embedded by the current version: send them without version and embeddings"
+        raise InvalidBody(why, pointer=f"/{other[0]}")
+    texts = body["texts"]
+    _check_count(texts, service.settings.max_batch, "/texts")
+    if not isinstance(texts, list) or not texts:
+        raise InvalidBody("texts must be a list of at least one text", pointer="/texts")
+    for number, text in enumerate(texts):
+        with pointing(f"/texts/{number}"):
+            check_text(text)
+    return None, embed_texts(service.catalog, texts), service.catalog.text_encoders(), len(texts)
 
 
 def by_images(service: Runtime, form: Form) -> Question:
@@ -211,41 +236,9 @@ def by_images(service: Runtime, form: Form) -> Question:
     _check_mode(mode)
     if not form.files:
         raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
-    encode = _Images(service, form.files)
+    encode = embed_images(service.catalog, form.files, service.settings.max_image_pixels)
     given = {name: value == "true" for name, value in flags.items()}
     return Question(None, encode, service.catalog.encoders(), len(form.files), int(k), mode=mode, **given)
-
-
-class _Images:
-    """Embeds a request's images by any version, once each; holds decoded pixels of a few images at a time."""
-
-    def __init__(self, service: Runtime, files: Sequence[UploadFile]) -> None:
-        self._service = service
-        self._files = files
-        self._embedded: dict[str, Vectors] = {}
-
-    def __call__(self, version: str) -> Vectors:
-        if version not in self._embedded:
-            self._embedded[version] = self._encode(self._service.catalog.named(version))
-        return self._embedded[version]
-
-    def _encode(self, version: Registered) -> Vectors:
-        encoder = version.encoder()
-        parts = []
-        for start in range(0, len(self._files), BATCH):
-            numbers = range(start, min(start + BATCH, len(self._files)))
-            pixels = [preprocess(self._decode(number), encoder.spec) for number in numbers]
-            parts.append(encoder.encode_arrays(np.stack(pixels)).vectors)
-        return np.concatenate(parts)
-
-    def _decode(self, number: int) -> Image:
-        file = self._files[number].file
-        file.seek(0)
-        try:
-            return decode_image(file.read(), max_pixels=self._service.settings.max_image_pixels)
-        except RegraftError as error:
-            error.pointer = f"/images/{number}"
-            raise
 
 
 def _check_mode(mode: object) -> None:

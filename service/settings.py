@@ -35,10 +35,14 @@ class Settings(BaseSettings):
     max_results: int = Field(1_000_000, ge=1)
     """Matches in one response: queries times k."""
 
-    threads: int = Field(4, ge=1)
-    """Queries answered at the same time."""
+    threads: int = Field(32, ge=1)
+    """Queries answered at the same time; most of them wait for the batch they are encoded in."""
     encoder_threads: int = Field(1, ge=1)
     """Threads that onnxruntime uses for one batch."""
+    batch_wait_ms: float = Field(2.0, ge=0)
+    """How long a query may wait for others that are being read, to be encoded with them; alone it never waits."""
+    encoder_idle_seconds: float = Field(300.0, gt=0)
+    """An encoder that no gallery needs and nobody has used for so long is dropped from memory."""
     poll_seconds: float = Field(0.02, gt=0)
     """How often the replica and the worker look for news."""
     lease_seconds: float = Field(30.0, gt=0)

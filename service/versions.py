@@ -112,6 +112,8 @@ def describe(registered: Registered) -> VersionOut:
         metrics=dict(card.metrics),
         side_dim=card.side_dim,
         encoder=bool(card.encoder),
+        text=card.text,
+        loaded=registered.loaded,
         edges=[
             EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
             for e in registered.version.edges

@@ -66,6 +66,7 @@ class Worker:
         self._log("worker_started")
         idle = self._settings.poll_seconds
         while not self._stop.is_set():
+            self._catalog.rest()
             if self.step():
                 idle = self._settings.poll_seconds
             else:

@@ -13,13 +13,17 @@ unrelated one. `matrix`, `onnx` and `forward` edges are least-squares fits betwe
 (`forward` well only if the old dimension and side_dim together reach the new dimension), and `slerp` ones a Procrustes
 map with alpha 0.4. A version with both side_dim and a `forward` edge has an edge that also gives its side-information.
 
+`add_text(version, words)` gives a version a text entrance: each word has a vector, a text has the direction of the mean
+of its words', `<unk>` of what is not a word.
+
 `make_image(label, seed)` gives a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
-close), `image_bytes(image, format)` its file. All three are fixtures that return the function.
+close), `image_bytes(image, format)` its file. All of these are fixtures that return the function.
 """
 
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from index.folder import load_version, write_card, write_edge
 from index.image import preprocess
@@ -40,6 +47,9 @@ from index.version import (
     ENCODER,
     PROBE,
     SIDE,
+    TEXT_ENCODER,
+    TEXT_PROBE,
+    TOKENIZER,
     Card,
     Edge,
     EdgeKind,
@@ -55,6 +65,12 @@ SPEC = Preprocess(height=8, width=8, mode="L", mean=(0.5,), std=(0.5,))
 def make_version() -> Callable[..., Version]:
     """The function `write_version`."""
     return write_version
+
+
+@pytest.fixture(scope="session")
+def add_text() -> Callable[..., Version]:
+    """The function `write_text`."""
+    return write_text
 
 
 @pytest.fixture(scope="session")
@@ -113,6 +129,57 @@ def write_version(
     return load_version(folder)
 
 
+def write_text(version: Version, words: dict[str, np.ndarray], *, limit: int = 8, probe: str = "") -> Version:
+    """Add a text entrance and load the version again.
+
+    Args:
+        version: a cosine version; its folder is changed.
+        words: the vectors (dim,) of the words; `<pad>` and `<unk>` get vectors of their own.
+        limit: tokens a text is cut at.
+        probe: the text of the probe; the first word by default.
+    """
+    rng = np.random.default_rng(11)
+    table = np.stack([*rng.normal(size=(2, version.card.dim)), *words.values()]).astype(np.float32)
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *words])}
+    tokenizer = Tokenizer(WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.enable_truncation(limit)
+    (version.folder / "text").mkdir(exist_ok=True)
+    tokenizer.save(str(version.folder / TOKENIZER))
+    save_text_model(version.folder / TEXT_ENCODER, table)
+    probe = probe or next(iter(words))
+    mean = table[tokenizer.encode(probe).ids].mean(axis=0)
+    stored = {"text": probe, "embedding": (mean / np.linalg.norm(mean)).tolist()}
+    (version.folder / TEXT_PROBE).write_text(json.dumps(stored))
+    write_card(version.folder, version.card)
+    return load_version(version.folder)
+
+
+def save_text_model(path: Path, table: np.ndarray) -> None:
+    """Write a model: the direction of the mean of the tokens' rows of `table`, weighted by mask ** `power`."""
+    nodes = [
+        helper.make_node("Cast", ["attention_mask"], ["given"], to=TensorProto.FLOAT),
+        helper.make_node("Pow", ["given", "power"], ["weight"]),
+        helper.make_node("Unsqueeze", ["weight", "last"], ["mask"]),
+        helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+        helper.make_node("Mul", ["rows", "mask"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "middle"], ["sum"], keepdims=0),
+        helper.make_node("LpNormalization", ["sum"], ["out"], axis=1),
+    ]
+    inputs = {"input_ids": ("N", "L"), "attention_mask": ("N", "L")}
+    save_model(
+        path,
+        nodes,
+        inputs,
+        ("N", table.shape[1]),
+        TensorProto.INT64,
+        table=table,
+        last=np.array([2]),
+        middle=np.array([1]),
+        power=np.array(1, np.float32),
+    )
+
+
 def projection(seed: int, dim: int) -> np.ndarray:
     """(64, dim) random columns, each from (seed, its number), so that fewer columns are a prefix of more."""
     columns = [np.random.default_rng([seed, column]).normal(size=64) for column in range(dim)]
@@ -133,9 +200,16 @@ def save_image(image: Image.Image, format: str = "PNG", **options: Any) -> bytes
     return stream.getvalue()
 
 
-def save_model(path: Path, nodes: Sequence[Any], inputs: dict[str, tuple], output: tuple, **arrays: np.ndarray) -> None:
+def save_model(
+    path: Path,
+    nodes: Sequence[Any],
+    inputs: dict[str, tuple],
+    output: tuple,
+    given: int = TensorProto.FLOAT,
+    **arrays: np.ndarray,
+) -> None:
     """Write an ONNX model with one output `out`; shapes are tuples, "N" for a free size."""
-    declared = [helper.make_tensor_value_info(n, TensorProto.FLOAT, shape) for n, shape in inputs.items()]
+    declared = [helper.make_tensor_value_info(n, given, shape) for n, shape in inputs.items()]
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, output)
     constants = [numpy_helper.from_array(array, array_name) for array_name, array in arrays.items()]
     graph = helper.make_graph(list(nodes), "tiny", declared, [out], constants)

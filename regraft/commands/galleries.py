@@ -84,8 +84,9 @@ def ingest(
 def query(
     name: Gallery,
     image: Annotated[
-        Path, typer.Argument(metavar="IMAGE", help="The image to search with.", exists=True, dir_okay=False)
-    ],
+        Path | None, typer.Argument(metavar="[IMAGE]", help="The image to search with.", exists=True, dir_okay=False)
+    ] = None,
+    text: Annotated[str | None, typer.Option("--text", help="Search with a text instead.", show_default=False)] = None,
     k: Annotated[
         int | None, typer.Option("-k", help=f"Matches wanted; default {DEFAULT_K} or all.", show_default=False)
     ] = None,
@@ -97,11 +98,15 @@ def query(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Search a gallery with an image."""
+    """Search a gallery with an image or a text."""
+    if (image is None) == (text is None):
+        raise InvalidArgument("give either an IMAGE or --text")
     with connect(url, api_key) as client:
         if k is None:
             k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
-        answer = client.query(name, [image.read_bytes()], k, mode=mode, explain=explain)
+        images = [] if image is None else [image.read_bytes()]
+        texts = [] if text is None else [text]
+        answer = client.query(name, images, k, texts=texts, mode=mode, explain=explain)
     matches = answer["results"][0]["matches"]
     rows = [
         [m["id"], f"{m['score']:.4f}", m["version"], "+".join(m["route"]) or "same", m["metadata"]] for m in matches

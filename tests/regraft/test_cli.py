@@ -260,6 +260,19 @@ def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
     assert b'name="explain"\r\n\r\ntrue\r\n' in sent
 
 
+def test_query_takes_an_image_or_a_text(run, service, tmp_path):
+    (tmp_path / "q.png").write_bytes(b"x")
+    service.answers["POST /v1/galleries/g/query"] = {"results": [{"matches": []}], "degraded": []}
+
+    code, _, _ = run("query", "g", "--text", "a red boot", "-k", "1")
+
+    assert code == 0
+    assert json.loads(service.requests[-1].content)["texts"] == ["a red boot"]
+    for wrong in ([], [tmp_path / "q.png", "--text", "boot"]):
+        code, _, said = run("query", "g", *wrong)
+        assert (code, said) == (1, "regraft: give either an IMAGE or --text\n")
+
+
 REPORT = {
     "id": 1,
     "version": "v2",

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import regraft
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 from regraft import client as client_module
 from regraft.client import Client, ImageItem, Problem, Unreachable
 
@@ -118,6 +118,25 @@ def test_a_query_sends_every_image_in_order_and_k_as_form_fields():
     (request,) = seen
     assert [p.get_payload(decode=True) for p in named(request, "images")] == [b"one", b"two"]
     assert [named(request, name)[0].get_content() for name in ("k", "strict")] == ["5", "true"]
+
+
+def test_a_query_by_text_is_json_and_never_mixed_with_images():
+    seen, handler = answering({"results": []})
+    client = connected(handler)
+
+    client.query("g", k=5, texts=["a red boot", "two"], strict=True)
+
+    (request,) = seen
+    assert json.loads(request.content) == {
+        "texts": ["a red boot", "two"],
+        "k": 5,
+        "strict": True,
+        "mode": None,
+        "explain": False,
+    }
+    with pytest.raises(InvalidArgument, match="two calls"):
+        client.query("g", [b"one"], texts=["two"])
+    assert len(seen) == 1
 
 
 def test_a_version_folder_is_packed_with_its_card_at_the_root(make_version, tmp_path):

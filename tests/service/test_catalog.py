@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import service.catalog
+import service.entrances
 from index.errors import InvalidVersionFolder, NoEncoder
 from index.version import Version
 from service.catalog import Catalog, insert_version
@@ -92,13 +92,13 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
     add("v1")
     add("bare", encoder=False)
     loads: list[str] = []
-    original = service.catalog.Encoder
+    original = service.entrances.Encoder
 
     def counting(version: Version, threads: int) -> Any:
         loads.append(version.name)
         return original(version, threads)
 
-    monkeypatch.setattr(service.catalog, "Encoder", counting)
+    monkeypatch.setattr(service.entrances, "Encoder", counting)
     catalog = Catalog(database, settings)
     catalog.sync()
     assert loads == []

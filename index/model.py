@@ -1,0 +1,108 @@
+"""What the encoders of a version have in common: an ONNX model whose one output is (N, width), held to its card.
+
+Shape suffixes: N inputs, D dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+from numpy.typing import NDArray
+
+from index.artifacts import open_model
+from index.errors import InvalidArgument, InvalidVersionFolder
+from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
+from index.version import Card
+
+PROBE_TOLERANCE = 1e-3
+"""Largest absolute difference from the stored probe; CPUs and onnxruntime releases differ by about 1e-5."""
+
+FLOAT, INT64 = "tensor(float)", "tensor(int64)"
+
+CheckInputs = Callable[[Sequence[ort.NodeArg]], None]
+
+
+class Model:
+    """An ONNX model with one output, float32 (N, width). Safe to share between threads."""
+
+    def __init__(self, folder: Path, name: str, width: int, check_inputs: CheckInputs, threads: int = 1) -> None:
+        """Open `name` below the version folder; `check_inputs` gets what it declares as inputs.
+
+        Raises:
+            InvalidVersionFolder: not such a model.
+        """
+        self.name, self.width = name, width
+        self.session = open_model(folder / name, name, threads=threads)
+        self.inputs: Sequence[ort.NodeArg] = self.session.get_inputs()
+        check_inputs(self.inputs)
+        output = only(name, "output", self.session.get_outputs(), FLOAT)
+        check_shape(name, "output", output.shape, (width,))
+
+    def run(self, inputs: Mapping[str, NDArray[Any]], what: str) -> Vectors:
+        """Run it on arrays of one length N; `what` names an input in messages ("image").
+
+        Raises:
+            InvalidVersionFolder: it fails, or gives another shape or numbers that are not finite.
+        """
+        count = len(next(iter(inputs.values())))
+        try:
+            (given,) = self.session.run(None, dict(inputs))
+        except Exception as error:  # onnxruntime's own exception types share no public base
+            raise wrong(self.name, f"fails on a batch of {count} ({error})") from error
+        if given.shape != (count, self.width):
+            raise wrong(self.name, f"gives shape {given.shape} for {count} {what}s, not (N, {self.width})")
+        if not np.isfinite(given).all():
+            row = int(np.argmin(np.isfinite(given).all(axis=1)))
+            raise wrong(self.name, f"gives numbers that are not finite for {what} {row}")
+        return np.asarray(given, dtype=np.float32)
+
+
+def ready_to_compare(vectors_ND: Vectors, space: Space, name: str, what: str) -> Vectors:
+    """What a model gave, valid for its space. Raises InvalidVersionFolder unless cosine vectors have length 1."""
+    if isinstance(space, Cosine):
+        length_N = np.linalg.norm(vectors_ND, axis=1)
+        if (off_N := np.abs(length_N - 1) > UNIT_TOLERANCE).any():
+            row = int(np.argmax(off_N))
+            raise wrong(name, f"gives a vector of length {length_N[row]:.4g} for {what} {row}, not a unit vector")
+    return space.normalise(vectors_ND)
+
+
+def check_probe(name: str, part: str, given: Vectors, expected: Vectors) -> None:
+    """Raise InvalidVersionFolder unless what was computed is what the probe `name` stores under `part`."""
+    off = float(np.abs(given - expected).max())
+    if not off <= PROBE_TOLERANCE:
+        raise wrong(name, f"expects another {part}: it differs by {off:.2g}, at most {PROBE_TOLERANCE} is legal")
+
+
+def space_of(card: Card) -> Space:
+    """The card's space. Raises InvalidVersionFolder."""
+    try:
+        return space_from_json(card.space)
+    except InvalidArgument as error:
+        raise InvalidVersionFolder(f"card.json: {error.message}", pointer=error.pointer) from error
+
+
+def only(name: str, side: str, found: Sequence[ort.NodeArg], kind: str) -> ort.NodeArg:
+    """The one input or output of a model. Raises InvalidVersionFolder when there are others, or another type."""
+    if len(found) != 1 or found[0].type != kind:
+        given = ", ".join(f"{n.name}: {n.type}" for n in found)
+        raise wrong(name, f"needs exactly one {side} of type {kind}, not {given}")
+    return found[0]
+
+
+def check_shape(name: str, side: str, given: Sequence[int | str | None], rest: Sequence[int | str]) -> None:
+    """Compare a declared shape with (N, *rest); names and None stand for sizes that only running it tells."""
+    fits = len(given) == len(rest) + 1 and not isinstance(given[0], int)
+    pairs = zip(given[1:], rest, strict=True) if fits else ()
+    if not fits or any(isinstance(g, int) and isinstance(r, int) and g != r for g, r in pairs):
+        wanted = ", ".join(map(str, ("N", *rest)))
+        raise wrong(name, f"{side} has shape {list(given)}; the card says ({wanted}) with N free")
+
+
+def wrong(name: str, why: str) -> InvalidVersionFolder:
+    """The error of a file."""
+    return InvalidVersionFolder(f"{name} {why}", pointer=f"/{name}")

@@ -1,0 +1,173 @@
+"""Text entrance: texts -> embeddings in the same space as the version's images, by text/ of a version folder.
+
+The model takes int64 `input_ids` and `attention_mask`, both (N, L), and gives (N, D). Truncation and padding are what
+tokenizer.json says; texts of several requests are padded to one length, so padding must not change an embedding.
+Shape suffixes: N texts, L tokens, D dimension.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidText, NoTextEntrance
+from index.model import INT64, PROBE_TOLERANCE, Model, check_probe, check_shape, ready_to_compare, space_of, wrong
+from index.space import Vectors
+from index.version import TEXT_ENCODER, TEXT_PROBE, TOKENIZER, Version
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+    from tokenizers import Tokenizer
+
+MAX_CHARACTERS = 10_000
+"""Characters in one text. What a text has beyond the tokenizer's own limit does not reach the model."""
+MAX_TOKENS = 512
+"""The largest limit a tokenizer may state: attention takes memory by its square."""
+
+INPUTS = ("input_ids", "attention_mask")
+
+Tokens = NDArray[np.int64]
+"""The token ids of one text, (L,), without padding."""
+
+
+def check_text(text: object) -> str:
+    """A text that can be embedded.
+
+    Raises:
+        InvalidText: not a string, empty, longer than `MAX_CHARACTERS`, or with half of a surrogate pair.
+    """
+    if not isinstance(text, str) or not text.strip():
+        raise InvalidText("a text is a string that is not empty")
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidText(f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are legal")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidText("the text holds half of a surrogate pair") from error
+    return text
+
+
+class TextEncoder:
+    """The text entrance of one version, verified against its card and its probe. Safe to share between threads."""
+
+    def __init__(self, version: Version, threads: int = 1) -> None:
+        """Open tokenizer and model, and run the probe.
+
+        Raises:
+            NoTextEntrance: the version has none.
+            InvalidVersionFolder: the tokenizer, the model or the probe is not what the card says.
+        """
+        if not version.card.text:
+            raise NoTextEntrance(f"version {version.name!r} has no text entrance")
+        self._space = space_of(version.card)
+        self._tokenizer, self._limit, self._padding = _open_tokenizer(version.folder)
+        self._model = Model(version.folder, TEXT_ENCODER, version.card.dim, _check_inputs, threads)
+        self._run_probe(version)
+
+    def tokenize(self, text: str) -> Tokens:
+        """The token ids of a text, cut where tokenizer.json says.
+
+        Raises:
+            InvalidText: see `check_text`; or the tokenizer refuses it, or finds no token in it.
+        """
+        check_text(text)
+        try:
+            tokens_L = np.asarray(self._tokenizer.encode(text).ids, np.int64)
+        except Exception as error:  # tokenizers raises plain exceptions of its own
+            raise InvalidText(f"the tokenizer refuses the text ({error})") from error
+        if not len(tokens_L):
+            raise InvalidText("the text has no token that the tokenizer knows")
+        return tokens_L
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """Embed texts -> (N, D), valid for the version's space.
+
+        Raises:
+            InvalidText: a text cannot be embedded.
+            InvalidVersionFolder: the model gave something that is not what its card says.
+        """
+        return self.encode_tokens([self.tokenize(text) for text in texts])
+
+    def encode_tokens(self, texts: Sequence[Tokens]) -> Vectors:
+        """Embed texts by their tokens, in one run. Raises InvalidVersionFolder as `encode` does."""
+        vectors_ND = self._model.run(dict(zip(INPUTS, self._padding.pad(texts), strict=True)), "text")
+        return ready_to_compare(vectors_ND, self._space, TEXT_ENCODER, "text")
+
+    def _run_probe(self, version: Version) -> None:
+        text, embedding_1D = _read_probe(version)
+        try:
+            tokens_L = self.tokenize(text)
+        except InvalidText as error:
+            raise wrong(TEXT_PROBE, f"holds a text that cannot be embedded: {error.message}") from error
+        alone = self.encode_tokens([tokens_L])
+        check_probe(TEXT_PROBE, "embedding", alone, embedding_1D)
+        # A model that does not mind its mask, or mixes its batch, gives another answer beside other texts.
+        longer_L = np.resize(tokens_L, min(2 * len(tokens_L), self._limit))
+        off = float(np.abs(self.encode_tokens([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
+        if not off <= PROBE_TOLERANCE:
+            raise wrong(TEXT_ENCODER, f"embeds the probe differently beside a longer text (by {off:.2g})")
+
+
+class _Padding:
+    """What tokenizer.json says about padding: to a fixed length, or to the longest text of a batch."""
+
+    def __init__(self, stated: Mapping[str, Any]) -> None:
+        self._id = int(stated.get("pad_id", 0))
+        self._left = stated.get("direction") == "left"
+        self.fixed = int(stated.get("length") or 0)
+        self._multiple = int(stated.get("pad_to_multiple_of") or 1)
+
+    def pad(self, texts: Sequence[Tokens]) -> tuple[Tokens, Tokens]:
+        """Token ids and attention mask (1 where there is a token), both (N, L)."""
+        length = max([self.fixed, *map(len, texts)])
+        length = -(-length // self._multiple) * self._multiple
+        ids_NL = np.full((len(texts), length), self._id, np.int64)
+        mask_NL = np.zeros((len(texts), length), np.int64)
+        for row, tokens in enumerate(texts):
+            place = slice(length - len(tokens), length) if self._left else slice(len(tokens))
+            ids_NL[row, place], mask_NL[row, place] = tokens, 1
+        return ids_NL, mask_NL
+
+
+def _open_tokenizer(folder: Path) -> tuple[Tokenizer, int, _Padding]:
+    """The tokenizer, which does not pad; the number of tokens it cuts at; and its padding."""
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
+    except Exception as error:  # tokenizers raises plain exceptions of its own
+        raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
+    limit = int((tokenizer.truncation or {}).get("max_length", 0))
+    if not 1 <= limit <= MAX_TOKENS:
+        raise wrong(TOKENIZER, f"must state a truncation: max_length of 1 to {MAX_TOKENS} tokens, not {limit}")
+    padding = _Padding(tokenizer.padding or {})
+    if padding.fixed not in {0, limit}:
+        raise wrong(TOKENIZER, f"pads to {padding.fixed} tokens but cuts at {limit}: a fixed length is one number")
+    tokenizer.no_padding()
+    return tokenizer, limit, padding
+
+
+def _check_inputs(inputs: Sequence[ort.NodeArg]) -> None:
+    given = {node.name: node for node in inputs}
+    if set(given) != set(INPUTS) or any(node.type != INT64 for node in given.values()):
+        found = ", ".join(f"{node.name}: {node.type}" for node in inputs)
+        raise wrong(TEXT_ENCODER, f"needs the inputs {' and '.join(INPUTS)} of type {INT64}, not {found}")
+    for name in INPUTS:
+        check_shape(TEXT_ENCODER, f"input {name}", given[name].shape, ("L",))
+
+
+def _read_probe(version: Version) -> tuple[str, Vectors]:
+    dim = version.card.dim
+    try:
+        stored = json.loads((version.folder / TEXT_PROBE).read_bytes())
+        text, embedding = stored["text"], np.asarray(stored["embedding"], np.float32)
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+        raise wrong(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error
+    if not isinstance(text, str) or embedding.shape != (dim,) or not np.isfinite(embedding).all():
+        raise wrong(TEXT_PROBE, f"must hold a string `text` and `embedding`, a list of {dim} finite numbers")
+    return text, embedding[None]

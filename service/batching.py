@@ -1,0 +1,185 @@
+"""Dynamic batches: what concurrent requests encode at the same time goes through the model together.
+
+There is no thread of its own. A request whose inputs are ready encodes them itself if a run is free, with what others
+have left in the queue; while all runs are busy the queue grows, and so do the batches. Only when others are known to be
+preparing their inputs does the first one wait for them, never longer than `wait_seconds` or than a run takes, since a
+wait could hardly save more; a lone request never waits. An encoder that is quicker than a hand-over from thread to
+thread is not batched at all.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Generic, Protocol, Self, TypeVar
+
+HAND_OVER_SECONDS = 0.0002
+"""About what it costs to wake another thread while many are running."""
+
+FORGETTING = 1.05
+"""How much longer a run may be taken to be after each that was longer."""
+
+X = TypeVar("X")
+
+
+class Rows(Protocol):
+    """One row an input: an array, or a list."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, rows: slice, /) -> Self: ...
+
+
+R = TypeVar("R", bound=Rows)
+
+
+class _Request(Generic[X, R]):
+    """Inputs that wait for their batch; `turn` is set when there is a result, an error, or a run for it to lead."""
+
+    def __init__(self, inputs: Sequence[X]) -> None:
+        self.inputs = inputs
+        self.turn = threading.Event()
+        self.result: R | None = None
+        self.error: BaseException | None = None
+
+    def outcome(self) -> R:
+        """The rows of these inputs."""
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Batcher(Generic[X, R]):
+    """Encodes by `encode` what threads bring at the same time; the rows come back to whom they belong."""
+
+    def __init__(self, encode: Callable[[Sequence[X]], R], *, size: int, wait_seconds: float, runs: int) -> None:
+        """Set the limits.
+
+        Args:
+            encode: inputs -> one row each; may be called by `runs` threads at a time.
+            size: most inputs in a batch; a request that brings more is a batch of its own.
+            wait_seconds: how long a batch may wait for requests that are being prepared.
+            runs: batches encoded at the same time.
+        """
+        self._encode = encode
+        self._size = size
+        self._wait_seconds = wait_seconds
+        self._free = runs
+        self._lock = threading.Lock()
+        self._queue: deque[_Request[X, R]] = deque()
+        self._preparing = 0
+        self._arrived = threading.Condition(self._lock)
+        self._gathering = False
+        # What a run costs: the least that was measured, slowly forgotten, since a busy machine only adds to it.
+        self._run_seconds = float("inf")
+
+    def __call__(self, prepare: Callable[[], Sequence[X]]) -> R:
+        """The rows of the inputs that `prepare` gives. Raises what `prepare` or encoding these very inputs raises."""
+        if self._run_seconds < HAND_OVER_SECONDS:
+            return self._timed(prepare())
+        request = self._prepared(prepare)
+        with self._lock:
+            self._preparing -= 1
+            self._queue.append(request)
+            leads = self._take_run()
+            self._arrived.notify()
+        if not leads:
+            request.turn.wait()
+            leads = request.result is None and request.error is None
+        if leads:
+            self._lead(request)
+        return request.outcome()
+
+    def _prepared(self, prepare: Callable[[], Sequence[X]]) -> _Request[X, R]:
+        with self._lock:
+            self._preparing += 1
+        try:
+            return _Request(prepare())
+        except BaseException:
+            with self._lock:
+                self._preparing -= 1
+                self._arrived.notify()
+            raise
+
+    def _take_run(self) -> bool:
+        """Whether the caller may lead a batch now: a run is free, and nobody is gathering one already."""
+        if self._gathering or not self._free:
+            return False
+        self._free -= 1
+        self._gathering = True
+        return True
+
+    def _lead(self, mine: _Request[X, R]) -> None:
+        """Gather a batch with `mine` in it, encode it, hand out the rows, and pass the run on."""
+        with self._lock:
+            self._gather()
+            batch = self._batch(mine)
+            self._gathering = False
+            self._pass_on()  # another run may be free
+        try:
+            self._encode_all(batch)
+        except BaseException as error:  # this very thread is being ended: the others must not wait for it
+            for request in batch:
+                request.error = error
+            raise
+        finally:
+            with self._lock:
+                self._free += 1
+                self._pass_on()
+            for request in batch:
+                if request is not mine:
+                    request.turn.set()
+
+    def _gather(self) -> None:
+        """Wait, within limits, while others prepare their inputs. The lock is held, but for the waiting."""
+        until = time.monotonic() + min(self._wait_seconds, self._run_seconds)
+        while self._preparing and sum(len(request.inputs) for request in self._queue) < self._size:
+            left = until - time.monotonic()
+            if left <= 0 or not self._arrived.wait(left):
+                return
+
+    def _batch(self, mine: _Request[X, R]) -> list[_Request[X, R]]:
+        """Take `mine` and then the oldest off the queue, as many as fit."""
+        self._queue.remove(mine)
+        batch, inputs = [mine], len(mine.inputs)
+        while self._queue and inputs + len(self._queue[0].inputs) <= self._size:
+            batch.append(self._queue.popleft())
+            inputs += len(batch[-1].inputs)
+        return batch
+
+    def _timed(self, inputs: Sequence[X]) -> R:
+        started = time.monotonic()
+        rows = self._encode(inputs)
+        self._run_seconds = min(time.monotonic() - started, FORGETTING * self._run_seconds)
+        return rows
+
+    def _pass_on(self) -> None:
+        if self._queue and self._take_run():
+            self._queue[0].turn.set()
+
+    def _encode_all(self, batch: Sequence[_Request[X, R]]) -> None:
+        """Encode a batch; where that is refused, each request by itself, so that one cannot fail the others."""
+        inputs = [x for request in batch for x in request.inputs]
+        try:
+            rows = self._timed(inputs)
+        except Exception as error:
+            if len(batch) == 1:
+                batch[0].error = error
+                return
+            for request in batch:
+                self._encode_all([request])
+            return
+        start = 0
+        for request in batch:
+            stop = start + len(request.inputs)
+            request.result = rows[start:stop]
+            start = stop
+
+
+def free_runs(threads: int) -> int:
+    """How many batches of `threads` threads each keep this machine busy."""
+    return max(1, (os.cpu_count() or 1) // threads)
