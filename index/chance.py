@@ -12,8 +12,8 @@ both. Only the order is meant: the probability 1 / (1 + E) is right for a query 
 `tail` is estimated on P random pairs of a query and an item, scored through the route that the map is for: at knots it
 is the share of pairs at least as good, down to the best quarter. Beyond, it falls exponentially, at the rate of that
 quarter's median excess. Extrapolating from so early is deliberate: some random pairs are right, and the better a
-version is, the more its far tail holds nothing else. Counted as chance they would turn the order round (with the ten classes of
-digits they did); a median bears them as long as fewer than about one pair in eight is right.
+version is, the more its far tail holds nothing else. Counted as chance they would turn the order round (with the ten
+classes of digits they did); a median bears them as long as fewer than about one pair in eight is right.
 
 Every map of a gallery must be given the same N, the items of the whole gallery: it then shifts all of them alike and
 leaves every ranking as it is. The result is an ordinary `Calibration`: same JSON, strictly monotone, so the order

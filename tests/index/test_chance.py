@@ -51,7 +51,7 @@ def test_beyond_the_knots_an_exponential_tail_is_found_again() -> None:
 def test_right_pairs_in_the_sample_are_not_taken_for_chance() -> None:
     """Chance scores alike in two versions; in the second one pair in twelve is right, and far out.
 
-    Such a right pair must not count less than half as surprising as it is: 1 pair in 12 reaches it, 1 in 10^19 by chance.
+    One pair in 12 reaches 9, by chance one in 10^19 would: the map must see at least half of that distance.
     """
     generator = np.random.default_rng(4)
     chance, other = generator.normal(size=(2, 22_000))

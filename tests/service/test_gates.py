@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,24 @@ class TestReport:
         assert report["new_old"]["value"] == pytest.approx(expected)
         assert report["new_old"]["value"] > report["old_old"]["value"]
         assert report["verdict"] == "pass"
+
+    def test_slerp_is_measured_with_the_queries_of_both_encoders(
+        self,
+        served: Any,
+        labelled: Any,
+        versions: dict[str, Version],
+        make_version: Callable[..., Version],
+        make_image: Callable[..., Any],
+        tmp_path: Path,
+    ) -> None:
+        between = make_version(tmp_path / "between", "between", 6, drift=0.3, edges=[(versions["v1"], "slerp")])
+        assert served.register(between).status_code == 201
+        report = gate(served, labelled(), "between").json()
+        old, new = (vectors(version, make_image) for version in (versions["v1"], between))
+        moved = load_transform(between.edges[0], between.card, versions["v1"].card)(new, old)
+
+        assert report["route"] == ["slerp"]
+        assert report["new_old"]["value"] == pytest.approx(cmc(moved, old, versions["v1"]))
 
     def test_by_dual_nothing_gets_better_or_worse(self, served: Any, labelled: Any) -> None:
         report = gate(served, labelled(), "apart").json()
