@@ -62,13 +62,13 @@ class Gallery:
         Args:
             query_version: the version that embeds the queries.
             encode: embeds this request's queries by a version; called for `query_version` or one of `encoders`.
-            k: results per query, 1 to the number of items.
+            k: results per query, at least 1; there are never more than items.
             encoders: versions that can embed these queries (for `slerp` and `dual` routes).
             strict: raise instead of skipping shards that no route reaches.
             mode: how shards are merged, one of `Mode`; None: the first that is possible.
 
         Raises:
-            InvalidArgument: k is below 1 or above the number of items, or there is no such mode.
+            InvalidArgument: k is below 1, the gallery is empty, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
         """
@@ -80,7 +80,8 @@ class Gallery:
                 embedded[version], encode_seconds[version] = _timed(encode, version)
             with self._lock.read():
                 mix = self._mix()
-                check_k(k, sum(mix.values()))
+                depth = min(k, sum(mix.values()))
+                check_k(depth, sum(mix.values()))
                 routes, degraded = self._plan(query_version, mix, encoders)
                 if degraded and (strict or not routes):
                     raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
@@ -91,17 +92,17 @@ class Gallery:
                 spaces = [self._space(version) for version, _ in live]
                 chosen = choose_mode(mode, spaces, maps is not None)
                 moved = {version: _timed(self._transform, route, embedded) for version, route in routes.items()}
-                scanned = [_timed(shard.search, moved[version][0], k) for (version, _), shard in live.items()]
+                scanned = [_timed(shard.search, moved[version][0], depth) for (version, _), shard in live.items()]
                 sizes = [shard.count() for shard in live.values()]
             used = maps if maps is not None and chosen is Mode.CALIBRATED else [None] * len(live)
             found = [result for result, _ in scanned]
             started = time.perf_counter()
             if chosen is Mode.CALIBRATED:
-                merged = merge_calibrated(found, maps or (), k)
+                merged = merge_calibrated(found, maps or (), depth)
             elif chosen is Mode.RAW:
-                merged = merge_raw(found, [space.higher_is_better for space in spaces], k)
+                merged = merge_raw(found, [space.higher_is_better for space in spaces], depth)
             else:
-                merged = merge_rank(found, k)
+                merged = merge_rank(found, depth)
             merge_seconds = time.perf_counter() - started
             shards = tuple(
                 Asked(version, origin, size, routes[version], calibration, moved[version][1], seconds)

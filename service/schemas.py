@@ -158,8 +158,11 @@ class Match(BaseModel):
 
 
 class Matches(BaseModel):
-    """The matches of one query, best first."""
+    """The matches of one query, best first: where it stands in the request, what embedded it, how it was ranked."""
 
+    query: str
+    version: str
+    mode: str
     matches: list[Match]
 
 
@@ -183,6 +186,7 @@ class EdgeUsed(BaseModel):
 class ShardOut(BaseModel):
     """One shard that was asked: its route, the versions that embedded the query for it, and the map of its scores."""
 
+    queries: list[str]
     version: str
     origin: str
     items: int
@@ -210,9 +214,10 @@ class ExplainOut(BaseModel):
 
 
 class Answered(BaseModel):
-    """The answer to a query: `version` embedded it, `mix` counts the items per version it was answered from.
+    """The answer to queries: `version`, `mode` and `mix` (items per version) are those of the first.
 
-    `mode` says what `score` is: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`).
+    `mode` says what `score` is: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`). `next` is
+    the cursor of the page behind this one, null at the end.
     """
 
     version: str
@@ -221,6 +226,7 @@ class Answered(BaseModel):
     mix: dict[str, int]
     degraded: list[DegradedOut]
     results: list[Matches]
+    next: str | None
     explain: ExplainOut | None = None
     took_ms: float
 

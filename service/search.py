@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,29 +12,35 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from index.errors import InvalidArgument
-from index.found import Found
-from index.gallery import Encode, check_k
+from index.found import Asked, Found
 from index.merge import Mode
 from index.space import space_from_json
-from index.text import MAX_CHARACTERS, check_text
-from service.embedding import embed_images, embed_texts, pointing
-from service.errors import BodyTooLarge, InvalidBody
-from service.forms import FORM, JSON, Form, media_type, read_form
-from service.replica import Answer
+from index.text import MAX_CHARACTERS
+from service.forms import FORM, JSON, media_type, read_form
+from service.question import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
+from service.replica import Answer, Live
 from service.repository import describe
 from service.runtime import Runtime, Service
-from service.schemas import Answered, check_embeddings, parse_json, take_object
+from service.schemas import Answered
 
 router = APIRouter(tags=["query"])
 
-DEFAULT_K = 10
-FLAGS = ("strict", "explain")
 ATTEMPTS = 3
 """How often a query is answered anew because items it found were deleted or replaced before they could be shown."""
+MAX_FIELD_BYTES = 1 << 20
 
-MODE = {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first that is possible"}
-
+OPTION_SCHEMAS: dict[str, Any] = {
+    "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
+    "mode": {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first possible"},
+    "threshold": {"type": "number", "description": "matches must have at least so good a score"},
+    "cursor": {"type": "string", "description": "`next` of the answer to the same request"},
+    "strict": {"type": "boolean", "default": False},
+    "explain": {"type": "boolean", "default": False},
+}
+QUERY_SCHEMAS: dict[str, Any] = {
+    "texts": {"type": "array", "items": {"type": "string", "maxLength": MAX_CHARACTERS}},
+    "items": {"type": "array", "items": {"type": "string"}, "description": "ids of stored items: more like these"},
+}
 QUERY_BODY = {
     "requestBody": {
         "content": {
@@ -43,25 +50,20 @@ QUERY_BODY = {
                     "required": ["images"],
                     "properties": {
                         "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                        "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
-                        "strict": {"type": "boolean", "default": False},
-                        "mode": MODE,
-                        "explain": {"type": "boolean", "default": False},
+                        **QUERY_SCHEMAS,
+                        **OPTION_SCHEMAS,
                     },
                 }
             },
             JSON: {
                 "schema": {
                     "type": "object",
-                    "description": "either texts, or embeddings and version",
+                    "description": "at least one of embeddings (with version), texts, items",
                     "properties": {
-                        "texts": {"type": "array", "items": {"type": "string", "maxLength": MAX_CHARACTERS}},
                         "version": {"type": "string", "description": "which version made the embeddings"},
                         "embeddings": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-                        "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
-                        "strict": {"type": "boolean", "default": False},
-                        "mode": MODE,
-                        "explain": {"type": "boolean", "default": False},
+                        **QUERY_SCHEMAS,
+                        **OPTION_SCHEMAS,
                     },
                 }
             },
@@ -70,47 +72,28 @@ QUERY_BODY = {
 }
 
 
-Read = tuple[str | None, Encode, frozenset[str], int]
-"""What tells one kind of query from another: version, encode, encoders and queries of a `Question`."""
-
-
-@dataclass(frozen=True)
-class Question:
-    """A checked request: `version` None means the current one; `encode` embeds the queries by a version."""
-
-    version: str | None
-    encode: Encode
-    encoders: frozenset[str]
-    queries: int
-    k: int
-    strict: bool
-    mode: str | None
-    explain: bool
-
-
 @router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)
 async def query(name: str, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
-    settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await request.body()
-        return await service.hop(respond, service, name, lambda: by_json(service, raw))
+        return await service.hop(respond, service, name, lambda live: from_json(service, live, raw))
     async with read_form(
         request,
         files="images",
-        fields={"k", "strict", "mode", "explain"},
-        max_files=settings.max_batch,
-        max_field_bytes=1024,
+        fields={*OPTIONS, *LISTS},
+        max_files=service.settings.max_batch,
+        max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
-        return await service.hop(respond, service, name, lambda: by_images(service, form))
+        return await service.hop(respond, service, name, lambda live: from_form(service, live, form))
 
 
-def respond(service: Runtime, name: str, read: Callable[[], Question]) -> Response:
+def respond(service: Runtime, name: str, read: Callable[[Live], Question]) -> Response:
     """The answer as a response, written on this thread: a large one would keep the event loop from other requests."""
     return Response(to_json(answer(service, name, read)), media_type="application/json")
 
 
-def answer(service: Runtime, name: str, read: Callable[[], Question]) -> dict[str, Any]:
+def answer(service: Runtime, name: str, read: Callable[[Live], Question]) -> dict[str, Any]:
     """Search and show what was found.
 
     Raises:
@@ -121,155 +104,83 @@ def answer(service: Runtime, name: str, read: Callable[[], Question]) -> dict[st
     """
     started = time.perf_counter()
     live = service.replica.find(name)
-    question = read()
     service.replica.declare(live)
-    check_k(question.k, sum(live.gallery.mix().values()))
-    _check_size(question, service.settings.max_results)
-    for _ in range(ATTEMPTS):
-        found = live.search(
-            question.version, question.encode, question.k, question.encoders, question.strict, question.mode
-        )
-        fetching = time.perf_counter()
-        results, complete = _show(service, found)
-        fetch_seconds = time.perf_counter() - fetching
-        if complete:
-            break
-        service.replica.refresh(live.id)
+    question = read(live)
+    pages = [_page(service, live, question, part) for part in question.parts]
+    first = pages[0].answer
     return {
-        "version": found.version,
+        "version": first.version,
         "k": question.k,
-        "mode": found.found.mode.value,
-        "mix": found.found.mix,
-        "degraded": [vars(degraded) for degraded in found.degraded],
-        "results": results,
-        **({"explain": explain(found.found, fetch_seconds)} if question.explain else {}),
+        "mode": first.found.mode.value,
+        "mix": first.found.mix,
+        "degraded": list({d.version: vars(d) for page in pages for d in page.answer.degraded}.values()),
+        "results": [result for page in pages for result in page.results],
+        "next": question.cursor() if any(page.more for page in pages) else None,
+        **({"explain": explain(pages)} if question.explain else {}),
         "took_ms": round((time.perf_counter() - started) * 1000, 3),
     }
 
 
-def explain(found: Found, fetch_seconds: float) -> dict[str, Any]:
-    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
-    return {
-        "shards": [
-            {
-                "version": shard.version,
-                "origin": shard.origin,
-                "items": shard.items,
-                "route": [
-                    {
-                        "new": e.new,
-                        "old": e.old,
-                        "kind": e.kind.value,
-                        "scores": {n: vars(s) for n, s in e.scores.items()},
-                    }
-                    for e in shard.route.edges
-                ],
-                "encoders": list(shard.route.encoders),
-                "calibration": shard.calibration.as_json() if shard.calibration else None,
-                "seconds": {"transform": shard.transform_seconds, "scan": shard.scan_seconds},
-            }
-            for shard in found.shards
-        ],
-        "seconds": {
-            "encode": dict(found.encode_seconds),
-            # Shards of one version share one transform.
-            "transform": sum({shard.version: shard.transform_seconds for shard in found.shards}.values()),
-            "scan": sum(shard.scan_seconds for shard in found.shards),
-            "merge": found.merge_seconds,
-            "fetch": fetch_seconds,
-        },
-    }
+@dataclass(frozen=True)
+class Page:
+    """What one part of a question gets: `results` in its order, and whether any query has `more` behind them."""
+
+    part: Part
+    answer: Answer
+    results: list[dict[str, Any]]
+    more: bool
+    fetch_seconds: float
 
 
-def by_json(service: Runtime, raw: bytes) -> Question:
-    """A question in JSON: embeddings of a named version, or texts."""
-    legal = {"k", "version", "embeddings", "texts", "strict", "mode", "explain"}
-    body = take_object(parse_json(raw), legal, "")
-    k, mode = body.get("k", DEFAULT_K), body.get("mode")
-    if "texts" not in body and not isinstance(body.get("version"), str):
-        raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
-    if not isinstance(k, int) or isinstance(k, bool):
-        raise InvalidBody("k must be an integer", pointer="/k")
-    flags = {name: body.get(name, False) for name in FLAGS}
-    for name, value in flags.items():
-        if not isinstance(value, bool):
-            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
-    _check_mode(mode)
-    read = _read_texts if "texts" in body else _read_embeddings
-    version, encode, encoders, queries = read(service, body)
-    return Question(version, encode, encoders, queries, k, mode=mode, **flags)
+def _page(service: Runtime, live: Live, question: Question, part: Part) -> Page:
+    """Search for one part, deep enough for its page, and show the page."""
+    # One more tells whether there is a next page, and a stored item finds itself among the best.
+    depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
+    for _ in range(ATTEMPTS):
+        found = live.search(part.version, part.encode, depth, part.encoders, question.strict, question.mode)
+        fetching = time.perf_counter()
+        rows = [list(row) for row in _ranked(service, found.found, part, question)]
+        shown = [row[question.offset : question.offset + question.k] for row in rows]
+        results, complete = _show(service, found, part, shown)
+        fetch_seconds = time.perf_counter() - fetching
+        if complete:
+            break
+        service.replica.refresh(live.id)
+    more = any(len(row) > question.offset + question.k for row in rows)
+    return Page(part, found, results, more, fetch_seconds)
 
 
-def _read_embeddings(service: Runtime, body: dict[str, Any]) -> Read:
-    """Embeddings: only the edges of the version that made them lead to other items."""
-    registered = service.catalog.named(body["version"])
-    _check_count(body.get("embeddings"), service.settings.max_batch, "/embeddings")
-    space = space_from_json(registered.card.space)
-    vectors = check_embeddings(body.get("embeddings"), registered.card.dim, space, "/embeddings")
-    return registered.name, lambda _: vectors, frozenset(), len(vectors)
+def _ranked(service: Runtime, found: Found, part: Part, question: Question) -> Iterator[Iterator[Place]]:
+    """For each query the places in its row that hold a match, best first."""
+    sign = 1 if found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
+    least = -np.inf if question.threshold is None else sign * question.threshold
+    arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
+    for own, *row in zip(part.apart, *(array_QK.tolist() for array_QK in arrays), strict=True):
+        yield (
+            place for place in zip(*row, strict=True) if place[3] >= 0 and place[2] != own and sign * place[0] >= least
+        )
 
 
-def _read_texts(service: Runtime, body: dict[str, Any]) -> Read:
-    """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
-    if other := sorted({"embeddings", "version"} & set(body)):
-        why = "texts are embedded by the current version: send them without version and embeddings"
-        raise InvalidBody(why, pointer=f"/{other[0]}")
-    texts = body["texts"]
-    _check_count(texts, service.settings.max_batch, "/texts")
-    if not isinstance(texts, list) or not texts:
-        raise InvalidBody("texts must be a list of at least one text", pointer="/texts")
-    for number, text in enumerate(texts):
-        with pointing(f"/texts/{number}"):
-            check_text(text)
-    return None, embed_texts(service.catalog, texts), service.catalog.text_encoders(), len(texts)
+Place = tuple[float, float, int, int]
+"""Score, raw score, key and shard of a match."""
 
 
-def by_images(service: Runtime, form: Form) -> Question:
-    """A question in images: embedded by the gallery's current version, and by others where only `dual` leads on."""
-    k, mode = form.fields.get("k", str(DEFAULT_K)), form.fields.get("mode")
-    if not k.strip().isascii() or not k.strip().removeprefix("-").isdecimal():
-        raise InvalidBody("k must be an integer", pointer="/k")
-    flags = {name: form.fields.get(name, "false") for name in FLAGS}
-    for name, value in flags.items():
-        if value not in {"true", "false"}:
-            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
-    _check_mode(mode)
-    if not form.files:
-        raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
-    encode = embed_images(service.catalog, form.files, service.settings.max_image_pixels)
-    given = {name: value == "true" for name, value in flags.items()}
-    return Question(None, encode, service.catalog.encoders(), len(form.files), int(k), mode=mode, **given)
+def _higher_is_better(service: Runtime, shards: Sequence[Asked]) -> bool:
+    return all(space_from_json(service.catalog.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _check_mode(mode: object) -> None:
-    if mode is not None and mode not in list(Mode):
-        raise InvalidBody(f"mode must be one of {', '.join(Mode)}", pointer="/mode")
-
-
-def _check_count(listed: object, most: int, pointer: str) -> None:
-    if isinstance(listed, list) and len(listed) > most:
-        raise BodyTooLarge(f"{len(listed)} queries; at most {most} in one request", pointer=pointer)
-
-
-def _check_size(question: Question, most: int) -> None:
-    if question.queries * question.k > most:
-        legal = f"at most {most} matches in one response, so k can be {most // question.queries}"
-        raise InvalidArgument(f"k is {question.k} for {question.queries} queries; {legal}", pointer="/k")
-
-
-def _show(service: Runtime, answer: Answer) -> tuple[list[dict[str, Any]], bool]:
+def _show(
+    service: Runtime, answer: Answer, part: Part, rows: Sequence[Sequence[Place]]
+) -> tuple[list[dict[str, Any]], bool]:
     """What the matches show, and whether every one of them is still as it was found."""
-    found = answer.found
-    shards = [(service.catalog.named(s.version).id, s.version, list(s.route.kinds)) for s in found.shards]
+    shards = [(service.catalog.named(s.version).id, s.version, list(s.route.kinds)) for s in answer.found.shards]
     with service.database.lookup() as connection:
-        shown = describe(connection, np.unique(found.keys_QK[found.shards_QK >= 0]).tolist())
+        shown = describe(connection, list({key for row in rows for _, _, key, _ in row}))
+    about = {"version": answer.version, "mode": answer.found.mode.value}
     results, complete = [], True
-    ranked = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
-    for row in zip(*(array_QK.tolist() for array_QK in ranked), strict=True):
+    for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
-        for score, raw_score, key, shard in zip(*row, strict=True):
-            if shard < 0:
-                break
+        for score, raw_score, key, shard in row:
             version_id, version, kinds = shards[shard]
             item = shown.get((key, version_id))
             if item is None:
@@ -287,5 +198,46 @@ def _show(service: Runtime, answer: Answer) -> tuple[list[dict[str, Any]], bool]
                     "metadata": metadata,
                 }
             )
-        results.append({"matches": matches})
+        results.append({"query": pointer, **about, "matches": matches})
     return results, complete
+
+
+def explain(pages: Sequence[Page]) -> dict[str, Any]:
+    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
+    encode: Counter[str] = Counter()
+    for page in pages:
+        encode.update(page.answer.found.encode_seconds)
+    return {
+        "shards": [
+            {"queries": list(page.part.pointers), **_explain_shard(shard)}
+            for page in pages
+            for shard in page.answer.found.shards
+        ],
+        "seconds": {
+            "encode": dict(encode),
+            # Shards of one version share one transform.
+            "transform": sum(
+                seconds
+                for page in pages
+                for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
+            ),
+            "scan": sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
+            "merge": sum(page.answer.found.merge_seconds for page in pages),
+            "fetch": sum(page.fetch_seconds for page in pages),
+        },
+    }
+
+
+def _explain_shard(shard: Asked) -> Mapping[str, Any]:
+    return {
+        "version": shard.version,
+        "origin": shard.origin,
+        "items": shard.items,
+        "route": [
+            {"new": e.new, "old": e.old, "kind": e.kind.value, "scores": {n: vars(s) for n, s in e.scores.items()}}
+            for e in shard.route.edges
+        ],
+        "encoders": list(shard.route.encoders),
+        "calibration": shard.calibration.as_json() if shard.calibration else None,
+        "seconds": {"transform": shard.transform_seconds, "scan": shard.scan_seconds},
+    }
