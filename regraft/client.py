@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 from urllib.parse import quote
 
 import httpx
 
-from index.errors import InvalidArgument, RegraftError
+from index.errors import RegraftError
 from index.folder import pack_version
 
 Json = dict[str, Any]
@@ -61,6 +61,21 @@ class ImageItem:
     id: str
     image: bytes
     metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+class QueryOptions(TypedDict, total=False):
+    """Options of a query.
+
+    strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
+    threshold: the least score of a match. cursor: `next` of the answer to the same query. explain: add how the answer
+    came about.
+    """
+
+    strict: bool
+    mode: str
+    threshold: float
+    cursor: str
+    explain: bool
 
 
 class Client:
@@ -195,25 +210,20 @@ class Client:
         k: int = 10,
         *,
         texts: Sequence[str] = (),
-        strict: bool = False,
-        mode: str | None = None,
-        explain: bool = False,
+        items: Sequence[str] = (),
+        **options: Unpack[QueryOptions],
     ) -> Json:
-        """POST /v1/galleries/{gallery}/query with image files or with texts, answered from one consistent view.
+        """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
-        Returns {version, k, mode, mix, degraded, results: [{matches: [...]}], took_ms}, one result a query, in order.
-        `mode` is calibrated, raw or rank, by default the first that is possible; `explain` adds how it came about.
-
-        Raises:
-            InvalidArgument: images and texts in one call.
+        Returns {version, k, mode, mix, degraded, results: [{query, version, mode, matches: [...]}], next, took_ms}, one
+        result a query: first those of images, then of texts, then of items.
         """
-        if texts and images:
-            raise InvalidArgument("images and texts are two calls", pointer="/texts")
-        if texts:
-            body = {"texts": list(texts), "k": k, "strict": strict, "mode": mode, "explain": explain}
-            return self._json("POST", _path("galleries", gallery, "query"), json=body)
+        lists = {name: list(given) for name, given in (("texts", texts), ("items", items)) if given}
+        if not images and lists:
+            return self._json("POST", _path("galleries", gallery, "query"), json={**lists, "k": k, **options})
         files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
-        data = {"k": str(k), "strict": _flag(strict), "explain": _flag(explain), **({"mode": mode} if mode else {})}
+        fields: Json = {**lists, "k": k, **options}
+        data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
         return self._json("POST", _path("galleries", gallery, "query"), data=data, files=files)
 
     def query_embeddings(
@@ -222,14 +232,10 @@ class Client:
         embeddings: Sequence[Sequence[float]],
         version: str,
         k: int = 10,
-        *,
-        strict: bool = False,
-        mode: str | None = None,
-        explain: bool = False,
+        **options: Unpack[QueryOptions],
     ) -> Json:
         """POST /v1/galleries/{gallery}/query with embeddings that `version` made; the rest as in `query`."""
-        asked = {"version": version, "k": k, "strict": strict, "mode": mode, "explain": explain}
-        body = {"embeddings": [list(e) for e in embeddings], **asked}
+        body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, **options}
         return self._json("POST", _path("galleries", gallery, "query"), json=body)
 
     # upgrades

@@ -161,8 +161,11 @@ def _texts(service: Runtime, listed: object) -> Part:
 
 def _strings(service: Runtime, listed: object, name: str) -> list[str]:
     _check_count(service, listed, f"/{name}")
-    if not isinstance(listed, list) or not listed or not all(isinstance(one, str) for one in listed):
+    if not isinstance(listed, list) or not listed:
         raise InvalidBody(f"{name} must be a list of at least one string", pointer=f"/{name}")
+    for number, one in enumerate(listed):
+        if not isinstance(one, str):
+            raise InvalidBody(f"{name} must be strings", pointer=f"/{name}/{number}")
     return listed
 
 

@@ -231,7 +231,7 @@ def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str
     return connection.execute(statement.order_by(embedding.c.version_id)).all()
 
 
-def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Row[Any]]]:
+def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Any]]:
     """External id -> (id, external_id, blob, active_id, version_id, vector) of each embedding a live item holds."""
     columns = (item.c.id, item.c.external_id, item.c.blob, item.c.active_id, embedding.c.version_id, embedding.c.vector)
     statement = (
@@ -240,10 +240,9 @@ def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]
         .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
         .order_by(embedding.c.version_id)
     )
-    found: dict[str, list[Row[Any]]] = {}
+    found: dict[str, list[Any]] = {}
     for block in _blocks([external_id for external_id in external_ids if external_id.isprintable()]):
-        rows: Sequence[Row[Any]] = connection.execute(statement.where(item.c.external_id.in_(block))).all()
-        for row in rows:
+        for row in connection.execute(statement.where(item.c.external_id.in_(block))):
             found.setdefault(row.external_id, []).append(row)
     return found
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from regraft.client import Client, ImageItem, Json, Problem
+from regraft.client import Client, ImageItem, Json, Problem, QueryOptions
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, out, print_table, progress
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
@@ -87,6 +87,9 @@ def query(
         Path | None, typer.Argument(metavar="[IMAGE]", help="The image to search with.", exists=True, dir_okay=False)
     ] = None,
     text: Annotated[str | None, typer.Option("--text", help="Search with a text instead.", show_default=False)] = None,
+    like: Annotated[
+        str | None, typer.Option("--like", metavar="ITEM", help="Search with a stored item.", show_default=False)
+    ] = None,
     k: Annotated[
         int | None, typer.Option("-k", help=f"Matches wanted; default {DEFAULT_K} or all.", show_default=False)
     ] = None,
@@ -94,19 +97,27 @@ def query(
         str | None,
         typer.Option("--mode", help="calibrated, raw or rank; default the first possible.", show_default=False),
     ] = None,
+    threshold: Annotated[
+        float | None, typer.Option("--threshold", help="The least score of a match.", show_default=False)
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Search a gallery with an image or a text."""
-    if (image is None) == (text is None):
-        raise InvalidArgument("give either an IMAGE or --text")
+    """Search a gallery with an image, a text or a stored item."""
+    if sum(given is not None for given in (image, text, like)) != 1:
+        raise InvalidArgument("give one of IMAGE, --text and --like")
+    options = QueryOptions(explain=explain)
+    if mode is not None:
+        options["mode"] = mode
+    if threshold is not None:
+        options["threshold"] = threshold
     with connect(url, api_key) as client:
         if k is None:
             k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
         images = [] if image is None else [image.read_bytes()]
-        texts = [] if text is None else [text]
-        answer = client.query(name, images, k, texts=texts, mode=mode, explain=explain)
+        texts, items = ([] if one is None else [one] for one in (text, like))
+        answer = client.query(name, images, k, texts=texts, items=items, **options)
     matches = answer["results"][0]["matches"]
     rows = [
         [m["id"], f"{m['score']:.4f}", m["version"], "+".join(m["route"]) or "same", m["metadata"]] for m in matches

@@ -260,7 +260,7 @@ def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
     assert b'name="explain"\r\n\r\ntrue\r\n' in sent
 
 
-def test_query_takes_an_image_or_a_text(run, service, tmp_path):
+def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     (tmp_path / "q.png").write_bytes(b"x")
     service.answers["POST /v1/galleries/g/query"] = {"results": [{"matches": []}], "degraded": []}
 
@@ -268,9 +268,11 @@ def test_query_takes_an_image_or_a_text(run, service, tmp_path):
 
     assert code == 0
     assert json.loads(service.requests[-1].content)["texts"] == ["a red boot"]
-    for wrong in ([], [tmp_path / "q.png", "--text", "boot"]):
+    assert run("query", "g", "--like", "a", "-k", "1", "--threshold", "0.5")[0] == 0
+    assert json.loads(service.requests[-1].content) == {"items": ["a"], "k": 1, "threshold": 0.5, "explain": False}
+    for wrong in ([], [tmp_path / "q.png", "--text", "boot"], ["--like", "a", "--text", "boot"]):
         code, _, said = run("query", "g", *wrong)
-        assert (code, said) == (1, "regraft: give either an IMAGE or --text\n")
+        assert (code, said) == (1, "regraft: give one of IMAGE, --text and --like\n")
 
 
 REPORT = {

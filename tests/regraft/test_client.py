@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 import regraft
-from index.errors import InvalidArgument, RegraftError
+from index.errors import RegraftError
 from regraft import client as client_module
 from regraft.client import Client, ImageItem, Problem, Unreachable
 
@@ -120,23 +120,18 @@ def test_a_query_sends_every_image_in_order_and_k_as_form_fields():
     assert [named(request, name)[0].get_content() for name in ("k", "strict")] == ["5", "true"]
 
 
-def test_a_query_by_text_is_json_and_never_mixed_with_images():
+def test_a_query_without_images_is_json_and_one_with_images_a_form():
     seen, handler = answering({"results": []})
     client = connected(handler)
 
-    client.query("g", k=5, texts=["a red boot", "two"], strict=True)
+    client.query("g", k=5, texts=["a red boot", "two"], items=["a"], strict=True)
+    client.query("g", [b"one"], texts=["two"], threshold=0.5, mode="rank")
 
-    (request,) = seen
-    assert json.loads(request.content) == {
-        "texts": ["a red boot", "two"],
-        "k": 5,
-        "strict": True,
-        "mode": None,
-        "explain": False,
-    }
-    with pytest.raises(InvalidArgument, match="two calls"):
-        client.query("g", [b"one"], texts=["two"])
-    assert len(seen) == 1
+    plain, form = seen
+    body = {"texts": ["a red boot", "two"], "items": ["a"], "k": 5, "strict": True}
+    assert json.loads(plain.content) == body
+    for name, value in (("texts", '["two"]'), ("k", "10"), ("threshold", "0.5"), ("mode", "rank")):
+        assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in form.content
 
 
 def test_a_version_folder_is_packed_with_its_card_at_the_root(make_version, tmp_path):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import service.question
 import service.search
 from index.calibration import Calibration
 from index.encoder import Encoder
@@ -173,8 +174,8 @@ def test_there_is_a_largest_number_of_queries_and_of_matches(
     problem(served.http.post(f"{filled}/query", json=many), 413, "body_too_large", "/embeddings")
     problem(served.query(filled, *[pictures[0]] * 101, k=1), 413, "body_too_large", "/images")
 
-    few = service.search._check_size
-    monkeypatch.setattr(service.search, "_check_size", lambda question, most: few(question, 30))
+    few = service.question._check_size
+    monkeypatch.setattr(service.question, "_check_size", lambda queries, offset, k, most: few(queries, offset, k, 30))
     problem(served.query(filled, pictures[0], pictures[1], k=16), 422, "invalid_argument", "/k")
     assert served.query(filled, pictures[0], pictures[1], k=15).status_code == 200
 
@@ -312,7 +313,7 @@ def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: lis
     shown = [{key: shard[key] for key in shard if key != "seconds"} for shard in told["shards"]]
     edge = {"new": "v2", "old": "v1", "kind": "truncate"}
     scores = {"cmc@1": {"value": 0.9, "low": pytest.approx(0.85), "high": pytest.approx(0.95)}}
-    same = {"origin": "encoded", "items": 10, "encoders": ["v2"], "calibration": None}
+    same = {"queries": ["/images/0"], "origin": "encoded", "items": 10, "encoders": ["v2"], "calibration": None}
     assert shown == [
         {"version": "v1", "route": [{**edge, "scores": scores}], **same},
         {"version": "v2", "route": [], **same},

@@ -1,0 +1,189 @@
+"""What a query may ask besides images: stored items, mixed batches, pages, thresholds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.encoder import Encoder
+from index.image import decode_image
+from index.version import Version
+
+Problem = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def filled(served: Any, pictures: list[bytes]) -> str:
+    """A gallery of v1 with every picture."""
+    path: str = served.gallery()
+    store(served, path, range(20), pictures)
+    return path
+
+
+@pytest.fixture(scope="module")
+def upgraded(served: Any, pictures: list[bytes]) -> str:
+    """Ten items of v1, and ten of v2, which is current."""
+    path: str = served.gallery()
+    store(served, path, range(10), pictures)
+    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    store(served, path, range(10, 20), pictures)
+    return path
+
+
+def store(served: Any, path: str, numbers: range, pictures: list[bytes]) -> None:
+    items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in numbers]
+    assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in numbers]).status_code == 200
+
+
+def ask(served: Any, path: str, **body: Any) -> Any:
+    return served.http.post(f"{path}/query", json=body)
+
+
+def ids(response: Any) -> list[list[str]]:
+    assert response.status_code == 200, response.text
+    return [[m["id"] for m in result["matches"]] for result in response.json()["results"]]
+
+
+class TestItems:
+    def test_an_item_finds_what_its_image_finds_but_not_itself(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        by_image = ids(served.query(filled, pictures[3], pictures[11], k=20))
+
+        answer = ask(served, filled, items=["i3", "i11"], k=20)
+
+        expected = [[n for n in row if n != own] for row, own in zip(by_image, ("i3", "i11"), strict=True)]
+        assert ids(answer) == expected
+        assert [result["query"] for result in answer.json()["results"]] == ["/items/0", "/items/1"]
+
+    def test_an_old_item_asks_as_the_current_version_by_its_image(
+        self, served: Any, upgraded: str, pictures: list[bytes]
+    ) -> None:
+        by_image = ids(served.query(upgraded, pictures[3], pictures[13], k=20))
+
+        answer = ask(served, upgraded, items=["i3", "i13"], k=20).json()
+
+        expected = [[n for n in row if n != own] for row, own in zip(by_image, ("i3", "i13"), strict=True)]
+        assert [[m["id"] for m in r["matches"]] for r in answer["results"]] == expected
+        assert [(r["version"], r["mode"]) for r in answer["results"]] == [("v2", "raw")] * 2
+        assert answer["degraded"] == []
+
+    def test_an_item_without_an_image_asks_as_the_version_it_has(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery()
+        bare = [{"id": f"e{n}", "embedding": [1.0, n, 0.0, 0.0]} for n in range(3)]
+        assert served.http.post(f"{path}/items", json={"items": bare}).status_code == 200
+        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        store(served, path, range(2), pictures)
+
+        answer = ask(served, path, items=["i0", "e0"], k=5).json()
+
+        (new, old) = answer["results"]
+        assert (new["version"], {m["id"] for m in new["matches"]}) == ("v2", {"i1", "e0", "e1", "e2"})
+        assert (old["version"], [m["id"] for m in old["matches"]]) == ("v1", ["e1", "e2"])
+        assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
+        assert "no edge leads" in answer["degraded"][0]["reason"]
+
+    def test_an_item_whose_image_is_gone_is_named(self, served: Any, pictures: list[bytes], problem: Problem) -> None:
+        path = served.gallery()
+        store(served, path, range(3), pictures)
+        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        service = served.runtime
+        live = service.replica.find(path.rpartition("/")[2])
+        service.blobs.remove_gallery(live.id)
+
+        problem(ask(served, path, items=["i0"], k=1), 404, "no_image", "/items/0")
+
+    def test_an_item_that_is_not_there_is_named(self, served: Any, filled: str, problem: Problem) -> None:
+        problem(ask(served, filled, items=["i3", "i99"], k=1), 404, "unknown_item", "/items/1")
+
+    @pytest.mark.parametrize(
+        ("items", "pointer"), [([], "/items"), ("i3", "/items"), (None, "/items"), (["i3", 4], "/items/1")], ids=str
+    )
+    def test_a_bad_list_is_named(self, served: Any, filled: str, problem: Problem, items: Any, pointer: str) -> None:
+        problem(ask(served, filled, items=items, k=1), 422, "invalid_body", pointer)
+
+
+def test_a_batch_may_mix_images_embeddings_and_items(
+    served: Any, filled: str, pictures: list[bytes], versions: dict[str, Version]
+) -> None:
+    vectors = Encoder(versions["v1"]).encode([decode_image(picture) for picture in pictures]).vectors
+    by_image = ids(served.query(filled, *pictures, k=20))
+
+    form = served.query(filled, pictures[0], pictures[5], items='["i3"]', k=19)
+    plain = ask(served, filled, version="v1", embeddings=vectors[:2].tolist(), items=["i3"], k=19)
+
+    without = [n for n in by_image[3] if n != "i3"]
+    assert ids(form) == [by_image[0][:19], by_image[5][:19], without]
+    assert ids(plain) == [by_image[0][:19], by_image[1][:19], without]
+    assert [r["query"] for r in form.json()["results"]] == ["/images/0", "/images/1", "/items/0"]
+    assert [r["query"] for r in plain.json()["results"]] == ["/embeddings/0", "/embeddings/1", "/items/0"]
+
+
+class TestPages:
+    @pytest.mark.parametrize("mode", [None, "raw", "rank"])
+    def test_pages_put_together_are_the_whole_ranking(
+        self, served: Any, upgraded: str, pictures: list[bytes], mode: str | None
+    ) -> None:
+        fields = {"mode": mode} if mode else {}
+        whole = ids(served.query(upgraded, pictures[3], pictures[4], k=20, **fields))
+
+        pages, following = [], {}
+        for _ in range(9):
+            answer = served.query(upgraded, pictures[3], pictures[4], k=6, **fields, **following)
+            pages.append(ids(answer))
+            if answer.json()["next"] is None:
+                break
+            following = {"cursor": answer.json()["next"]}
+
+        assert [len(page[0]) for page in pages] == [6, 6, 6, 2]
+        assert [[n for page in pages for n in page[row]] for row in range(2)] == whole
+
+    def test_an_item_is_left_out_of_all_its_pages(self, served: Any, filled: str) -> None:
+        whole = ids(ask(served, filled, items=["i3"], k=20))
+        first = ask(served, filled, items=["i3"], k=10)
+        second = ask(served, filled, items=["i3"], k=10, cursor=first.json()["next"])
+
+        assert [ids(first)[0] + ids(second)[0]] == whole
+        assert second.json()["next"] is None
+
+    @pytest.mark.parametrize("cursor", ["", "x", "WzEsIDJd", 7, "WzEsICJ4Il0", "Z" * 5])
+    def test_a_foreign_cursor_is_refused(self, served: Any, filled: str, problem: Problem, cursor: Any) -> None:
+        problem(ask(served, filled, items=["i3"], k=1, cursor=cursor), 422, "invalid_argument", "/cursor")
+
+    def test_a_cursor_of_another_request_is_refused(self, served: Any, filled: str, problem: Problem) -> None:
+        cursor = ask(served, filled, items=["i3"], k=1).json()["next"]
+
+        problem(ask(served, filled, items=["i3"], k=1, mode="rank", cursor=cursor), 422, "invalid_argument", "/cursor")
+        assert ask(served, filled, items=["i3"], k=4, cursor=cursor).status_code == 200
+
+
+class TestThreshold:
+    def test_matches_of_a_cosine_space_are_at_least_so_near(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        whole = served.query(filled, pictures[3], k=20).json()["results"][0]["matches"]
+        least = np.float64(whole[6]["score"])
+
+        answer = served.query(filled, pictures[3], k=20, threshold=json.dumps(float(least))).json()
+
+        assert [m["id"] for m in answer["results"][0]["matches"]] == [m["id"] for m in whole if m["score"] >= least]
+        assert len(answer["results"][0]["matches"]) >= 7
+        assert answer["next"] is None
+
+    def test_matches_of_a_distance_are_at_most_so_far(self, served: Any, make_version: Any, tmp_path: Any) -> None:
+        assert served.register(make_version(tmp_path / "far", "far", 2, space={"kind": "l2"})).status_code == 201
+        path = served.gallery("far")
+        items = [{"id": f"e{n}", "embedding": [float(n), 0.0]} for n in range(5)]
+        assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+
+        answer = ask(served, path, version="far", embeddings=[[0.0, 0.0]], k=5, threshold=2)
+
+        assert ids(answer) == [["e0", "e1", "e2"]]
+
+    @pytest.mark.parametrize("threshold", ["0.5", True, [1]])
+    def test_it_is_a_number(self, served: Any, filled: str, problem: Problem, threshold: Any) -> None:
+        problem(ask(served, filled, items=["i3"], k=1, threshold=threshold), 422, "invalid_body", "/threshold")
