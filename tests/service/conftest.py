@@ -54,7 +54,11 @@ class Served:
     def query(self, path: str, *images: bytes, **fields: Any) -> httpx.Response:
         """A multipart query."""
         files = [("images", (f"{n}.png", image)) for n, image in enumerate(images)]
-        return self.http.post(f"{path}/query", data={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in fields.items()}, files=files)
+        return self.http.post(
+            f"{path}/query",
+            data={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in fields.items()},
+            files=files,
+        )
 
     def register(self, version: Version) -> httpx.Response:
         """Send a version folder."""
