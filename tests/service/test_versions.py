@@ -44,6 +44,8 @@ def test_a_version_is_registered_once_and_then_known(served: Any, versions: dict
         "metrics": {},
         "side_dim": 0,
         "encoder": True,
+        "text": False,
+        "loaded": [],
         "edges": [{"old": "v1", "kind": "truncate", "scores": scores}],
     }
     listed = served.http.get("/versions").json()["versions"]
