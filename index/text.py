@@ -8,7 +8,8 @@ Shape suffixes: N texts, L tokens, D dimension.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +78,8 @@ class TextEncoder:
         """
         check_text(text)
         try:
-            tokens_L = np.asarray(self._tokenizer.encode(text).ids, np.int64)
+            with _panics_as_errors():
+                tokens_L = np.asarray(self._tokenizer.encode(text).ids, np.int64)
         except Exception as error:  # tokenizers raises plain exceptions of its own
             raise InvalidText(f"the tokenizer refuses the text ({error})") from error
         if not len(tokens_L):
@@ -139,7 +141,8 @@ def _open_tokenizer(folder: Path) -> tuple[Tokenizer, int, _Padding]:
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
+        with _panics_as_errors():
+            tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
     except Exception as error:  # tokenizers raises plain exceptions of its own
         raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
     limit = int((tokenizer.truncation or {}).get("max_length", 0))
@@ -150,6 +153,17 @@ def _open_tokenizer(folder: Path) -> tuple[Tokenizer, int, _Padding]:
         raise wrong(TOKENIZER, f"pads to {padding.fixed} tokens but cuts at {limit}: a fixed length is one number")
     tokenizer.no_padding()
     return tokenizer, limit, padding
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """The tokenizers library is Rust: a damaged file makes it panic, and a panic is no Exception."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ValueError(str(error)) from error
 
 
 def _check_inputs(inputs: Sequence[ort.NodeArg]) -> None:

@@ -138,6 +138,21 @@ def test_what_is_no_tokenizer_is_refused(version: Version, content: bytes) -> No
         TextEncoder(rehash(version))
 
 
+def test_a_tokenizer_that_panics_is_refused(version: Version) -> None:
+    path = version.folder / TOKENIZER
+    stated = json.loads(path.read_text())
+    stated["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[C]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [],
+        "special_tokens": {},
+    }
+    path.write_text(json.dumps(stated))
+
+    with pytest.raises(InvalidVersionFolder, match=r"text/probe\.json holds a text that cannot be embedded"):
+        TextEncoder(rehash(version))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
