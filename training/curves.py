@@ -1,8 +1,9 @@
 """Backfill curves: the metric while a gallery moves from an old version to a new one, item by item.
 
-At each share the unmoved items are met along their route and the moved ones in the new version. Both rank as one list:
-by raw scores, as serving merges them, and calibrated, by the log-odds of `index.calibration`. Each half of the queries
-is ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
+At each share the unmoved items are met along their route and the moved ones in the new version. Both rank as one list,
+in the modes of `index.merge`: by raw scores; by the place in the own shard; calibrated, by the log-odds of
+`index.calibration`; and label-free, by those of `index.chance`, which no label has touched. Each half of the queries is
+ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
 
 Shape suffixes: Q queries, N items, P points of the curve, B one block of queries.
 """
@@ -17,12 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration, fit_calibration
+from index.chance import fit_chance
 from index.evaluation import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
 from index.ordering import POINTS, BackfillCurve
 from index.space import Space
 from index.version import Score
 
-RAW, CALIBRATED = "raw", "calibrated"
+RAW, RANK, CALIBRATED, LABEL_FREE = "raw", "rank", "calibrated", "label-free"
+CHANCE_PAIRS = 20_000
+"""About so many random pairs make a map without labels."""
 SURE, DRAWN = 100, 100
 """A map is fitted on each query's best so many items, and on so many drawn from the rest, which stand for all of it."""
 FITTING_QUERIES = 1_000
@@ -77,29 +81,51 @@ def measure_curves(
     points: int = POINTS,
     seed: int = 0,
 ) -> dict[tuple[str, str], Curve]:
-    """Measure a backfill in several orders, raw and calibrated.
+    """Measure a backfill in several orders, raw and calibrated; the arguments are those of `curve_values`.
+
+    Returns:
+        (order, "raw" or "calibrated") -> curve.
+    """
+    values = curve_values(before, after, matching, orders, (RAW, CALIBRATED), metric=metric, points=points, seed=seed)
+    return {key: _curve(values_PV) for key, values_PV in values.items()}
+
+
+def curve_values(
+    before: Compared,
+    after: Compared,
+    matching: Matching,
+    orders: Mapping[str, Ints],
+    modes: Sequence[str],
+    *,
+    metric: str = "cmc@1",
+    points: int = POINTS,
+    seed: int = 0,
+) -> dict[tuple[str, str], Floats]:
+    """What each query finds during a backfill, in several orders and modes.
 
     Args:
         before: how the queries meet the items where no item has moved.
         after: how they meet them where all have; items in the same order.
         matching: what is right.
         orders: name -> (N,) positions, first to move first.
+        modes: some of RAW, RANK, CALIBRATED and LABEL_FREE.
         metric: "cmc@<k>" or "mAP@1.0".
-        points: at least 2.
+        points: P, at least 2.
         seed: of the two halves and of the items drawn to fit the maps.
 
     Returns:
-        (order, "raw" or "calibrated") -> curve.
+        (order, mode) -> the metric of each valid query, (P, V).
     """
     half_Q = np.random.default_rng(seed).permutation(len(matching.query_codes)) % 2
-    sides = [_Way(side, _maps(side, matching, half_Q, seed), half_Q) for side in (before, after)]
-    values = {(order, scale): np.empty((points, len(half_Q))) for order in orders for scale in (RAW, CALIBRATED)}
+    sides = [_Way(side, _maps(side, matching, half_Q, modes, seed), half_Q) for side in (before, after)]
+    values = {(order, mode): np.empty((points, len(half_Q))) for order in orders for mode in modes}
     for rows in blocks(len(half_Q), 4 * len(matching.item_codes)):
         relevant_BN = matching.relevant(rows)
         old, new = (side.costs(rows, matching.self_Q[rows], relevant_BN) for side in sides)
-        for (order, scale), measured_PQ in values.items():
-            measured_PQ[:, rows] = backfill_values(old[scale], new[scale], relevant_BN, orders[order], metric, points)
-    return {key: _curve(measured_PQ[:, matching.valid]) for key, measured_PQ in values.items()}
+        for (order, mode), measured_PQ in values.items():
+            fuse, scale = (fused_values, RAW) if mode == RANK else (backfill_values, mode)
+            measured_PQ[:, rows] = fuse(old[scale], new[scale], relevant_BN, orders[order], metric, points)
+    return {key: measured_PQ[:, matching.valid] for key, measured_PQ in values.items()}
 
 
 def backfill_values(
@@ -115,13 +141,29 @@ def backfill_values(
         metric: "cmc@<k>" or "mAP@1.0".
         points: P, at least 2.
     """
-    bounds = [round(share * len(order_N)) for share in np.linspace(0, 1, points)]
     if metric == "cmc@1":
-        return _first_is_right(old_BN, new_BN, relevant_BN, order_N, bounds)
-    ks = [int(metric.removeprefix("cmc@"))] if metric.startswith("cmc@") else [1]
-    position_N = np.argsort(order_N)
-    mixed = (np.where(position_N < bound, new_BN, old_BN).astype(np.float32) for bound in bounds)
-    return np.stack([ranked(cost_BN, relevant_BN, ks).per_query(metric) for cost_BN in mixed])
+        return _first_is_right(old_BN, new_BN, relevant_BN, order_N, _bounds(len(order_N), points))
+    mixed = (np.where(moved_N, new_BN, old_BN) for moved_N in _moved(order_N, points))
+    return np.stack([_per_query(cost_BN, relevant_BN, metric) for cost_BN in mixed])
+
+
+def fused_values(
+    old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, metric: str = "cmc@1", points: int = POINTS
+) -> Floats:
+    """As `backfill_values`, but the items rank by their places among the unmoved and among the moved ones.
+
+    That is `index.merge.merge_rank`: of equal places the unmoved item comes first, its shard being the older.
+    """
+    old_ranked_BN, new_ranked_BN = (np.lexsort((relevant_BN, cost_BN)) for cost_BN in (old_BN, new_BN))
+    values = []
+    for moved_N in _moved(order_N, points):
+        cost_BN = np.empty(old_BN.shape)
+        for late, (ranked_BN, here_N) in enumerate(((old_ranked_BN, ~moved_N), (new_ranked_BN, moved_N))):
+            column_BS = ranked_BN[here_N[ranked_BN]].reshape(len(cost_BN), -1)
+            np.put_along_axis(cost_BN, column_BS, 2.0 * np.arange(column_BS.shape[1]) + late, axis=1)
+        cost_BN[np.isinf(old_BN)] = np.inf  # a query's own image
+        values.append(_per_query(cost_BN, relevant_BN, metric))
+    return np.stack(values)
 
 
 def fit_map(side: Compared, matching: Matching, rows: Ints, seed: int = 0) -> Calibration:
@@ -163,9 +205,9 @@ def _draw_pairs(cost_BN: Table, relevant_BN: Bools, generator: np.random.Generat
 
 
 class _Way:
-    """One way to compare: costs of a block of queries, raw and calibrated."""
+    """One way to compare: costs of a block of queries, raw and by each kind of map."""
 
-    def __init__(self, side: Compared, maps: Sequence[Calibration], half_Q: Ints) -> None:
+    def __init__(self, side: Compared, maps: Mapping[str, Sequence[Calibration]], half_Q: Ints) -> None:
         self.space, self.maps, self.half_Q = side.space, maps, half_Q
         self.queries, self.items = comparable(side)
 
@@ -173,18 +215,56 @@ class _Way:
         """Scale -> (B, N), lower is better; a query's own image costs infinitely much and is not relevant."""
         score_BN = _read(costs(self.queries[rows], self.items, self.space), self.space)
         raw_BN = (-score_BN if self.space.higher_is_better else score_BN).astype(np.float64)
-        calibrated_BN = np.empty_like(raw_BN)
-        for half, fitted in enumerate(self.maps):
-            mine = self.half_Q[rows] == half
-            calibrated_BN[mine] = -fitted.log_odds(score_BN[mine])
-        for cost_BN in (raw_BN, calibrated_BN):
+        made = {RAW: raw_BN, **{kind: np.empty_like(raw_BN) for kind in self.maps}}
+        for kind, maps in self.maps.items():
+            for half, fitted in enumerate(maps):
+                mine = self.half_Q[rows] == half
+                made[kind][mine] = -fitted.log_odds(score_BN[mine])
+        for cost_BN in made.values():
             leave_out(self_B, cost_BN, relevant_BN)
-        return {RAW: raw_BN, CALIBRATED: calibrated_BN}
+        return made
 
 
-def _maps(side: Compared, matching: Matching, half_Q: Ints, seed: int) -> list[Calibration]:
-    """For each half of the queries the map fitted on the other."""
-    return [fit_map(side, matching, np.flatnonzero(half_Q != half), seed) for half in (0, 1)]
+def _maps(
+    side: Compared, matching: Matching, half_Q: Ints, modes: Sequence[str], seed: int
+) -> dict[str, list[Calibration]]:
+    """For each half of the queries the map fitted on the other, by each mode that has one."""
+    others = [np.flatnonzero(half_Q != half) for half in (0, 1)]
+    fits = {CALIBRATED: fit_map, LABEL_FREE: _fit_by_chance}
+    return {mode: [fit(side, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
+
+
+def _fit_by_chance(side: Compared, matching: Matching, rows: Ints, seed: int) -> Calibration:
+    """The map of `index.chance` from these queries, each beside as many random items, never its own image."""
+    generator = np.random.default_rng(seed)
+    queries, items = comparable(side)
+    drawn = []
+    for block in blocks(len(rows), len(items)):
+        some, relevant_BN = rows[block], matching.relevant(rows[block])
+        cost_BN = costs(queries[some], items, side.space)
+        leave_out(matching.self_Q[some], cost_BN, relevant_BN)
+        column_BS = generator.integers(len(items), size=(len(some), -(-CHANCE_PAIRS // len(rows))))
+        drawn.append(np.take_along_axis(cost_BN, column_BS, axis=1).ravel())
+    cost_S = np.concatenate(drawn)
+    score_S = _read(cost_S[np.isfinite(cost_S)], side.space)
+    return fit_chance(score_S, len(items), higher_is_better=side.space.higher_is_better)
+
+
+def _per_query(cost_BN: Floats, relevant_BN: Bools, metric: str) -> Floats:
+    """The metric of each query of a block, all items ranked."""
+    ks = [int(metric.removeprefix("cmc@"))] if metric.startswith("cmc@") else [1]
+    return ranked(cost_BN.astype(np.float32), relevant_BN, ks).per_query(metric)
+
+
+def _bounds(items: int, points: int) -> list[int]:
+    """How many items have moved at each point."""
+    return [round(share * items) for share in np.linspace(0, 1, points)]
+
+
+def _moved(order_N: Ints, points: int) -> Iterator[Bools]:
+    """(N,) at each point: which items have moved."""
+    position_N = np.argsort(order_N)
+    return (position_N < bound for bound in _bounds(len(order_N), points))
 
 
 def _read(cost: Table, space: Space) -> Table:

@@ -8,10 +8,22 @@ import numpy as np
 import pytest
 
 from index.evaluation import Compared, retrieval
+from index.merge import merge_rank
 from index.ordering import Waiting, backfill_order
 from index.space import Cosine, Euclidean, Lorentz, Space
 from training import curves
-from training.curves import CALIBRATED, RAW, Matching, backfill_values, fit_map, measure_curves
+from training.curves import (
+    CALIBRATED,
+    LABEL_FREE,
+    RANK,
+    RAW,
+    Matching,
+    backfill_values,
+    curve_values,
+    fit_map,
+    fused_values,
+    measure_curves,
+)
 
 
 def naive_values(
@@ -44,6 +56,57 @@ def test_the_values_of_a_curve_equal_the_naive_twin(metric: str, queries: int, i
     np.testing.assert_allclose(given, naive_values(old, new, relevant, order, metric, points), atol=1e-12)
 
 
+def naive_fused(
+    old: np.ndarray, new: np.ndarray, relevant: np.ndarray, order: Sequence[int], metric: str, points: int
+) -> np.ndarray:
+    """The places of unmoved and moved items, found by sorting each list alone, become the costs; unmoved ones first."""
+    values = np.zeros((points, len(old)))
+    for point in range(points):
+        moved = list(order[: round(point / (points - 1) * len(order))])
+        unmoved = [i for i in range(len(order)) if i not in moved]
+        for query in range(len(old)):
+            lists = [
+                sorted(items, key=lambda i, cost=cost: (cost[query, i], relevant[query, i]))
+                for items, cost in ((unmoved, old), (moved, new))
+            ]
+            fused = [(place, shard, i) for shard, items in enumerate(lists) for place, i in enumerate(items)]
+            cost = np.empty((1, len(order)))
+            for place, (*_, i) in enumerate(sorted(fused)):
+                cost[0, i] = place
+            values[point, query] = naive_values(cost, cost, relevant[[query]], order, metric, 2)[0, 0]
+    return values
+
+
+@pytest.mark.parametrize("metric", ["cmc@1", "cmc@3", "mAP@1.0"])
+@pytest.mark.parametrize(("queries", "items", "points"), [(13, 29, 6), (5, 3, 21), (1, 40, 2)])
+def test_fused_places_equal_the_naive_twin(metric: str, queries: int, items: int, points: int) -> None:
+    generator = np.random.default_rng([queries, items])
+    # Within a shard right and wrong items tie, so that the wrong one must come first.
+    old, new = (generator.integers(0, 6, size=(queries, items)).astype(float) for _ in range(2))
+    relevant = generator.random((queries, items)) < 0.3
+    order = generator.permutation(items)
+    given = fused_values(old, new, relevant, order, metric, points)
+    np.testing.assert_allclose(given, naive_fused(old, new, relevant, order, metric, points), atol=1e-12)
+
+
+def test_fused_places_rank_as_the_gallery_does() -> None:
+    """`merge_rank` over the two shards, the older first, puts the same items in the same order."""
+    generator = np.random.default_rng(3)
+    old, new = generator.random((4, 20)), generator.random((4, 20))
+    moved = np.zeros(20, bool)
+    moved[generator.permutation(20)[:12]] = True
+    order = np.concatenate([np.flatnonzero(moved), np.flatnonzero(~moved)])
+    shards = []
+    for cost, mine in ((old, np.flatnonzero(~moved)), (new, np.flatnonzero(moved))):
+        best = np.argsort(cost[:, mine], axis=1)
+        shards.append((-np.take_along_axis(cost[:, mine], best, axis=1), mine[best]))
+    merged = merge_rank(shards, 20).keys_QK
+    relevant = generator.random((4, 20)) < 0.3
+    for k in (1, 2, 7):
+        at_60_percent = fused_values(old, new, relevant, order, f"cmc@{k}", points=6)[3]
+        assert at_60_percent.tolist() == [bool(relevant[q, merged[q, :k]].any()) for q in range(4)]
+
+
 def matching(query_codes: Sequence[int], item_codes: Sequence[int], same: bool = False) -> Matching:
     codes = np.asarray(query_codes)
     return Matching(codes, np.asarray(item_codes), np.arange(len(codes)) if same else np.full(len(codes), -1))
@@ -70,17 +133,18 @@ def two_versions(space: Space, same: bool) -> tuple[Compared, Compared, Matching
 @pytest.mark.parametrize("same", [False, True])
 @pytest.mark.parametrize("space", [Cosine(), Euclidean(), Lorentz(0.7)], ids=str)
 @pytest.mark.parametrize("metric", ["cmc@1", "mAP@1.0"])
-def test_both_ends_are_the_plain_measurements_raw_and_calibrated(space: Space, same: bool, metric: str) -> None:
-    """At 0 % and at 100 % there is one shard, whose order no monotone map changes."""
+def test_both_ends_are_the_plain_measurements_in_every_mode(space: Space, same: bool, metric: str) -> None:
+    """At 0 % and at 100 % there is one shard, whose order no mode changes."""
     old, new, right = two_versions(space, same)
     orders = {"random": backfill_order("random", Waiting(np.arange(90)))}
-    measured = measure_curves(old, new, right, orders, metric=metric, points=3)
+    modes = (RAW, RANK, CALIBRATED, LABEL_FREE)
+    measured = curve_values(old, new, right, orders, modes, metric=metric, points=3)
     for way, end in ((old, 0), (new, -1)):
         alone = retrieval(
             way.queries, right.query_codes, way.items, right.item_codes, space, remove_self=right.self_Q
         ).mean(metric)
-        for scale in (RAW, CALIBRATED):
-            assert measured["random", scale].curve.values[end] == pytest.approx(alone, abs=1e-6)
+        for mode in modes:
+            assert measured["random", mode][end].mean() == pytest.approx(alone, abs=1e-6)
     assert right.valid.sum() == (90 if same else (right.query_codes < 5).sum())
 
 
@@ -111,6 +175,21 @@ def test_calibration_keeps_poor_scores_of_an_old_version_from_hiding_good_new_on
     raw, calibrated = measured["random", RAW], measured["random", CALIBRATED]
     assert calibrated.area.low > raw.area.high
     assert calibrated.curve.values[1] > raw.curve.values[1] + 0.05
+
+
+def test_without_labels_the_crowded_scores_are_told_apart_too() -> None:
+    """As above, with twenty classes: the map needs that most random pairs are wrong."""
+    generator = np.random.default_rng(1)
+    items, queries = generator.integers(20, size=200), generator.integers(20, size=80)
+    old, new = ((draw(Cosine(), queries, x, 2, 12), draw(Cosine(), items, x, 3, 12)) for x in (1.5, 0.3))
+    crowded = [Cosine().normalise(x + 4 * np.ones(12, np.float32)) for x in old]
+    ways = Compared(*crowded, Cosine()), Compared(*new, Cosine())
+    orders = {"random": generator.permutation(200)}
+    areas = {
+        mode: values.mean()
+        for (_, mode), values in curve_values(*ways, matching(queries, items), orders, (RAW, LABEL_FREE)).items()
+    }
+    assert areas[LABEL_FREE] > areas[RAW] + 0.1
 
 
 def test_each_query_is_ranked_by_maps_that_never_saw_it(monkeypatch: pytest.MonkeyPatch) -> None:
