@@ -25,6 +25,7 @@ from service.catalog import Catalog, Registered
 from service.database import Database
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.repository import all_galleries, changes, from_bytes, gallery_row
+from service.trials import Trial, trial_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,7 @@ class Live:
         self.gallery = Gallery()
         self.current: Registered | None = None
         self.seq = 0
+        self.trial: Trial | None = None
         self.declared: set[int] = set()
         # Items whose active embedding is missing in the database: key -> version. Reported with every answer.
         self.missing: dict[int, str] = {}
@@ -218,6 +220,7 @@ class Replica:
                 if row is None:
                     return False
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
+                trial = trial_of(connection, self._catalog, live.id)
                 blocks: Iterable[Sequence[Row[int, int, str, bytes]]] = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
@@ -227,6 +230,7 @@ class Replica:
                 blocks = list(blocks)
             with live.switching(current):
                 self._apply(live, blocks)
+                live.trial = trial
                 live.seq = row.next_seq - 1
             return True
 
