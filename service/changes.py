@@ -1,4 +1,4 @@
-"""What every change to a gallery's deployments can carry: who asks, on which state, and whether it is only a rehearsal."""
+"""What every change to a gallery's deployments can carry: who asks, on which state it rests, rehearsal or not."""
 
 from __future__ import annotations
 

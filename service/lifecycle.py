@@ -2,8 +2,8 @@
 
     registered -> verified -> gated -> shadow -> canary -> current -> superseded -> retired
 
-Any state before `current` can be skipped but the first two, and each of them can end in `rolled_back`, as `current` can.
-A rollback of the current version is a deployment of its own, which is born `current` and names what it undid.
+States before `current` can be skipped, all but the first two, and each can end in `rolled_back`, as `current` can. A
+rollback of the current version is a deployment of its own, which is born `current` and names what it undid.
 
 A step is one transaction under the lock of its gallery's row: it is there with everything it changes, its record
 included, or not at all, whoever is killed when. At most one deployment of a gallery is on its way at a time.
@@ -183,7 +183,7 @@ def become_current(moving: Moving) -> Evidence:
 
 def end_current(moving: Moving) -> Evidence:
     """Another version takes its place, in the same transaction."""
-    return {}
+    return {"since": moving.row.since}
 
 
 def abandon(moving: Moving) -> Evidence:

@@ -142,15 +142,16 @@ class Watch:
 
     def _shadow(self, live: Live, trial: Trial, old: Answer, content: Content, search: Search) -> None:
         size = content.size()
+        room = self._held + size <= ROOM_BYTES and not self._jobs.full()
         try:
-            if self._held + size > ROOM_BYTES:
-                raise queue.Full
-            self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search))
+            if room:
+                self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search))
+                self._hold(size)
         except queue.Full:
+            room = False
+        if not room:
             with self._tally(live, trial) as tally:
                 tally.add(dropped=1)
-        else:
-            self._hold(size)
 
     def _hold(self, size: int) -> None:
         with self._counting:
