@@ -304,7 +304,9 @@ def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: 
     target = catalog.by_id(rows[-2].version_id)
     if rows[-2].state == State.RETIRED:
         raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
-    return _begin(connection, catalog, locked, target, State.CURRENT, order, undoes_id=rows[-1].id).row
+    # With its gate come back the calibrations that rest on it: answers are those from before.
+    back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
+    return _begin(connection, catalog, locked, target, State.CURRENT, order, **back).row
 
 
 def on_its_way(connection: Connection, gallery_id: int) -> Row[Any] | None:

@@ -212,6 +212,8 @@ calibration = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    # Used while a deployment that rests on this gate is current or tried out, so a rollback takes it back too.
+    Column("gate_id", Id, ForeignKey("gate_report.id"), nullable=False),
     Column("query_id", Id, ForeignKey("version.id"), nullable=False),
     Column("item_id", Id, ForeignKey("version.id"), nullable=False),
     Column("origin", String(16), nullable=False),
@@ -220,7 +222,7 @@ calibration = Table(
     Column("map", JSON, nullable=False),
     Column("evidence", JSON, nullable=False),
     CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
-    Index(None, "gallery_id"),
+    Index(None, "gate_id"),
     sqlite_autoincrement=True,
 )
 

@@ -109,6 +109,7 @@ def upgrade() -> None:
         "calibration",
         sa.Column("id", Id, nullable=False),
         sa.Column("gallery_id", Id, nullable=False),
+        sa.Column("gate_id", Id, nullable=False),
         sa.Column("query_id", Id, nullable=False),
         sa.Column("item_id", Id, nullable=False),
         sa.Column("origin", sa.String(length=16), nullable=False),
@@ -117,12 +118,13 @@ def upgrade() -> None:
         sa.Column("evidence", sa.JSON(), nullable=False),
         sa.CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name=op.f("ck_calibration_origin")),
         sa.ForeignKeyConstraint(["gallery_id"], ["gallery.id"], name="fk_calibration_gallery_id"),
+        sa.ForeignKeyConstraint(["gate_id"], ["gate_report.id"], name="fk_calibration_gate_id"),
         sa.ForeignKeyConstraint(["query_id"], ["version.id"], name="fk_calibration_query_id"),
         sa.ForeignKeyConstraint(["item_id"], ["version.id"], name="fk_calibration_item_id"),
         sa.PrimaryKeyConstraint("id", name="pk_calibration"),
         sqlite_autoincrement=True,
     )
-    op.create_index("ix_calibration_gallery_id", "calibration", ["gallery_id"])
+    op.create_index("ix_calibration_gate_id", "calibration", ["gate_id"])
 
 
 def downgrade() -> None:
