@@ -109,7 +109,7 @@ class TestShadow:
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "encoder", broken)
+        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "images", broken)
         number = begin(served, filled, "drifted", "shadow")
 
         assert ask(served, filled, pictures[0])["version"] == "v1"
@@ -198,7 +198,7 @@ class TestCanary:
     def test_what_the_new_version_cannot_answer_the_old_one_does_until_the_limit_ends_it(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "encoder", broken)
+        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "images", broken)
         limits = {"share": 1.0, "max_error_rate": 0.5, "min_queries": 5}
         number = begin(served, filled, "drifted", "canary", canary=limits)
 
