@@ -13,7 +13,8 @@ from index.errors import RegraftError
 from index.folder import load_version
 from service.catalog import Catalog, Registered, registered_sha256
 from service.changes import Terms
-from service.lifecycle import Moving, Order, State, begin, etag, history, lock, move, roll_back, transitions
+from service.history import State, etag, history, transitions
+from service.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.repository import gallery_named
 from service.retiring import free, retire
 from service.runtime import Runtime, Service

@@ -12,16 +12,16 @@ included, or not at all, whoever is killed when. At most one deployment of a gal
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, func, insert, select, update
+from sqlalchemy import Connection, Row, delete, insert, select, update
 
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.catalog import Catalog, Registered, registered_sha256
 from service.errors import NoCurrentVersion
+from service.history import State, etag, history, on_its_way, standing
 from service.placement import activate, check_reachable
 from service.planner import ACTIVE
 from service.planner import State as BackfillState
@@ -30,23 +30,6 @@ from service.tables import backfill, deployment, deployment_transition, gallery,
 from service.trials import summary
 
 Evidence = Mapping[str, Any]
-
-
-class State(StrEnum):
-    """Where a deployment is."""
-
-    REGISTERED = "registered"
-    VERIFIED = "verified"
-    GATED = "gated"
-    SHADOW = "shadow"
-    CANARY = "canary"
-    CURRENT = "current"
-    SUPERSEDED = "superseded"
-    ROLLED_BACK = "rolled_back"
-    RETIRED = "retired"
-
-
-ON_ITS_WAY = (State.REGISTERED, State.VERIFIED, State.GATED, State.SHADOW, State.CANARY)
 
 
 class AlreadyCurrent(RegraftError):
@@ -307,49 +290,6 @@ def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: 
     # With its gate come back the calibrations that rest on it: answers are those from before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
     return _begin(connection, catalog, locked, target, State.CURRENT, order, **back).row
-
-
-def on_its_way(connection: Connection, gallery_id: int) -> Row[Any] | None:
-    """The gallery's deployment that is not current yet, if there is one."""
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.state.in_(ON_ITS_WAY))
-    return connection.execute(select(deployment).where(*mine)).first()
-
-
-def history(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
-    """Every deployment of a gallery, oldest first."""
-    mine = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    return connection.execute(mine.order_by(deployment.c.id)).all()
-
-
-def transitions(connection: Connection, deployment_id: int) -> Sequence[Row[Any]]:
-    """The record of a deployment, oldest first."""
-    mine = select(deployment_transition).where(deployment_transition.c.deployment_id == deployment_id)
-    return connection.execute(mine.order_by(deployment_transition.c.id)).all()
-
-
-def standing(rows: Sequence[Row[Any]]) -> list[Row[Any]]:
-    """The deployments a rollback goes back through, the current one last; those that never were current left out.
-
-    A rollback stands in the place of what it returned to.
-    """
-    found: list[Row[Any]] = []
-    for row in rows:
-        if row.since is None:
-            continue
-        if row.undoes_id is not None:
-            del found[-2:]
-        found.append(row)
-    return found
-
-
-def etag(connection: Connection, gallery_id: int) -> str:
-    """What `If-Match` is compared with: it changes with every step of any deployment of the gallery."""
-    mine = deployment_transition.c.deployment_id == deployment.c.id
-    newest = select(func.coalesce(func.max(deployment_transition.c.id), 0)).select_from(
-        deployment_transition.join(deployment, mine)
-    )
-    number = connection.execute(newest.where(deployment.c.gallery_id == gallery_id)).scalar_one()
-    return f'"{gallery_id}-{number}"'
 
 
 def _begin(

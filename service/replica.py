@@ -21,11 +21,12 @@ from index.errors import ModeUnavailable, NoRoute
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
 from index.space import Vectors
+from service.calibrations import maps_of
 from service.catalog import Catalog, Registered
 from service.database import Database
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.repository import all_galleries, changes, from_bytes, gallery_row
-from service.trials import Trial, trial_of
+from service.trials import Trial, deployed
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ class Live:
         self.current: Registered | None = None
         self.seq = 0
         self.trial: Trial | None = None
+        # The gates whose calibrations are in force.
+        self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
         # Items whose active embedding is missing in the database: key -> version. Reported with every answer.
         self.missing: dict[int, str] = {}
@@ -220,7 +223,8 @@ class Replica:
                 if row is None:
                     return False
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
-                trial = trial_of(connection, self._catalog, live.id)
+                trial, gates = deployed(connection, self._catalog, live.id)
+                maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
                 blocks: Iterable[Sequence[Row[int, int, str, bytes]]] = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
@@ -231,6 +235,9 @@ class Replica:
             with live.switching(current):
                 self._apply(live, blocks)
                 live.trial = trial
+                if maps is not None:
+                    live.gallery.calibrate(maps)
+                    live.gates = gates
                 live.seq = row.next_seq - 1
             return True
 

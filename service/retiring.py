@@ -14,7 +14,8 @@ from index.errors import RegraftError
 from service.catalog import Catalog, Registered
 from service.database import Database
 from service.errors import UnknownGallery
-from service.lifecycle import Moving, Order, State, lock, move, on_its_way
+from service.history import State, on_its_way
+from service.lifecycle import Moving, Order, lock, move
 from service.planner import QUALIFIES, Kind
 from service.repository import take_seq
 from service.tables import deployment, embedding, item

@@ -180,6 +180,7 @@ evaluation = Table(
     Column("name", String(128), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("size", Integer, nullable=False),
+    Column("labelled", Integer, nullable=False),
     Column("created", Float, nullable=False),
     CheckConstraint("kind in ('images', 'embeddings')", name="kind"),
     Index(None, "gallery_id"),

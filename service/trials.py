@@ -154,11 +154,15 @@ def exceeded(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | No
     return None
 
 
-def trial_of(connection: Connection, catalog: Catalog, gallery_id: int) -> Trial | None:
-    """The trial that is running in a gallery."""
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.state.in_((SHADOW, CANARY)))
-    row = connection.execute(select(deployment).where(*mine)).first()
-    return None if row is None else Trial(row.id, catalog.by_id(row.version_id), row.state, row.settings)
+def deployed(connection: Connection, catalog: Catalog, gallery_id: int) -> tuple[Trial | None, tuple[int, ...]]:
+    """The trial that is running in a gallery, and the gates that what is current or tried out there rests on."""
+    active = deployment.c.state.in_((SHADOW, CANARY, "current"))
+    rows = connection.execute(
+        select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
+    ).all()
+    trials = [Trial(row.id, catalog.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
+    trial = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
+    return trial, tuple(row.gate_id for row in rows if row.gate_id is not None)
 
 
 def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str, Any]]:

@@ -24,7 +24,8 @@ from index.agreement import first_match_flips, overlap, rank_correlation
 from index.gallery import Encode
 from service.catalog import Catalog
 from service.database import Database
-from service.lifecycle import Order, State, on_its_way, roll_back
+from service.history import State, on_its_way
+from service.lifecycle import Order, roll_back
 from service.replica import Answer, Live, Replica
 from service.repository import take_seq
 from service.trials import CANARY, SHADOW, Tally, Trial, add_tally, exceeded

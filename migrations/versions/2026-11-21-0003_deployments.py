@@ -77,6 +77,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=128), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
         sa.Column("size", sa.Integer(), nullable=False),
+        sa.Column("labelled", sa.Integer(), nullable=False),
         sa.Column("created", sa.Float(), nullable=False),
         sa.CheckConstraint("kind in ('images', 'embeddings')", name=op.f("ck_evaluation_kind")),
         sa.ForeignKeyConstraint(["gallery_id"], ["gallery.id"], name="fk_evaluation_gallery_id"),

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from index.version import Version
-from service.lifecycle import standing as standing_of
+from service.history import standing as standing_of
 from service.placement import preference
 from service.tables import gallery, gate_report, item
 from service.worker import Worker

@@ -10,7 +10,8 @@ import pytest
 from sqlalchemy import func, select
 
 from index.version import Version
-from service.lifecycle import BEGINNINGS, ON_ITS_WAY, TRANSITIONS, State
+from service.history import ON_ITS_WAY, State
+from service.lifecycle import BEGINNINGS, TRANSITIONS
 from service.tables import deployment, embedding, gallery, item
 from service.worker import Worker
 
