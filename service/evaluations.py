@@ -183,7 +183,7 @@ def by_images(service: Runtime, form: Form) -> Draft:
     files = {file.filename or "": file for file in form.files}
     images = []
     for number, entry in enumerate(listed):
-        if entry.get("image") not in files:
+        if not isinstance(entry.get("image"), str) or entry["image"] not in files:
             why = "image must be the file name of one of the form's files"
             raise InvalidBody(why, pointer=f"/entries/{number}/image")
         file = files[entry["image"]].file

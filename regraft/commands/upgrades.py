@@ -174,7 +174,7 @@ def rollback(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """End the deployment on its way, or go back to what was current before."""
+    """End what is on its way, or go back to the version before."""
     with connect(url, api_key) as client:
         deployed = client.rollback(name, reason, dry_run=dry_run)
     _print_deployment(name, deployed)
