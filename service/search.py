@@ -98,9 +98,7 @@ def respond(service: Runtime, name: str, read: Callable[[Live], Question], key: 
     return Response(to_json(answer(service, name, read, key)), media_type="application/json")
 
 
-def answer(
-    service: Runtime, name: str, read: Callable[[Live], Question], key: str | None = None
-) -> dict[str, Any]:
+def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None = None) -> dict[str, Any]:
     """Search and show what was found; queries of one `key` stay with one version during a canary.
 
     Raises:

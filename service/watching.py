@@ -63,6 +63,23 @@ class Content(Protocol):
 
 
 @dataclass(frozen=True)
+class Asking:
+    """Queries as a trial sees them.
+
+    Attributes:
+        version: what the request names; such queries take part in nothing.
+        content: the queries, None when only their own version can embed them.
+        key: what keeps the same client on the same version during a canary; None: the content itself.
+        k: matches that are compared.
+    """
+
+    version: str | None
+    content: Content | None
+    key: str | None
+    k: int
+
+
+@dataclass(frozen=True)
 class _Job:
     """A query that the new version has still to answer."""
 
@@ -72,6 +89,7 @@ class _Job:
     encode: Encode
     size: int
     search: Search
+    k: int
 
 
 class Watch:
@@ -98,22 +116,14 @@ class Watch:
         self._thread.join()
         self._flush()
 
-    def answer(
-        self, live: Live, version: str | None, content: Content | None, key: str | None, search: Search
-    ) -> Answer:
-        """Answer a request, as the gallery's trial has it.
-
-        Args:
-            live: the gallery.
-            version: what the request names; such a request takes part in nothing.
-            content: its queries, None when only their own version can answer.
-            key: what keeps the same client on the same version during a canary; default: the content itself.
-            search: answers.
-        """
-        trial = live.trial
-        if trial is None or version is not None or content is None or trial.version.name not in content.encoders:
-            return search(version, None)
-        chosen = share_of(trial, key.encode() if key else content.digest()) < trial.share
+    def answer(self, live: Live, asking: Asking, search: Search) -> Answer:
+        """Answer queries as the gallery's trial has it."""
+        trial, content = live.trial, asking.content
+        if trial is None or asking.version is not None or content is None:
+            return search(asking.version, None)
+        if trial.version.name not in content.encoders:
+            return search(None, None)
+        chosen = share_of(trial, asking.key.encode() if asking.key else content.digest()) < trial.share
         started = time.perf_counter()
         if chosen and trial.phase == CANARY:
             return self._by_new(live, trial, search)
@@ -122,7 +132,7 @@ class Watch:
             tally.add(old=1)
             tally.took("old", time.perf_counter() - started)
         if chosen and trial.phase == SHADOW:
-            self._shadow(live, trial, answered, content, search)
+            self._shadow(live, trial, answered, content, search, asking.k)
         return answered
 
     def _by_new(self, live: Live, trial: Trial, search: Search) -> Answer:
@@ -141,12 +151,12 @@ class Watch:
             tally.took("new", time.perf_counter() - started)
         return answered
 
-    def _shadow(self, live: Live, trial: Trial, old: Answer, content: Content, search: Search) -> None:
+    def _shadow(self, live: Live, trial: Trial, old: Answer, content: Content, search: Search, k: int) -> None:
         size = content.size()
         room = self._held + size <= ROOM_BYTES and not self._jobs.full()
         try:
             if room:
-                self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search))
+                self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search, k))
                 self._hold(size)
         except queue.Full:
             room = False
@@ -190,7 +200,7 @@ class Watch:
                 tally.fail(error)
             return
         seconds = time.perf_counter() - started
-        pair = (job.old.found.keys_QK, new.found.keys_QK)
+        pair = (job.old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._tally(job.live, job.trial) as tally:
             tally.add(new=1, compared=len(shares), overlap=float(np.nansum(shares)))
