@@ -172,6 +172,8 @@ class Gallery:
                 shard.delete([*leaving, *removed])
             for place, (keys, vectors_ND) in placed.items():
                 self._shards[place].upsert(keys, vectors_ND)
+            # A shard that lost its last item gives its memory back.
+            self._shards = {place: shard for place, shard in self._shards.items() if shard.count()}
 
     def mix(self) -> dict[str, int]:
         """Items per version, versions without any left out."""

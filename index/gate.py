@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+import numpy as np
+
 from index.errors import InvalidArgument
-from index.evaluation import Retrieval, mean_interval, negative_flips, paired_bootstrap, update_gain
+from index.evaluation import Bools, Floats, Retrieval, mean_interval, negative_flips, paired_bootstrap, update_gain
+from index.measures import PerQuery
 from index.version import Score
+
+Measured = Retrieval | PerQuery
+
+MIN_SLICE = 5
+"""Queries a slice needs before its interval says anything."""
 
 
 class Answer(StrEnum):
@@ -20,12 +29,24 @@ class Answer(StrEnum):
 
 
 @dataclass(frozen=True)
+class Slice:
+    """The queries that share a value of a metadata field, and what the new version does to them."""
+
+    value: str
+    queries: int
+    old_old: float
+    new_old: float
+    difference: Score
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A gate's answer and what it rests on.
 
     Attributes:
-        verdict: `pass` when the interval of `difference` lies above 0, `refuse` when it lies below, else `warn`.
-        metric: "cmc@<k>" or "mAP@1.0".
+        verdict: `pass` when the interval of `difference` lies above 0, `refuse` when it lies below, else `warn`; also
+            `warn` instead of `pass` when the interval of a slice lies below 0.
+        metric: "cmc@<k>", "mAP@1.0", "TAR@FAR=<f>" or "recall@<k>".
         old_old: M(old/old) with its interval.
         new_old: M(new/old), through the route that serving would take.
         new_new: M(new/new), where it was measured: what a full backfill would give.
@@ -34,6 +55,7 @@ class Verdict:
         gap_closed: (new/old - old/old) / (new/new - old/old): the share of the whole gain that is there before any
             backfill; None where new/new is unknown or new/old is not better.
         queries: how many queries were compared; those without a correct item are skipped.
+        slices: worst difference first; those of fewer than MIN_SLICE queries are left out.
     """
 
     verdict: Answer
@@ -45,6 +67,7 @@ class Verdict:
     negative_flips: int
     gap_closed: float | None
     queries: int
+    slices: tuple[Slice, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as JSON values."""
@@ -52,12 +75,13 @@ class Verdict:
 
 
 def gate(
-    old_old: Retrieval,
-    new_old: Retrieval,
-    new_new: Retrieval | None = None,
+    old_old: Measured,
+    new_old: Measured,
+    new_new: Measured | None = None,
     metric: str = "cmc@1",
     *,
     seed: int = 0,
+    slice_of: Sequence[str | None] | None = None,
 ) -> Verdict:
     """Compare what the gallery would answer after deploying with what it answers now.
 
@@ -67,6 +91,7 @@ def gate(
         new_new: the new version's queries over items of its own, if measured.
         metric: the metric that decides, measured in all of them. Flips are counted on CMC@1, which must be measured.
         seed: of the bootstrap.
+        slice_of: (Q,) the slice of each query, None for those in no slice.
 
     Raises:
         InvalidArgument: an unknown metric, different queries, or no query with a correct item.
@@ -79,9 +104,10 @@ def gate(
         raise InvalidArgument("a gate needs at least one query with an item of its class")
     difference = paired_bootstrap(new_Q[valid_Q], old_Q[valid_Q], seed)
     before, after = mean_interval(old_Q[valid_Q], seed), mean_interval(new_Q[valid_Q], seed)
-    best = new_new.interval(metric, seed) if new_new else None
+    best = mean_interval(new_new.per_query(metric)[new_new.valid], seed) if new_new else None
+    slices = [] if slice_of is None else _slices(old_Q, new_Q, valid_Q, slice_of, seed)
     return Verdict(
-        verdict=_answer(difference),
+        verdict=_answer(difference, slices),
         metric=metric,
         old_old=before,
         new_old=after,
@@ -90,10 +116,22 @@ def gate(
         negative_flips=negative_flips(old_old.per_query("cmc@1")[valid_Q], new_old.per_query("cmc@1")[valid_Q]),
         gap_closed=update_gain(before.value, after.value, best.value) if best else None,
         queries=int(valid_Q.sum()),
+        slices=tuple(slices),
     )
 
 
-def _answer(difference: Score) -> Answer:
-    if difference.low > 0:
-        return Answer.PASS
-    return Answer.REFUSE if difference.high < 0 else Answer.WARN
+def _answer(difference: Score, slices: Sequence[Slice]) -> Answer:
+    if difference.high < 0:
+        return Answer.REFUSE
+    worse = any(found.difference.high < 0 for found in slices)
+    return Answer.PASS if difference.low > 0 and not worse else Answer.WARN
+
+
+def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str | None], seed: int) -> list[Slice]:
+    found = []
+    for value in sorted({name for name in slice_of if name is not None}):
+        rows_Q = valid_Q & np.array([name == value for name in slice_of])
+        if (count := int(rows_Q.sum())) >= MIN_SLICE:
+            old, new = old_Q[rows_Q], new_Q[rows_Q]
+            found.append(Slice(value, count, float(old.mean()), float(new.mean()), paired_bootstrap(new, old, seed)))
+    return sorted(found, key=lambda one: one.difference.value)

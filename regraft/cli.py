@@ -8,7 +8,7 @@ import typer
 
 from index.errors import RegraftError
 from regraft import __version__
-from regraft.commands import backfills, galleries, processes, train, upgrades, versions
+from regraft.commands import backfills, evaluations, galleries, processes, train, upgrades, versions
 from regraft.commands.options import err
 
 app = typer.Typer(
@@ -28,9 +28,12 @@ app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(galleries.ingest)
 app.command(rich_help_panel=GALLERY)(galleries.query)
 app.add_typer(versions.version, name="version", rich_help_panel=UPGRADE)
+app.add_typer(evaluations.evaluation, name="evaluation", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=UPGRADE)(upgrades.gate)
 app.command(rich_help_panel=UPGRADE)(upgrades.deploy)
+app.add_typer(upgrades.deployment, name="deployment", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=UPGRADE)(upgrades.rollback)
+app.command(rich_help_panel=UPGRADE)(upgrades.retire)
 app.add_typer(backfills.backfill, name="backfill", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=TRAINING)(train.train)
 app.command(rich_help_panel=TRAINING)(train.recipes)

@@ -18,14 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
-from urllib.parse import quote
 
 import httpx
 
 from index.errors import RegraftError
 from index.folder import pack_version
+from regraft import upgrades
+from regraft.upgrades import Upgrades
+from regraft.upgrades import path_of as _path
 
-Json = dict[str, Any]
+Json = upgrades.Json
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
@@ -78,7 +80,7 @@ class QueryOptions(TypedDict, total=False):
     explain: bool
 
 
-class Client:
+class Client(Upgrades):
     """Speaks to one service; safe to share between threads.
 
     Every method raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests
@@ -238,31 +240,7 @@ class Client:
         body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, **options}
         return self._json("POST", _path("galleries", gallery, "query"), json=body)
 
-    # upgrades
-
-    def gate(
-        self, gallery: str, version: str, label: str, *, sample: int = 1000, metric: str = "cmc@1", seed: int = 0
-    ) -> Json:
-        """POST /v1/galleries/{gallery}/gates: measure `version` on the own items, by metadata `label`."""
-        body = {"version": version, "label": label, "sample": sample, "metric": metric, "seed": seed}
-        return self._json("POST", _path("galleries", gallery, "gates"), json=body)
-
-    def gate_report(self, gallery: str, gate: int) -> Json:
-        """GET /v1/galleries/{gallery}/gates/{gate}."""
-        return self._json("GET", _path("galleries", gallery, "gates", gate))
-
-    def deploy(self, gallery: str, version: str, *, gate: int | None = None, override: str | None = None) -> Json:
-        """POST /v1/galleries/{gallery}/deployments: make `version` current; `override` says why, despite a refusal."""
-        body = {"version": version, "gate": gate, "override": override}
-        return self._json("POST", _path("galleries", gallery, "deployments"), json=body)
-
-    def deployments(self, gallery: str) -> list[Json]:
-        """GET /v1/galleries/{gallery}/deployments."""
-        return list(self._json("GET", _path("galleries", gallery, "deployments"))["deployments"])
-
-    def rollback(self, gallery: str, reason: str = "") -> Json:
-        """POST /v1/galleries/{gallery}/rollback: back to the version that was current before."""
-        return self._json("POST", _path("galleries", gallery, "rollback"), json={"reason": reason})
+    # backfills
 
     def start_backfill(
         self,
@@ -302,10 +280,6 @@ class Client:
         """POST /v1/backfills/{backfill}/cancel."""
         return self._json("POST", _path("backfills", backfill, "cancel"))
 
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        answer: Json = self._send(method, path, **request).json()
-        return answer
-
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         try:
@@ -334,15 +308,6 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
         body = None
     # A proxy in between answers in its own words.
     return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
-
-
-def _path(*parts: object) -> str:
-    return "/".join(_segment(str(part)) for part in parts)
-
-
-def _segment(part: str) -> str:
-    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
-    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
 
 
 def _flag(value: bool) -> str:

@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import backfills, deployments, errors, galleries, gates, health, items, search, versions
+from service import backfills, deployments, errors, evaluations, galleries, gates, health, items, search, versions
 from service.auth import Guard, check_exposure
 from service.runtime import running
 from service.settings import Settings
@@ -24,6 +24,7 @@ ROUTERS = (
     galleries.router,
     versions.router,
     items.router,
+    evaluations.router,
     gates.router,
     deployments.router,
     backfills.router,

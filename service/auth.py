@@ -76,7 +76,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limit(scope["path"]))
-        scope.setdefault("state", {})["request_id"] = exchange.request_id
+        who = "local" if self._expected is None else "api_key"
+        scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who)
         try:
             self._check(scope, exchange.limit)
             await self.app(scope, exchange.receive, exchange.send)

@@ -1,57 +1,62 @@
-"""Deployments: make a version current for a gallery, list, roll back. Each change is one transaction."""
+"""Deployments over HTTP: begin, advance, list, show, roll back, retire. `service.lifecycle` says what is legal."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, select
 
-from index.errors import InvalidArgument, RegraftError
-from service.catalog import Catalog, Registered
-from service.placement import activate, check_reachable
-from service.planner import ACTIVE, State
-from service.repository import gallery_named, gallery_row, take_seq
-from service.runtime import Service
+from index.encoder import verify_version
+from index.errors import RegraftError
+from index.folder import load_version
+from service.catalog import Catalog, Registered, registered_sha256
+from service.changes import Terms
+from service.history import State, etag, history, transitions
+from service.lifecycle import Moving, Order, begin, lock, move, roll_back
+from service.repository import gallery_named
+from service.retiring import free, retire
+from service.runtime import Runtime, Service
 from service.schemas import Body
-from service.tables import backfill, deployment, gallery, gate_report
+from service.tables import deployment
+from service.trials import CanaryIn, ShadowIn, report_of, summary
 
 router = APIRouter(tags=["deployments"])
 
-
-class AlreadyCurrent(RegraftError):
-    """The version is the gallery's current one already."""
-
-    status = 409
-    code = "already_current"
-
-
-class NothingToRollBack(RegraftError):
-    """No version was current before."""
-
-    status = 409
-    code = "nothing_to_roll_back"
-
-
-class GateRefused(RegraftError):
-    """The gate refused this version; deploying it needs a written reason in `override`."""
-
-    status = 422
-    code = "gate_refused"
-
-
+Number = Annotated[int, Path(ge=1, lt=1 << 63)]
 Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+GateNumber = Annotated[int | None, Field(ge=1, lt=1 << 63)]
 
 
-class DeploymentIn(Body):
-    """A version to make current; `gate` is the report it rests on, `override` why it is deployed despite a refusal."""
+class UnknownDeployment(RegraftError):
+    """The gallery has no deployment of this number."""
+
+    status = 404
+    code = "unknown_deployment"
+
+
+class StepIn(Body):
+    """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
+
+    gate: GateNumber = None
+    override: Reason | None = None
+    reason: Reason = ""
+    shadow: ShadowIn = ShadowIn()
+    canary: CanaryIn = CanaryIn()
+
+
+class DeploymentIn(StepIn):
+    """A version to be deployed, step by step until `until`."""
 
     version: str
-    gate: Annotated[int | None, Field(ge=1, lt=1 << 63)] = None
-    override: Reason | None = None
+    until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"
+
+
+class AdvanceIn(StepIn):
+    """The next step of a deployment."""
+
+    to: Literal["verified", "gated", "shadow", "canary", "current"]
 
 
 class RollbackIn(Body):
@@ -60,10 +65,17 @@ class RollbackIn(Body):
     reason: Reason = ""
 
 
-class DeploymentOut(BaseModel):
-    """A deployment: `previous` was current before it, `activated` items moved at once."""
+class RetireIn(Body):
+    """A version whose embeddings are to be freed, and why."""
 
-    id: int
+    version: str
+    reason: Reason = ""
+
+
+class DeploymentOut(BaseModel):
+    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`."""
+
+    id: int | None
     version: str
     previous: str | None
     state: str
@@ -79,76 +91,145 @@ class Deployments(BaseModel):
     deployments: list[DeploymentOut]
 
 
+class TransitionOut(BaseModel):
+    """One step of a deployment: who took it when, why, and what it rests on. `before` is null at its beginning."""
+
+    before: str | None
+    after: str
+    who: str
+    why: str
+    evidence: dict[str, Any]
+    at: float
+
+
+class DeploymentDetail(DeploymentOut):
+    """A deployment with its record; `since` is when it became current. `trial` is what shadow or canary counted."""
+
+    since: float | None
+    undoes: int | None
+    settings: dict[str, Any] | None
+    transitions: list[TransitionOut]
+    trial: dict[str, dict[str, Any]]
+
+
+class Retired(BaseModel):
+    """What retiring a version freed: embeddings, and about how many bytes."""
+
+    version: str
+    deployments: list[int]
+    embeddings: int
+    bytes: int
+
+
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: str, body: DeploymentIn, service: Service) -> DeploymentOut:
-    """Make a version current: queries go through it at once, over everything that is stored."""
+def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: Terms) -> DeploymentOut:
+    """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.catalog.sync()
     version = service.catalog.named(body.version)
-    with service.database.write() as connection:
+    until = State(body.until)
+    # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
+    checked = {} if until is State.REGISTERED else check_folder(service, version)
+    with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
-        row = deploy(connection, service.catalog, gallery_id, version, body.gate, body.override)
-    service.replica.refresh(gallery_id)
-    return describe(service.catalog, row)
+        order = _order(body, terms.who, until, terms.if_match, checked)
+        moving = begin(connection, service.catalog, gallery_id, version, order)
+        for step in _steps(until, body.gate):
+            move(moving, step)
+        tag = etag(connection, gallery_id)
+    return _answer(service, response, gallery_id, moving.row, tag, terms)
 
 
 @router.get("/galleries/{name}/deployments")
-def list_all(name: str, service: Service) -> Deployments:
-    """Every deployment of a gallery, oldest first."""
+def list_all(name: str, response: Response, service: Service) -> Deployments:
+    """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
     with service.database.read() as connection:
-        rows = _history(connection, gallery_named(connection, name).id)
+        gallery_id = gallery_named(connection, name).id
+        rows = history(connection, gallery_id)
+        response.headers["ETag"] = etag(connection, gallery_id)
     return Deployments(deployments=[describe(service.catalog, row) for row in rows])
 
 
+@router.get("/galleries/{name}/deployments/{number}")
+def show(name: str, number: Number, response: Response, service: Service) -> DeploymentDetail:
+    """A deployment, every step it took, and what its shadow or canary has counted."""
+    with service.database.read() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+        steps = transitions(connection, number)
+        reports = report_of(connection, number)
+        response.headers["ETag"] = etag(connection, row.gallery_id)
+    return DeploymentDetail(
+        **describe(service.catalog, row).model_dump(),
+        since=row.since,
+        undoes=row.undoes_id,
+        settings=row.settings,
+        transitions=[TransitionOut.model_validate(step, from_attributes=True) for step in steps],
+        trial={phase: summary(report) for phase, report in reports.items()},
+    )
+
+
+@router.post("/galleries/{name}/deployments/{number}/advance")
+def advance(
+    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: Terms
+) -> DeploymentOut:
+    """Take one step of a deployment."""
+    to = State(body.to)
+    with service.database.lookup() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+    checked = check_folder(service, service.catalog.by_id(row.version_id)) if to is State.VERIFIED else {}
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        locked = lock(connection, row.gallery_id, terms.if_match)
+        order = _order(body, terms.who, to, None, checked)
+        moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
+        move(moving, to)
+        tag = etag(connection, locked.id)
+    return _answer(service, response, locked.id, moving.row, tag, terms, done=200)
+
+
 @router.post("/galleries/{name}/rollback", status_code=201)
-def create_rollback(name: str, service: Service, body: RollbackIn | None = None) -> DeploymentOut:
-    """Go back to the version that was current before; items that hold its embeddings return to it at once."""
-    with service.database.write() as connection:
+def create_rollback(
+    name: str, response: Response, service: Service, terms: Terms, body: RollbackIn | None = None
+) -> DeploymentOut:
+    """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
+
+    Items that hold embeddings of the version that is current again return to it at once.
+    """
+    with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
-        row = rollback(connection, service.catalog, gallery_id, body.reason if body else "")
-    service.replica.refresh(gallery_id)
-    return describe(service.catalog, row)
+        order = Order(terms.who, body.reason if body else "", terms.if_match)
+        row = roll_back(connection, service.catalog, gallery_id, order)
+        tag = etag(connection, gallery_id)
+    return _answer(service, response, gallery_id, row, tag, terms)
 
 
-def deploy(
-    connection: Connection,
-    catalog: Catalog,
-    gallery_id: int,
-    version: Registered,
-    gate: int | None = None,
-    override: str | None = None,
-) -> Row[Any]:
-    """Make a version current and return the new deployment's row.
-
-    Raises:
-        AlreadyCurrent: it is.
-        InvalidArgument: the gate is not of this gallery, or did not compare this version with the current one.
-        GateRefused: the gate's verdict is `refuse` and there is no `override`.
-        NoRoute: queries of the version could not reach some live items; the message names their versions.
-    """
-    before = _lock(connection, gallery_id)
-    if before.current_id == version.id:
-        raise AlreadyCurrent(f"version {version.name!r} is current already", pointer="/version")
-    if gate is not None:
-        _check_gate(connection, catalog, before, version, gate, override)
-    row = _switch(connection, catalog, before, version, "superseded", gate_id=gate, reason=override or "")
-    check_reachable(connection, catalog, gallery_id, version)
-    return row
+@router.post("/galleries/{name}/retire")
+def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: Terms) -> Retired:
+    """Free a version's embeddings and shards; refused while items depend on them."""
+    service.catalog.sync()
+    version = service.catalog.named(body.version)
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        order = Order(terms.who, body.reason, terms.if_match)
+        numbers = retire(connection, service.catalog, gallery_id, version, order)
+        freed = transitions(connection, numbers[-1])[-1].evidence
+        response.headers["ETag"] = etag(connection, gallery_id)
+    if not terms.dry_run:
+        free(service.database, gallery_id, version.id)
+        service.replica.refresh(gallery_id)
+    return Retired(version=version.name, deployments=numbers, **freed)
 
 
-def rollback(connection: Connection, catalog: Catalog, gallery_id: int, reason: str = "") -> Row[Any]:
-    """Make the version before the current one current again and return the new deployment's row.
-
-    It is never refused for a missing route: items that only newer versions know are reported as degraded by queries.
+def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
+    """Everything a registration checks, once more, and that the folder is still the one that was registered.
 
     Raises:
-        NothingToRollBack: there was none.
+        InvalidVersionFolder: names the file and field that changed.
     """
-    before = _lock(connection, gallery_id)
-    standing = _standing(_history(connection, gallery_id))
-    if len(standing) < 2:
-        raise NothingToRollBack("no version was current before: there is nothing to roll back to")
-    target = catalog.by_id(standing[-2].version_id)
-    return _switch(connection, catalog, before, target, "rolled_back", gate_id=None, reason=reason)
+    folder = service.settings.versions / version.name
+    with service.database.lookup() as connection:
+        sha256 = registered_sha256(connection, version.name)
+    load_version(folder, expect_card=sha256)
+    verify_version(folder, {known.name: known.card for known in service.catalog.all()})
+    return {"card_sha256": sha256, "files": len(version.card.files)}
 
 
 def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
@@ -165,71 +246,42 @@ def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
     )
 
 
-def _lock(connection: Connection, gallery_id: int) -> Row[Any]:
-    """The gallery's row, ours until the commit. The number taken tells every replica that something changed."""
-    take_seq(connection, gallery_id, 1)
-    row = gallery_row(connection, gallery_id)
-    assert row is not None
+def _steps(until: State, gate: int | None) -> list[State]:
+    """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
+    if until is State.REGISTERED:
+        return []
+    gated = [State.GATED] if gate is not None or until is State.GATED else []
+    return [State.VERIFIED, *gated, *([until] if until not in (State.VERIFIED, State.GATED) else [])]
+
+
+def _order(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
+    settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
+    return Order(
+        who=who,
+        why=body.reason,
+        if_match=if_match,
+        gate=body.gate,
+        override=body.override,
+        settings=settings.model_dump() if settings else {},
+        checked=checked,
+    )
+
+
+def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
+    row = connection.execute(select(deployment).where(*mine)).first()
+    if row is None:
+        raise UnknownDeployment(f"this gallery has no deployment {number}")
     return row
 
 
-def _switch(
-    connection: Connection, catalog: Catalog, before: Row[Any], version: Registered, left: str, **evidence: Any
-) -> Row[Any]:
-    """Everything a change of the current version changes; `left` is the state of the deployment that ends."""
-    now = time.time()
-    mine = deployment.c.gallery_id == before.id
-    connection.execute(update(deployment).where(mine, deployment.c.state == "current").values(state=left))
-    connection.execute(update(gallery).where(gallery.c.id == before.id).values(current_id=version.id))
-    connection.execute(
-        update(backfill)
-        .where(backfill.c.gallery_id == before.id, backfill.c.version_id != version.id, backfill.c.state.in_(ACTIVE))
-        .values(state=State.CANCELLED, finished=now)
-    )
-    row = {
-        "gallery_id": before.id,
-        "version_id": version.id,
-        "previous_id": before.current_id,
-        "state": "current",
-        "activated": activate(connection, catalog, before.id, version),
-        "created": now,
-        **evidence,
-    }
-    return connection.execute(insert(deployment).values(row).returning(deployment)).one()
-
-
-def _check_gate(
-    connection: Connection, catalog: Catalog, before: Row[Any], version: Registered, gate: int, override: str | None
-) -> None:
-    mine = (gate_report.c.id == gate, gate_report.c.gallery_id == before.id)
-    row = connection.execute(select(gate_report).where(*mine)).first()
-    if row is None:
-        raise InvalidArgument(f"gate: this gallery has no gate report {gate}", pointer="/gate")
-    current = before.current_id and catalog.by_id(before.current_id).name
-    if (row.version_id, row.report["current"]) != (version.id, current):
-        compared = f"{row.report['version']!r} with {row.report['current']!r}"
-        raise InvalidArgument(
-            f"gate: report {gate} compared {compared}, this deploys {version.name!r} over {current!r}", pointer="/gate"
-        )
-    if row.verdict == "refuse" and not (override or "").strip():
-        raise GateRefused(f"gate {gate} refused {version.name!r}: say in `override` why to deploy", pointer="/override")
-
-
-def _history(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
-    mine = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    return connection.execute(mine.order_by(deployment.c.id)).all()
-
-
-def _standing(history: Iterable[Row[Any]]) -> list[Row[Any]]:
-    """The deployments a rollback goes back through, the current one last.
-
-    The row behind one that was rolled back is the rollback: it stands in the place of what it returned to.
-    """
-    standing: list[Row[Any]] = []
-    undone = False
-    for row in history:
-        if undone:
-            del standing[-2:]
-        standing.append(row)
-        undone = row.state == "rolled_back"
-    return standing
+def _answer(
+    service: Runtime, response: Response, gallery_id: int, row: Row[Any], tag: str, terms: Any, done: int = 201
+) -> DeploymentOut:
+    response.status_code = terms.status(done)
+    described = describe(service.catalog, row)
+    if terms.dry_run:
+        return described.model_copy(update={"id": None})
+    response.headers["ETag"] = tag
+    service.replica.refresh(gallery_id)
+    return described

@@ -20,6 +20,7 @@ from index.gallery import Encode, check_k
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import check_text
+from service.content import ImageContent, TextContent
 from service.embedding import embed_images, embed_texts, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import Form
@@ -27,6 +28,7 @@ from service.replica import Live
 from service.runtime import Runtime
 from service.schemas import check_embeddings, parse_json, take_object
 from service.similar import embed_items
+from service.watching import Content
 
 DEFAULT_K = 10
 FLAGS = ("strict", "explain")
@@ -44,6 +46,7 @@ class Part:
         encode: embeds them by a version.
         encoders: versions that can, besides `version`.
         apart: for each query the key of an item it must not find, -1 where there is none.
+        content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
     """
 
     pointers: Sequence[str]
@@ -51,6 +54,7 @@ class Part:
     encode: Encode
     encoders: frozenset[str]
     apart: Sequence[int]
+    content: Content | None = None
 
 
 @dataclass(frozen=True)
@@ -132,8 +136,10 @@ def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequenc
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
     """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
+    content = ImageContent(service.catalog, files, service.settings.max_image_pixels)
     encode = embed_images(service.catalog, files, service.settings.max_image_pixels)
-    return Part(_pointers("images", len(files)), None, encode, service.catalog.encoders(), [-1] * len(files))
+    pointers = _pointers("images", len(files))
+    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content)
 
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> Part:
@@ -156,7 +162,8 @@ def _texts(service: Runtime, listed: object) -> Part:
         with pointing(f"/texts/{number}"):
             check_text(text)
     encode = embed_texts(service.catalog, texts)
-    return Part(_pointers("texts", len(texts)), None, encode, service.catalog.text_encoders(), [-1] * len(texts))
+    content = TextContent(service.catalog, texts)
+    return Part(_pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content)
 
 
 def _strings(service: Runtime, listed: object, name: str) -> list[str]:

@@ -21,10 +21,12 @@ from index.errors import ModeUnavailable, NoRoute
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
 from index.space import Vectors
+from service.calibrations import maps_of
 from service.catalog import Catalog, Registered
 from service.database import Database
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.repository import all_galleries, changes, from_bytes, gallery_row
+from service.trials import Trial, deployed
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ class Live:
         self.gallery = Gallery()
         self.current: Registered | None = None
         self.seq = 0
+        self.trial: Trial | None = None
+        # The gates whose calibrations are in force.
+        self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
         # Items whose active embedding is missing in the database: key -> version. Reported with every answer.
         self.missing: dict[int, str] = {}
@@ -218,6 +223,8 @@ class Replica:
                 if row is None:
                     return False
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
+                trial, gates = deployed(connection, self._catalog, live.id)
+                maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
                 blocks: Iterable[Sequence[Row[int, int, str, bytes]]] = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
@@ -227,6 +234,10 @@ class Replica:
                 blocks = list(blocks)
             with live.switching(current):
                 self._apply(live, blocks)
+                live.trial = trial
+                if maps is not None:
+                    live.gallery.calibrate(maps)
+                    live.gates = gates
                 live.seq = row.next_seq - 1
             return True
 

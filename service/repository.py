@@ -21,11 +21,17 @@ from service.tables import (
     backfill,
     backfill_chunk,
     backfill_failure,
+    calibration,
     deployment,
+    deployment_transition,
     embedding,
+    evaluation,
+    evaluation_embedding,
+    evaluation_entry,
     gallery,
     gate_report,
     item,
+    trial_report,
 )
 
 BLOCK = 5_000
@@ -112,7 +118,15 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
     take_seq(connection, gallery_id, 0)
     items = select(item.c.id).where(item.c.gallery_id == gallery_id)
     backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
+    deployments = select(deployment.c.id).where(deployment.c.gallery_id == gallery_id)
+    evaluations = select(evaluation.c.id).where(evaluation.c.gallery_id == gallery_id)
     for statement in (
+        delete(deployment_transition).where(deployment_transition.c.deployment_id.in_(deployments)),
+        delete(trial_report).where(trial_report.c.deployment_id.in_(deployments)),
+        delete(evaluation_entry).where(evaluation_entry.c.evaluation_id.in_(evaluations)),
+        delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id.in_(evaluations)),
+        delete(evaluation).where(evaluation.c.gallery_id == gallery_id),
+        delete(calibration).where(calibration.c.gallery_id == gallery_id),
         delete(backfill_failure).where(backfill_failure.c.backfill_id.in_(backfills)),
         delete(backfill_chunk).where(backfill_chunk.c.backfill_id.in_(backfills)),
         delete(backfill).where(backfill.c.gallery_id == gallery_id),

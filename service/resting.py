@@ -54,4 +54,5 @@ def needed(catalog: Catalog, lives: list[Live]) -> set[str]:
             continue
         routes = (catalog.route(current.name, version) for version in live.gallery.mix())
         names |= {current.name, *(name for route in routes if route is not None for name in route.encoders)}
+        names |= {live.trial.version.name} if live.trial else set()
     return names

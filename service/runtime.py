@@ -16,7 +16,9 @@ from service.catalog import Catalog
 from service.database import Database, upgrade
 from service.replica import Replica
 from service.resting import Rester
+from service.retiring import resume
 from service.settings import Settings
+from service.watching import Watch
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,6 +33,7 @@ class Runtime:
     blobs: Blobs
     catalog: Catalog
     replica: Replica
+    watch: Watch
     threads: ThreadPoolExecutor
 
     async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -46,12 +49,16 @@ def running(settings: Settings) -> Iterator[Runtime]:
     with closing(Database(settings.database_url)) as database, ThreadPoolExecutor(settings.threads, "query") as threads:
         catalog = Catalog(database, settings)
         replica = Replica(database, catalog, settings.poll_seconds)
+        watch = Watch(database, catalog, replica)
         replica.start()
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
         rester.start()
+        watch.start()
+        resume(database)
         try:
-            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, threads)
+            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, watch, threads)
         finally:
+            watch.stop()
             rester.stop()
             replica.stop()
 

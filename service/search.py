@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from index.found import Asked, Found
+from index.gallery import Encode
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
@@ -22,9 +23,12 @@ from service.replica import Answer, Live
 from service.repository import describe
 from service.runtime import Runtime, Service
 from service.schemas import Answered
+from service.watching import Asking
 
 router = APIRouter(tags=["query"])
 
+QUERY_KEY = "X-Query-Key"
+"""Header: queries of one key stay with one version during a canary."""
 ATTEMPTS = 3
 """How often a query is answered anew because items it found were deleted or replaced before they could be shown."""
 MAX_FIELD_BYTES = 1 << 20
@@ -75,9 +79,10 @@ QUERY_BODY = {
 @router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)
 async def query(name: str, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
+    key = request.headers.get(QUERY_KEY)
     if media_type(request, JSON, FORM) == JSON:
         raw = await request.body()
-        return await service.hop(respond, service, name, lambda live: from_json(service, live, raw))
+        return await service.hop(respond, service, name, lambda live: from_json(service, live, raw), key)
     async with read_form(
         request,
         files="images",
@@ -85,16 +90,16 @@ async def query(name: str, request: Request, service: Service) -> Response:
         max_files=service.settings.max_batch,
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
-        return await service.hop(respond, service, name, lambda live: from_form(service, live, form))
+        return await service.hop(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
-def respond(service: Runtime, name: str, read: Callable[[Live], Question]) -> Response:
+def respond(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None) -> Response:
     """The answer as a response, written on this thread: a large one would keep the event loop from other requests."""
-    return Response(to_json(answer(service, name, read)), media_type="application/json")
+    return Response(to_json(answer(service, name, read, key)), media_type="application/json")
 
 
-def answer(service: Runtime, name: str, read: Callable[[Live], Question]) -> dict[str, Any]:
-    """Search and show what was found.
+def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None = None) -> dict[str, Any]:
+    """Search and show what was found; queries of one `key` stay with one version during a canary.
 
     Raises:
         UnknownGallery: there is no such gallery.
@@ -106,7 +111,7 @@ def answer(service: Runtime, name: str, read: Callable[[Live], Question]) -> dic
     live = service.replica.find(name)
     service.replica.declare(live)
     question = read(live)
-    pages = [_page(service, live, question, part) for part in question.parts]
+    pages = [_page(service, live, question, part, key) for part in question.parts]
     first = pages[0].answer
     return {
         "version": first.version,
@@ -132,12 +137,16 @@ class Page:
     fetch_seconds: float
 
 
-def _page(service: Runtime, live: Live, question: Question, part: Part) -> Page:
+def _page(service: Runtime, live: Live, question: Question, part: Part, key: str | None) -> Page:
     """Search for one part, deep enough for its page, and show the page."""
     # One more tells whether there is a next page, and a stored item finds itself among the best.
     depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
+
+    def search(version: str | None, encode: Encode | None) -> Answer:
+        return live.search(version, encode or part.encode, depth, part.encoders, question.strict, question.mode)
+
     for _ in range(ATTEMPTS):
-        found = live.search(part.version, part.encode, depth, part.encoders, question.strict, question.mode)
+        found = service.watch.answer(live, Asking(part.version, part.content, key, question.k), search)
         fetching = time.perf_counter()
         rows = [list(row) for row in _ranked(service, found.found, part, question)]
         shown = [row[question.offset : question.offset + question.k] for row in rows]

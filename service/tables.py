@@ -130,8 +130,100 @@ deployment = Table(
     Column("activated", Integer, nullable=False),
     Column("reason", String(1024), nullable=False, default=""),
     Column("created", Float, nullable=False),
-    CheckConstraint("state in ('current', 'superseded', 'rolled_back')", name="state"),
+    # When it became current; null: it never was.
+    Column("since", Float),
+    # A rollback is a deployment of its own: the one it undid.
+    Column("undoes_id", Id, ForeignKey("deployment.id")),
+    # What its shadow or canary was asked to do.
+    Column("settings", JSON),
+    # Embeddings a retirement has still to free; null: none is under way.
+    Column("to_free", Integer),
+    CheckConstraint(
+        "state in ('registered', 'verified', 'gated', 'shadow', 'canary', 'current', 'superseded', 'rolled_back',"
+        " 'retired')",
+        name="state",
+    ),
     Index(None, "gallery_id"),
+    sqlite_autoincrement=True,
+)
+
+deployment_transition = Table(
+    "deployment_transition",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("deployment_id", Id, ForeignKey("deployment.id"), nullable=False),
+    # Null: the deployment began with this transition.
+    Column("before", String(16)),
+    Column("after", String(16), nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("why", String(1024), nullable=False),
+    Column("evidence", JSON, nullable=False),
+    Column("at", Float, nullable=False),
+    Index(None, "deployment_id"),
+    sqlite_autoincrement=True,
+)
+
+trial_report = Table(
+    "trial_report",
+    metadata,
+    Column("deployment_id", Id, ForeignKey("deployment.id"), primary_key=True),
+    Column("phase", String(8), primary_key=True),
+    Column("report", JSON, nullable=False),
+    CheckConstraint("phase in ('shadow', 'canary')", name="phase"),
+)
+
+evaluation = Table(
+    "evaluation",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    Column("name", String(128), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("size", Integer, nullable=False),
+    Column("labelled", Integer, nullable=False),
+    Column("created", Float, nullable=False),
+    CheckConstraint("kind in ('images', 'embeddings')", name="kind"),
+    Index(None, "gallery_id"),
+    sqlite_autoincrement=True,
+)
+
+evaluation_entry = Table(
+    "evaluation_entry",
+    metadata,
+    Column("evaluation_id", Id, ForeignKey("evaluation.id"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    # Any JSON value; the JSON null: no label.
+    Column("label", JSON, nullable=False),
+    Column("metadata", JSON, nullable=False),
+    # Where the image lies in the blob store; null: the evaluation set came as embeddings.
+    Column("blob", String(256)),
+)
+
+evaluation_embedding = Table(
+    "evaluation_embedding",
+    metadata,
+    Column("evaluation_id", Id, ForeignKey("evaluation.id"), primary_key=True),
+    Column("version_id", Id, ForeignKey("version.id"), primary_key=True),
+    # All of them, one after the other.
+    Column("vectors", LargeBinary, nullable=False),
+)
+
+calibration = Table(
+    "calibration",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
+    # Used while a deployment that rests on this gate is current or tried out, so a rollback takes it back too.
+    Column("gate_id", Id, ForeignKey("gate_report.id"), nullable=False),
+    Column("query_id", Id, ForeignKey("version.id"), nullable=False),
+    Column("item_id", Id, ForeignKey("version.id"), nullable=False),
+    Column("origin", String(16), nullable=False),
+    # The edges on the way, [[new, old, kind], ...]; a map serves this very route only.
+    Column("route", JSON, nullable=False),
+    Column("map", JSON, nullable=False),
+    Column("evidence", JSON, nullable=False),
+    CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
+    Index(None, "gate_id"),
     sqlite_autoincrement=True,
 )
 

@@ -89,7 +89,7 @@ def evaluate(
         Path | None, typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and pictures there.")
     ] = None,
 ) -> None:
-    """Measure versions against each other: compatibility and backfills."""
+    """Measure versions against each other, and backfills."""
     versions = [load_version(folder) for folder in folders]
     with needs(EXTRA):
         from training.matrix import ORDERS

@@ -1,7 +1,9 @@
-"""Changing a gallery's version: `regraft gate`, `deploy` and `rollback`."""
+"""Changing a gallery's version: `regraft gate`, `deploy`, `deployment`, `rollback`, `retire` and `evaluation`."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,22 +11,69 @@ import typer
 from regraft.client import Json
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, out, print_table, score
 
+deployment = typer.Typer(no_args_is_help=True, help="Show deployments, and take them step by step.")
+
+Number = Annotated[int, typer.Argument(metavar="DEPLOYMENT", help="Number of the deployment.")]
+Gate = Annotated[int | None, typer.Option(help="Number of the gate report.", show_default=False)]
+Override = Annotated[str | None, typer.Option(help="Why to deploy despite a refusal.", show_default=False)]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
+Share = Annotated[
+    float | None, typer.Option(help="Share of queries for a shadow or canary, up to 1.", show_default=False)
+]
+MaxErrorRate = Annotated[
+    float | None, typer.Option(help="Canary: roll back when more of its queries fail.", show_default=False)
+]
+MaxP99 = Annotated[
+    float | None,
+    typer.Option("--max-p99-ms", help="Canary: roll back when the p99 of its queries is slower.", show_default=False),
+]
+MinQueries = Annotated[
+    int | None, typer.Option(help="Canary: look at the limits after so many queries.", show_default=False)
+]
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Name of a registered version.")]
 
 
 def gate(
     name: Gallery,
     version: Version,
-    label: Annotated[str, typer.Option(help="Metadata field that says which items belong together.")] = "label",
+    label: Annotated[
+        str | None,
+        typer.Option(help="Metadata field that says which items belong together.", show_default=False),
+    ] = None,
+    evaluation: Annotated[
+        int | None, typer.Option(help="Number of an evaluation set to measure on.", show_default=False)
+    ] = None,
+    slice_by: Annotated[
+        str | None, typer.Option("--slice", help="Metadata field whose values to look at.", show_default=False)
+    ] = None,
     sample: Annotated[int, typer.Option(min=2, help="Items to measure on, at most.")] = 1000,
-    metric: Annotated[str, typer.Option(help="What to compare.")] = "cmc@1",
+    metric: Annotated[
+        str | None,
+        typer.Option(help="cmc@1, cmc@5, mAP@1.0, TAR@FAR, or recall@k (needs no labels).", show_default=False),
+    ] = None,
+    far: Annotated[float, typer.Option(help="For TAR@FAR: false accepts allowed.")] = 0.01,
+    k: Annotated[int, typer.Option("-k", help="For recall@k: how many matches.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the sample and the bootstrap.")] = 0,
+    page: Annotated[Path | None, typer.Option(help="Also write the report as HTML.", show_default=False)] = None,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Measure a version against the current one; code 1: refused."""
     with connect(url, api_key) as client:
-        report = client.gate(name, version, label, sample=sample, metric=metric, seed=seed)
+        report = client.gate(
+            name,
+            version,
+            label,
+            evaluation=evaluation,
+            slice_by=slice_by,
+            sample=sample,
+            metric=metric,
+            far=far,
+            k=k,
+            seed=seed,
+        )
+        if page is not None:
+            page.write_text(client.gate_page(name, report["id"]))
     _print_report(report)
     if report["verdict"] == "refuse":
         raise typer.Exit(1)
@@ -33,37 +82,148 @@ def gate(
 def deploy(
     name: Gallery,
     version: Version,
-    gate: Annotated[int | None, typer.Option(help="Number of the gate report.", show_default=False)] = None,
-    override: Annotated[str | None, typer.Option(help="Why to deploy despite a refusal.", show_default=False)] = None,
+    gate: Gate = None,
+    override: Override = None,
+    until: Annotated[
+        str, typer.Option(help="How far: registered, verified, gated, shadow, canary or current.")
+    ] = "current",
+    share: Share = None,
+    max_error_rate: MaxErrorRate = None,
+    max_p99_ms: MaxP99 = None,
+    min_queries: MinQueries = None,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Make a version current: every query uses it from now on."""
+    trial = _trial(until, share, max_error_rate, max_p99_ms, min_queries)
     with connect(url, api_key) as client:
-        deployed = client.deploy(name, version, gate=gate, override=override)
+        deployed = client.deploy(
+            name,
+            version,
+            gate=gate,
+            override=override,
+            until=until,
+            dry_run=dry_run,
+            shadow=trial.get("shadow"),
+            canary=trial.get("canary"),
+        )
+    _print_deployment(name, deployed)
+
+
+@deployment.command("list")
+def list_deployments(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+    """List a gallery's deployments."""
+    columns = ["id", "version", "previous", "state", "gate", "activated", "reason"]
+    with connect(url, api_key) as client:
+        found = client.deployments(name)
+    print_table(columns, [[deployed[column] for column in columns] for deployed in found])
+
+
+@deployment.command("show")
+def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Show every step of one, and what its shadow or canary has counted."""
+    with connect(url, api_key) as client:
+        found = client.deployment(name, number)
+    out.print(f"{name}: deployment {number} of {found['version']} is {found['state']}")
+    rows = [
+        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"]] for s in found["transitions"]
+    ]
+    print_table(["when", "step", "who", "why"], rows)
+    for phase, counted in found["trial"].items():
+        print_table(
+            [phase, ""], [[field, _counted(value)] for field, value in counted.items() if field != "last_errors"]
+        )
+
+
+@deployment.command("advance")
+def advance(
+    name: Gallery,
+    number: Number,
+    to: Annotated[str, typer.Argument(metavar="STATE", help="verified, gated, shadow, canary or current.")],
+    gate: Gate = None,
+    override: Override = None,
+    share: Share = None,
+    max_error_rate: MaxErrorRate = None,
+    max_p99_ms: MaxP99 = None,
+    min_queries: MinQueries = None,
+    dry_run: DryRun = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Take the next step of one."""
+    trial = _trial(to, share, max_error_rate, max_p99_ms, min_queries)
+    with connect(url, api_key) as client:
+        deployed = client.advance(
+            name,
+            number,
+            to,
+            gate=gate,
+            override=override,
+            dry_run=dry_run,
+            shadow=trial.get("shadow"),
+            canary=trial.get("canary"),
+        )
     _print_deployment(name, deployed)
 
 
 def rollback(
     name: Gallery,
     reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Go back to the version that was current before."""
+    """End what is on its way, or go back to the version before."""
     with connect(url, api_key) as client:
-        deployed = client.rollback(name, reason)
+        deployed = client.rollback(name, reason, dry_run=dry_run)
     _print_deployment(name, deployed)
+
+
+def retire(
+    name: Gallery,
+    version: Version,
+    reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    dry_run: DryRun = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Free the embeddings of a version that no item depends on."""
+    with connect(url, api_key) as client:
+        freed = client.retire(name, version, reason, dry_run=dry_run)
+    would = "would free" if dry_run else "freed"
+    out.print(f"{name}: {would} {freed['embeddings']} embeddings of {version}, {freed['bytes']} bytes")
+
+
+def _trial(
+    state: str, share: float | None, rate: float | None, p99: float | None, least: int | None
+) -> dict[str, Json]:
+    """The settings of a shadow or canary, those that were given."""
+    given = {"share": share, "max_error_rate": rate, "max_p99_ms": p99, "min_queries": least}
+    settings = {field: value for field, value in given.items() if value is not None}
+    return {state: settings} if settings and state in {"shadow", "canary"} else {}
+
+
+def _counted(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{field} {_counted(inner)}" for field, inner in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _print_report(report: Json) -> None:
     out.print(f"gate {report['id']}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
     rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
     print_table([report["metric"], "value [95 % interval]"], rows)
+    for one in report["slices"][:3]:
+        out.print(
+            f"{report['slice']} {one['value']}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)"
+        )
     if report["verdict"] == "refuse":
         err.print(f"{report['version']} would make {report['metric']} worse")
 
 
 def _print_deployment(name: str, deployed: Json) -> None:
     back = f", {deployed['activated']} items back in it at once" if deployed["activated"] else ""
-    out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{back}")
+    state = "" if deployed["state"] == "current" else f" is {deployed['state']}"
+    would = "" if deployed["id"] else " (dry run)"
+    out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{state}{back}{would}")

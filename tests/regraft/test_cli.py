@@ -31,6 +31,7 @@ BACKFILL = {
 
 COMMANDS = [
     *("serve", "worker", "migrate", "gallery", "ingest", "query", "version", "gate", "deploy", "rollback", "backfill"),
+    *("evaluation", "deployment", "retire"),
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 ]
 
@@ -281,6 +282,7 @@ REPORT = {
     "current": "v1",
     "metric": "cmc@1",
     "verdict": "pass",
+    "slices": [],
     "new_old": {"value": 0.85, "low": 0.8, "high": 0.9},
 }
 
@@ -298,14 +300,69 @@ def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expec
 
 
 def test_deploy_and_rollback_say_from_where_to_where(run, service):
-    deployed = {"version": "v2", "previous": "v1", "activated": 0}
+    deployed = {"id": 1, "version": "v2", "previous": "v1", "activated": 0, "state": "current"}
     service.answers["POST /v1/galleries/g/deployments"] = deployed
-    service.answers["POST /v1/galleries/g/rollback"] = {"version": "v1", "previous": "v2", "activated": 5}
+    service.answers["POST /v1/galleries/g/rollback"] = {**deployed, "version": "v1", "previous": "v2", "activated": 5}
 
     assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
     assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items back in it at once\n"
     sent = [json.loads(r.content) for r in service.requests]
-    assert sent == [{"version": "v2", "gate": 4, "override": "why"}, {"reason": "bad"}]
+    asked = {"version": "v2", "gate": 4, "override": "why", "until": "current", "reason": ""}
+    assert sent == [asked, {"reason": "bad"}]
+
+
+def test_a_canary_is_begun_with_its_limits_and_advanced(run, service):
+    made = {"id": 3, "version": "v2", "previous": "v1", "activated": 0, "state": "canary"}
+    service.answers["POST /v1/galleries/g/deployments"] = {**made, "id": None}
+    service.answers["POST /v1/galleries/g/deployments/3/advance"] = made
+
+    limits = ("--share", 0.1, "--max-error-rate", 0.02, "--max-p99-ms", 80, "--min-queries", 50)
+    begun = run("deploy", "g", "v2", "--until", "canary", *limits, "--dry-run")[1]
+    wider = run("deployment", "advance", "g", 3, "canary", "--share", 0.5)[1]
+
+    assert (begun, wider) == ("g: v1 -> v2 is canary (dry run)\n", "g: v1 -> v2 is canary\n")
+    first, second = (json.loads(r.content) for r in service.requests)
+    assert first["canary"] == {"share": 0.1, "max_error_rate": 0.02, "max_p99_ms": 80, "min_queries": 50}
+    assert service.requests[0].url.params["dry_run"] == "true"
+    assert (second["to"], second["canary"]) == ("canary", {"share": 0.5})
+
+
+def test_deployment_show_lists_steps_and_counts(run, service):
+    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "evidence": {}, "at": 0.0}
+    counted = {"overlap": 0.91234, "latency_ms": {"old": {"p50": 1.5}}, "last_errors": []}
+    service.answers["GET /v1/galleries/g/deployments/3"] = {
+        "version": "v2",
+        "state": "shadow",
+        "transitions": [step],
+        "trial": {"shadow": counted},
+    }
+
+    code, shown, _ = run("deployment", "show", "g", 3)
+
+    assert code == 0
+    words = [line.split() for line in shown.splitlines()]
+    assert words[0] == ["g:", "deployment", "3", "of", "v2", "is", "shadow"]
+    assert ["registered", "ann", "try"] in [line[-3:] for line in words]
+    assert ["overlap", "0.9123"] in words
+
+
+def test_retire_says_what_it_freed_or_would(run, service):
+    service.answers["POST /v1/galleries/g/retire"] = {"embeddings": 7, "bytes": 112}
+
+    assert run("retire", "g", "v1", "--dry-run")[1] == "g: would free 7 embeddings of v1, 112 bytes\n"
+    assert run("retire", "g", "v1")[1] == "g: freed 7 embeddings of v1, 112 bytes\n"
+
+
+def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):
+    for label in ("boot", "shoe"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "a.png").write_bytes(b"x")
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
+
+    assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
+    sent = service.requests[-1].content
+    assert b'"label": "boot"' in sent
+    assert b'"label": "shoe"' in sent
 
 
 def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):

@@ -63,6 +63,19 @@ ROUTES = [
     (lambda c: c.query("g", [b"x"]), "POST /v1/galleries/g/query"),
     (lambda c: c.query_embeddings("g", [[1.0]], "v1"), "POST /v1/galleries/g/query"),
     (lambda c: c.gate("g", "v2", "digit"), "POST /v1/galleries/g/gates"),
+    (lambda c: c.gates("g"), "GET /v1/galleries/g/gates"),
+    (lambda c: c.gate_page("g", 7), "GET /v1/galleries/g/gates/7/page"),
+    (lambda c: c.add_evaluation("g", [{"label": 1}], images=[b"x"]), "POST /v1/galleries/g/evaluations"),
+    (
+        lambda c: c.add_evaluation("g", [{"label": 1}], embeddings={"v1": [[1.0]]}, dry_run=True),
+        "POST /v1/galleries/g/evaluations?dry_run=true",
+    ),
+    (lambda c: c.evaluations("g"), "GET /v1/galleries/g/evaluations"),
+    (lambda c: c.evaluation("g", 3), "GET /v1/galleries/g/evaluations/3"),
+    (lambda c: c.delete_evaluation("g", 3), "DELETE /v1/galleries/g/evaluations/3"),
+    (lambda c: c.deployment("g", 4), "GET /v1/galleries/g/deployments/4"),
+    (lambda c: c.advance("g", 4, "canary"), "POST /v1/galleries/g/deployments/4/advance"),
+    (lambda c: c.retire("g", "v1", dry_run=True), "POST /v1/galleries/g/retire?dry_run=true"),
     (lambda c: c.gate_report("g", 7), "GET /v1/galleries/g/gates/7"),
     (lambda c: c.deploy("g", "v2"), "POST /v1/galleries/g/deployments"),
     (lambda c: c.deployments("g"), "GET /v1/galleries/g/deployments"),
@@ -79,7 +92,9 @@ ROUTES = [
 
 @pytest.mark.parametrize(("call", "expected"), ROUTES, ids=[route for _, route in ROUTES])
 def test_each_method_speaks_to_its_route(call, expected):
-    lists = {name: [] for name in ("galleries", "versions", "deployments", "backfills", "failures")}
+    lists = {
+        name: [] for name in ("galleries", "versions", "deployments", "backfills", "failures", "gates", "evaluations")
+    }
     seen, handler = answering(lists)
 
     call(connected(handler))

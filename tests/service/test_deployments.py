@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from index.version import Version
-from service.deployments import _standing
+from service.history import standing as standing_of
 from service.placement import preference
 from service.tables import gallery, gate_report, item
 from service.worker import Worker
@@ -351,6 +351,10 @@ class TestPlacement:
     ],
 )
 def test_a_rollback_takes_the_place_of_what_it_returned_to(states: list[str], standing: list[int]) -> None:
-    history: list[Any] = [SimpleNamespace(id=number, state=state) for number, state in enumerate(states)]
+    undone = [number if state == "rolled_back" else None for number, state in enumerate(states)]
+    history: list[Any] = [
+        SimpleNamespace(id=number, since=0.0, undoes_id=undoes) for number, undoes in enumerate([None, *undone[:-1]])
+    ][: len(states)]
+    never_current = SimpleNamespace(id=99, since=None, undoes_id=None)
 
-    assert [row.id for row in _standing(history)] == standing
+    assert [row.id for row in standing_of([*history[:1], never_current, *history[1:]])] == standing

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, insert, inspect, text
 
 import service.database
@@ -99,7 +100,7 @@ def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
 REVISION = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "9999", "{head}"
 
 def upgrade():
     {body}
@@ -108,11 +109,12 @@ def upgrade():
 
 @pytest.fixture
 def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Write the body of a second migration."""
+    """Write the body of one more migration."""
     copied = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, copied)
     monkeypatch.setattr(service.database, "MIGRATIONS", copied)
-    return lambda body: (copied / "versions" / "0002_next.py").write_text(REVISION.format(body=body))
+    head = ScriptDirectory(str(copied)).get_current_head()
+    return lambda body: (copied / "versions" / "9999_next.py").write_text(REVISION.format(body=body, head=head))
 
 
 def test_a_migration_that_fails_in_the_middle_leaves_nothing(settings: Settings, next_revision: Any) -> None:

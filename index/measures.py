@@ -1,0 +1,100 @@
+"""What a gate can measure per query besides CMC and mAP: TAR@FAR, and recall where nothing is labelled.
+
+Both rank as `index.evaluation` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
+items, K results, B one block of queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from index.errors import InvalidArgument
+from index.evaluation import Bools, Compared, Floats, Ints, blocks, comparable, costs
+
+FIRST = "cmc@1"
+"""Whether the first match is right: what flips are counted on."""
+
+
+@dataclass(frozen=True)
+class PerQuery:
+    """Metrics by name, (Q,) each, `cmc@1` among them; `valid` (Q,) is False for queries that do not count."""
+
+    values: Mapping[str, Floats]
+    valid: Bools
+
+    def per_query(self, metric: str) -> Floats:
+        """The (Q,) values of a metric."""
+        if metric not in self.values:
+            raise InvalidArgument(f"metric must be one of {', '.join(self.values)}, not {metric!r}", pointer="/metric")
+        return self.values[metric]
+
+
+def first_items(shard: Compared, k: int, remove_self: ArrayLike) -> NDArray[np.int64]:
+    """(Q, K) numbers of the k best items of each query, best first; equal ones in the order of their numbers.
+
+    Raises:
+        InvalidArgument: k is not 1 to the number of items that are not the query itself.
+    """
+    queries, items = comparable(shard)
+    if not 1 <= k < len(items):
+        raise InvalidArgument(f"k must be 1 to {len(items) - 1}, not {k}", pointer="/k")
+    self_Q = np.asarray(remove_self, np.int64)
+    costed = (_cost_block(queries, items, shard, rows, self_Q) for rows in blocks(len(queries), len(items)))
+    return np.concatenate([cost_BN.argsort(axis=1, kind="stable")[:, :k] for cost_BN in costed])
+
+
+def recall(found_QK: Ints, truth_QK: Ints) -> PerQuery:
+    """recall@k: share of the true first k that are among the first k found; the first match is right if it is true."""
+    k = truth_QK.shape[1]
+    hit_QK = (found_QK[:, :, None] == truth_QK[:, None, :]).any(axis=2)
+    values = {f"recall@{k}": hit_QK.mean(axis=1), FIRST: hit_QK[:, 0].astype(np.float64)}
+    return PerQuery(values, np.ones(len(hit_QK), bool))
+
+
+def tar(
+    shard: Compared, query_labels: ArrayLike, item_labels: ArrayLike, far: float, remove_self: ArrayLike
+) -> PerQuery:
+    """TAR@FAR: share of a query's own class that passes the lowest threshold letting at most `far` of all others pass.
+
+    The threshold is one for all queries, from all pairs of different classes; the mean over queries weighs each query
+    alike, however many items its class has.
+
+    Raises:
+        InvalidArgument: there is no pair of one class, or none of different classes.
+    """
+    queries, items = comparable(shard)
+    _, codes = np.unique(np.concatenate([np.asarray(query_labels), np.asarray(item_labels)]), return_inverse=True)
+    query_codes, item_codes = codes[: len(queries)], codes[len(queries) :]
+    self_Q = np.asarray(remove_self, np.int64)
+    same_Q = (query_codes[:, None] == item_codes).sum(axis=1) - (self_Q >= 0)
+    others = len(queries) * len(items) - int(same_Q.sum()) - int((self_Q >= 0).sum())
+    if not others or not same_Q.any():
+        raise InvalidArgument("TAR@FAR needs pairs of one label and pairs of different labels", pointer="/metric")
+    barrier = np.empty(0, np.float32)
+    passing = int(np.floor(far * others + 1e-9))
+    for rows in blocks(len(queries), len(items)):
+        cost_BN = _cost_block(queries, items, shard, rows, self_Q)
+        other_BN = (query_codes[rows, None] != item_codes) & np.isfinite(cost_BN)
+        barrier = np.sort(np.concatenate([barrier, cost_BN[other_BN]]))[: passing + 1]
+    limit = barrier[passing] if passing < len(barrier) else np.inf
+    accepted, first = [], []
+    for rows in blocks(len(queries), len(items)):
+        cost_BN = _cost_block(queries, items, shard, rows, self_Q)
+        same_BN = query_codes[rows, None] == item_codes
+        accepted.append((same_BN & (cost_BN < limit)).sum(axis=1))
+        best_B = cost_BN.min(axis=1)
+        # Among equals the wrong one counts.
+        first.append(~((cost_BN == best_B[:, None]) & ~same_BN).any(axis=1))
+    values = np.concatenate(accepted) / np.maximum(same_Q, 1)
+    return PerQuery({f"TAR@FAR={far:g}": values, FIRST: np.concatenate(first).astype(np.float64)}, same_Q > 0)
+
+
+def _cost_block(queries: Floats, items: Floats, shard: Compared, rows: slice, self_Q: Ints) -> NDArray[np.float32]:
+    cost_BN = costs(queries[rows], items, shard.space)
+    own = np.flatnonzero(self_Q[rows] >= 0)
+    cost_BN[own, self_Q[rows][own]] = np.inf
+    return cost_BN

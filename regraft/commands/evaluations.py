@@ -1,0 +1,46 @@
+"""`regraft evaluation ...`: labelled sets for gates to measure on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regraft.commands.galleries import IMAGE_SUFFIXES
+from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, out, print_table
+
+evaluation = typer.Typer(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
+Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
+COLUMNS = ["id", "name", "kind", "size", "labelled", "versions"]
+
+
+@evaluation.command("add")
+def add(
+    name: Gallery,
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images; the folder each lies in is its label.")],
+    title: Annotated[str, typer.Option("--name", help="What to call the set.")] = "",
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Upload a folder of labelled images."""
+    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    entries = [{"label": path.parent.name} for path in images]
+    with connect(url, api_key) as client:
+        added = client.add_evaluation(name, entries, images=[path.read_bytes() for path in images], name=title)
+    out.print(f"{name}: evaluation set {added['id']} of {added['size']} images")
+
+
+@evaluation.command("list")
+def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
+    """List a gallery's evaluation sets."""
+    with connect(url, api_key) as client:
+        found = client.evaluations(name)
+    print_table(COLUMNS, [[one[column] for column in COLUMNS] for one in found])
+
+
+@evaluation.command("delete")
+def delete(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Delete one; reports measured on it stay."""
+    with connect(url, api_key) as client:
+        client.delete_evaluation(name, number)

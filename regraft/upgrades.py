@@ -1,0 +1,175 @@
+"""The part of the client that upgrades a gallery: evaluation sets, gates, deployments, retirement."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote
+
+Json = dict[str, Any]
+
+
+class Upgrades:
+    """Routes below /v1/galleries/{gallery} that lead from one version to the next.
+
+    Every change takes `dry_run`, which only says what would be, and, for deployments, `if_match`: the `etag` of an
+    earlier answer, so that the change is refused (412) when somebody was faster.
+    """
+
+    def evaluations(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/evaluations."""
+        return list(self._json("GET", path_of("galleries", gallery, "evaluations"))["evaluations"])
+
+    def evaluation(self, gallery: str, evaluation: int) -> Json:
+        """GET /v1/galleries/{gallery}/evaluations/{evaluation}."""
+        return self._json("GET", path_of("galleries", gallery, "evaluations", evaluation))
+
+    def add_evaluation(
+        self,
+        gallery: str,
+        entries: Sequence[Mapping[str, Any]],
+        *,
+        images: Sequence[bytes] = (),
+        embeddings: Mapping[str, Sequence[Sequence[float]]] | None = None,
+        name: str = "",
+        dry_run: bool = False,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/evaluations: {label, metadata} each, with one image each, or with embeddings.
+
+        `embeddings` holds those of every version that will be compared, in the order of the entries.
+        """
+        if embeddings is not None:
+            listed = {version: [list(e) for e in rows] for version, rows in embeddings.items()}
+            content: Json = {"json": {"name": name, "entries": [dict(e) for e in entries], "embeddings": listed}}
+        else:
+            described = json.dumps([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
+            files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
+            content = {"data": {"name": name, "entries": described}, "files": files}
+        path = path_of("galleries", gallery, "evaluations")
+        return self._json("POST", path, params=_terms(dry_run), **content)
+
+    def delete_evaluation(self, gallery: str, evaluation: int) -> None:
+        """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
+        self._send("DELETE", path_of("galleries", gallery, "evaluations", evaluation))
+
+    def gate(
+        self,
+        gallery: str,
+        version: str,
+        label: str | None = None,
+        *,
+        evaluation: int | None = None,
+        slice_by: str | None = None,
+        sample: int = 1000,
+        metric: str | None = None,
+        far: float = 0.01,
+        k: int = 10,
+        seed: int = 0,
+        dry_run: bool = False,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
+        body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
+        body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
+        return self._json("POST", path_of("galleries", gallery, "gates"), params=_terms(dry_run), json=body)
+
+    def gates(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/gates."""
+        return list(self._json("GET", path_of("galleries", gallery, "gates"))["gates"])
+
+    def gate_report(self, gallery: str, gate: int) -> Json:
+        """GET /v1/galleries/{gallery}/gates/{gate}."""
+        return self._json("GET", path_of("galleries", gallery, "gates", gate))
+
+    def gate_page(self, gallery: str, gate: int) -> str:
+        """GET /v1/galleries/{gallery}/gates/{gate}/page: the report as HTML with plots."""
+        return str(self._send("GET", path_of("galleries", gallery, "gates", gate, "page")).text)
+
+    def deploy(
+        self,
+        gallery: str,
+        version: str,
+        *,
+        gate: int | None = None,
+        override: str | None = None,
+        until: str = "current",
+        reason: str = "",
+        shadow: Mapping[str, Any] | None = None,
+        canary: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        if_match: str | None = None,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/deployments: make `version` current, or go as far as `until`.
+
+        `override` says why, despite a refusal. `shadow` is {share}, `canary` {share, max_error_rate, max_p99_ms,
+        min_queries}.
+        """
+        body: Json = {"version": version, "gate": gate, "override": override, "until": until, "reason": reason}
+        body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
+        return self._change(path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
+
+    def deployments(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/deployments."""
+        return list(self._json("GET", path_of("galleries", gallery, "deployments"))["deployments"])
+
+    def deployment(self, gallery: str, deployment: int) -> Json:
+        """GET /v1/galleries/{gallery}/deployments/{deployment}: its steps, trial numbers, and `etag`."""
+        answer = self._send("GET", path_of("galleries", gallery, "deployments", deployment))
+        return {**answer.json(), "etag": answer.headers.get("etag")}
+
+    def advance(
+        self,
+        gallery: str,
+        deployment: int,
+        to: str,
+        *,
+        gate: int | None = None,
+        override: str | None = None,
+        reason: str = "",
+        shadow: Mapping[str, Any] | None = None,
+        canary: Mapping[str, Any] | None = None,
+        dry_run: bool = False,
+        if_match: str | None = None,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/deployments/{deployment}/advance: one step; see `deploy`."""
+        body: Json = {"to": to, "gate": gate, "override": override, "reason": reason}
+        body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
+        path = path_of("galleries", gallery, "deployments", deployment, "advance")
+        return self._change(path, body, dry_run, if_match)
+
+    def rollback(self, gallery: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None) -> Json:
+        """POST /v1/galleries/{gallery}/rollback: end what is on its way, or back to the version current before."""
+        return self._change(path_of("galleries", gallery, "rollback"), {"reason": reason}, dry_run, if_match)
+
+    def retire(
+        self, gallery: str, version: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/retire: free a version's embeddings; returns how many."""
+        body = {"version": version, "reason": reason}
+        return self._change(path_of("galleries", gallery, "retire"), body, dry_run, if_match)
+
+    def _change(self, path: str, body: Json, dry_run: bool, if_match: str | None) -> Json:
+        headers = {"If-Match": if_match} if if_match else {}
+        answer = self._send("POST", path, params=_terms(dry_run), json=body, headers=headers)
+        return {**answer.json(), "etag": answer.headers.get("etag")}
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        answer: Json = self._send(method, path, **request).json()
+        return answer
+
+    def _send(self, method: str, path: str, **request: Any) -> Any:
+        raise NotImplementedError
+
+
+def path_of(*parts: object) -> str:
+    """The path below /v1/ of these segments."""
+    return "/".join(_segment(str(part)) for part in parts)
+
+
+def _segment(part: str) -> str:
+    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
+    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
+
+
+def _terms(dry_run: bool) -> dict[str, str]:
+    return {"dry_run": "true"} if dry_run else {}

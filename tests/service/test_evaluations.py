@@ -1,0 +1,313 @@
+"""Evaluation sets, and gates that measure on them: metrics, slices, pages, and the calibrations that come of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from index.encoder import Encoder
+from index.version import Version
+from service.tables import calibration, evaluation_entry, gate_report
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> None:
+    root = tmp_path_factory.mktemp("more")
+    assert served.register(make_version(root / "far", "far", 5, seed=9)).status_code == 201
+
+
+@pytest.fixture(scope="module")
+def filled(served: Any, pictures: list[bytes]) -> Callable[[], str]:
+    def fill() -> str:
+        path = served.gallery("v1")
+        files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
+        listed = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
+        assert served.post_items(path, listed, files).status_code == 200
+        return path
+
+    return fill
+
+
+def upload(served: Any, path: str, entries: Any, images: list[bytes], **params: Any) -> Any:
+    data = {"entries": entries if isinstance(entries, str) else json.dumps(entries), "name": "set"}
+    files = [("images", (f"{n}", image)) for n, image in enumerate(images)]
+    return served.http.post(f"{path}/evaluations", data=data, files=files, params=params)
+
+
+def labelled(count: int) -> list[dict[str, Any]]:
+    return [{"label": n % 5, "metadata": {"half": n < count / 2}, "image": str(n)} for n in range(count)]
+
+
+def gate(served: Any, path: str, version: str = "v2", params: Any = None, **body: Any) -> Any:
+    return served.http.post(f"{path}/gates", json={"version": version, **body}, params=params or {})
+
+
+def problem(response: Any) -> tuple[int, str, list[str]]:
+    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
+
+
+def rows(served: Any, table: Any) -> int:
+    with served.runtime.database.lookup() as connection:
+        return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
+
+
+class TestSets:
+    def test_images_are_kept_measured_on_and_deleted(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        made = upload(served, path, labelled(20), pictures)
+
+        assert made.status_code == 201
+        number = made.json()["id"]
+        assert {k: made.json()[k] for k in ("name", "kind", "size", "labelled", "versions")} == {
+            "name": "set",
+            "kind": "images",
+            "size": 20,
+            "labelled": 20,
+            "versions": [],
+        }
+        assert served.http.get(f"{path}/evaluations/{number}").json() == made.json()
+        assert served.http.get(f"{path}/evaluations").json()["evaluations"] == [made.json()]
+        on_set, on_items = gate(served, path, evaluation=number).json(), gate(served, path, label="digit").json()
+        assert (on_set["evaluation"], on_set["items"], on_set["labelled"]) == (number, 20, True)
+        assert on_set["old_old"]["value"] == pytest.approx(on_items["old_old"]["value"])
+        assert set(on_set["latency_ms"]) == {"v1", "v2"}
+        assert on_set["latency_ms"]["v1"]["p50"] <= on_set["latency_ms"]["v1"]["p99"]
+
+        assert served.http.delete(f"{path}/evaluations/{number}").status_code == 204
+        assert problem(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
+        assert served.http.get(f"{path}/gates/{on_set['id']}").json()["evaluation"] == number
+
+    def test_embeddings_are_measured_like_the_images_they_came_from(
+        self,
+        served: Any,
+        filled: Callable[[], str],
+        pictures: list[bytes],
+        versions: dict[str, Version],
+        make_image: Callable[..., Any],
+    ) -> None:
+        path = filled()
+        images = [make_image(n % 5, n) for n in range(20)]
+        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
+        entries = [{key: e[key] for key in ("label", "metadata")} for e in labelled(20)]
+
+        made = served.http.post(f"{path}/evaluations", json={"entries": entries, "embeddings": vectors})
+        by_embeddings = gate(served, path, evaluation=made.json()["id"], metric="mAP@1.0").json()
+        by_images = gate(served, path, label="digit", metric="mAP@1.0").json()
+
+        assert (made.status_code, made.json()["versions"]) == (201, ["v1", "v2"])
+        for field in ("old_old", "new_old", "new_new"):
+            assert by_embeddings[field]["value"] == pytest.approx(by_images[field]["value"])
+        assert by_embeddings["latency_ms"] == {}
+        refused = gate(served, path, "far", evaluation=made.json()["id"])
+        assert problem(refused) == (422, "invalid_argument", ["/evaluation"])
+        assert "'far'" in refused.json()["detail"]
+
+    def test_a_rehearsal_stores_nothing(self, served: Any, filled: Callable[[], str], pictures: list[bytes]) -> None:
+        path = filled()
+        before = [rows(served, table) for table in (evaluation_entry, gate_report, calibration)]
+
+        set_, report = (
+            upload(served, path, labelled(20), pictures, dry_run=True),
+            gate(served, path, label="digit", params={"dry_run": True}),
+        )
+
+        assert (set_.status_code, set_.json()["id"], set_.json()["size"]) == (200, None, 20)
+        assert (report.status_code, report.json()["id"]) == (200, None)
+        assert before == [rows(served, table) for table in (evaluation_entry, gate_report, calibration)]
+
+    @pytest.mark.parametrize(
+        ("entries", "pointer"),
+        [
+            ("[", ""),
+            ([], "/entries"),
+            ([{"label": 1, "image": "0"}], "/entries"),
+            ([{"image": "0"}, {"image": "9"}], "/entries/1/image"),
+            ([{"image": "0"}, {"image": ["1"]}], "/entries/1/image"),
+            ([{"image": "0"}, {"image": "2"}], "/entries/1/image"),
+            ([{"image": "0"}, {"image": "1", "metadata": 3}], "/entries/1/metadata"),
+            ([{"image": "0"}, {"image": "1", "id": 3}], "/entries/1/id"),
+            ([{"image": "0"}, 3], "/entries/1"),
+            ('[{"image": "0", "label": 1e999}, {"image": "1"}]', "/entries"),
+        ],
+    )
+    def test_a_bad_entry_is_named_and_refuses_the_set(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes], entries: Any, pointer: str
+    ) -> None:
+        path = filled()
+
+        refused = upload(served, path, entries, [*pictures[:2], b"no image"])
+
+        assert refused.status_code == 422, refused.text
+        assert [error["pointer"] for error in refused.json()["errors"]] == ([pointer] if pointer else [])
+        assert served.http.get(f"{path}/evaluations").json() == {"evaluations": []}
+
+    @pytest.mark.parametrize(
+        ("body", "pointer"),
+        [
+            ({"embeddings": {"v1": [[1, 0, 0, 0]] * 2}}, "/entries"),
+            ({"entries": [{}, {}]}, "/embeddings"),
+            ({"entries": [{}, {}], "embeddings": {}}, "/embeddings"),
+            ({"entries": [{}, {}], "embeddings": {"v9": []}}, "/embeddings"),
+            ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0]]}}, "/embeddings/v1"),
+            ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0], [1]]}}, "/embeddings/v1/1"),
+            ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0], [0, 0, 0, 0]]}}, "/embeddings/v1/1"),
+            ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0]] * 2}, "name": "x" * 200}, "/name"),
+            ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0]] * 2}, "names": ""}, "/names"),
+        ],
+    )
+    def test_bad_embeddings_are_named(
+        self, served: Any, filled: Callable[[], str], body: dict[str, Any], pointer: str
+    ) -> None:
+        refused = served.http.post(f"{filled()}/evaluations", json=body)
+
+        assert refused.status_code in {404, 422}, refused.text
+        assert [error["pointer"] for error in refused.json()["errors"]] == [pointer]
+
+
+class TestMetrics:
+    def test_without_labels_recall_is_measured_against_the_new_versions_own_ranking(
+        self, served: Any, filled: Callable[[], str], versions: dict[str, Version], make_image: Callable[..., Any]
+    ) -> None:
+        report = gate(served, filled(), k=3).json()
+        images = [make_image(n % 5, n) for n in range(20)]
+        old, new = (Encoder(versions[v]).encode(images).vectors.astype(np.float64) for v in ("v1", "v2"))
+
+        def first(queries: np.ndarray, items: np.ndarray) -> list[set[int]]:
+            scores = queries @ items.T
+            np.fill_diagonal(scores, -np.inf)
+            return [set(row) for row in np.argsort(-scores, axis=1)[:, :3].tolist()]
+
+        cut = new[:, :4] / np.linalg.norm(new[:, :4], axis=1, keepdims=True)
+        truth = first(new, new)
+        assert (report["metric"], report["labelled"], report["new_new"]["value"]) == ("recall@3", False, 1.0)
+        for field, found in (("old_old", first(old, old)), ("new_old", first(cut, old))):
+            expected = np.mean([len(a & b) / 3 for a, b in zip(found, truth, strict=True)])
+            assert report[field]["value"] == pytest.approx(expected)
+
+    def test_tar_is_measured_and_named_with_its_far(self, served: Any, filled: Callable[[], str]) -> None:
+        report = gate(served, filled(), label="digit", metric="TAR@FAR", far=0.05).json()
+
+        assert report["metric"] == "TAR@FAR=0.05"
+        assert 0 < report["old_old"]["value"] <= 1
+
+    def test_slices_are_worst_first(self, served: Any, filled: Callable[[], str], pictures: list[bytes]) -> None:
+        path = filled()
+        number = upload(served, path, labelled(20), pictures).json()["id"]
+
+        report = gate(served, path, evaluation=number, slice="half", metric="mAP@1.0").json()
+
+        assert sorted(one["value"] for one in report["slices"]) == ["false", "true"]
+        assert [one["queries"] for one in report["slices"]] == [10, 10]
+        differences = [one["difference"]["value"] for one in report["slices"]]
+        assert differences == sorted(differences)
+        assert np.mean(differences) == pytest.approx(report["difference"]["value"])
+
+    def test_a_metric_that_needs_labels_says_so(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        unlabelled = upload(served, path, [{"image": "0"}, {"image": "1"}, {"image": "2", "label": 3}], pictures[:3])
+        number = unlabelled.json()["id"]
+
+        assert unlabelled.json()["labelled"] == 1
+        assert problem(gate(served, path, evaluation=number, metric="cmc@1")) == (422, "invalid_argument", ["/metric"])
+        assert gate(served, path, evaluation=number).json()["metric"] == "recall@2"
+        assert problem(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
+
+
+class TestPage:
+    def test_it_shows_the_report_and_loads_nothing(self, served: Any, filled: Callable[[], str]) -> None:
+        path = filled()
+        report = gate(served, path, label="digit", slice="digit").json()
+
+        shown = served.http.get(f"{path}/gates/{report['id']}/page")
+
+        assert shown.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in shown.headers["content-security-policy"]
+        assert report["verdict"] in shown.text
+        assert f"{report['new_old']['value']:.1%}" in shown.text
+        assert shown.text.count("<svg") == 2 + bool(report["slices"])
+        assert "<script" not in shown.text
+        assert "src=" not in shown.text
+        assert served.http.get(f"{path}/gates/{10**9}/page").status_code == 404
+
+    def test_what_users_wrote_cannot_become_markup(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        field = "<script>alert(1)</script>"
+        items = [{"id": str(n), "metadata": {field: f"<b>{n % 2}</b>", "l": n % 2}, "image": str(n)} for n in range(12)]
+        served.post_items(path, items, [(str(n), pictures[n]) for n in range(12)])
+        number = gate(served, path, label="l", slice=field).json()["id"]
+
+        text = served.http.get(f"{path}/gates/{number}/page").text
+
+        assert "<script" not in text
+        assert "<b>" not in text
+        assert "&lt;b&gt;" in text
+
+    def test_gates_are_listed(self, served: Any, filled: Callable[[], str]) -> None:
+        path = filled()
+        made = [gate(served, path, label="digit", seed=seed).json() for seed in (1, 2)]
+
+        assert served.http.get(f"{path}/gates").json()["gates"] == made
+
+
+class TestCalibrations:
+    def ask(self, served: Any, path: str, picture: bytes) -> dict[str, Any]:
+        return dict(served.query(path, picture, k=20).json())
+
+    @pytest.mark.parametrize("label", ["digit", None])
+    def test_they_come_into_force_with_the_deployment_and_go_with_its_rollback(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes], label: str | None
+    ) -> None:
+        path = filled()
+        before = self.ask(served, path, pictures[0])
+        report = gate(served, path, label=label).json()
+        assert report["calibrations"] == 2
+        gated = self.ask(served, path, pictures[0])
+        assert (gated["mode"], gated["results"]) == ("raw", before["results"])
+
+        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
+        served.ingest(path, {"late": pictures[5]})
+        mixed = self.ask(served, path, pictures[0])
+        raw = served.query(path, pictures[0], k=20, mode="raw").json()["results"][0]["matches"]
+
+        assert (mixed["mode"], mixed["mix"]) == ("calibrated", {"v1": 20, "v2": 1})
+        scores = [match["score"] for match in mixed["results"][0]["matches"]]
+        assert scores == sorted(scores, reverse=True)
+        assert all(0 <= score <= 1 for score in scores)
+        of_v1 = [m["id"] for m in mixed["results"][0]["matches"] if m["version"] == "v1"]
+        assert of_v1 == [m["id"] for m in raw if m["version"] == "v1"][: len(of_v1)]
+        served.http.delete(f"{path}/items/late")
+        served.http.post(f"{path}/rollback")
+        after = self.ask(served, path, pictures[0])
+        assert (after["mode"], after["results"]) == ("raw", before["results"])
+
+    def test_a_canary_uses_those_of_its_gate(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        number = gate(served, path, label="digit").json()["id"]
+        body = {"version": "v2", "gate": number, "override": "a test", "until": "canary", "canary": {"share": 1.0}}
+        assert served.http.post(f"{path}/deployments", json=body).status_code == 201
+
+        answer = self.ask(served, path, pictures[0])
+
+        assert (answer["version"], answer["mode"]) == ("v2", "calibrated")
+
+    def test_a_deployment_without_gate_has_none(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        gate(served, path, label="digit")
+        served.http.post(f"{path}/deployments", json={"version": "v2"})
+
+        assert self.ask(served, path, pictures[0])["mode"] == "raw"
