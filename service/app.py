@@ -12,7 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import backfills, deployments, errors, galleries, gates, health, items, search, versions
+from service import backfills, deployments, edges, errors, galleries, gates, health, items, search, versions
 from service.auth import Guard, check_exposure
 from service.runtime import running
 from service.settings import Settings
@@ -23,6 +23,7 @@ ROUTERS = (
     health.router,
     galleries.router,
     versions.router,
+    edges.router,
     items.router,
     gates.router,
     deployments.router,
@@ -39,6 +40,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         versions.sweep(settings.versions)
+        edges.sweep(settings.edges)
         process = running(settings)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:

@@ -38,10 +38,12 @@ class Database:
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """One transaction: committed at the end, rolled back by any exception."""
-        with self._turn, self._writer.begin() as connection:
+    def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
+        """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`."""
+        with self._turn, self._writer.connect() as connection, connection.begin() as transaction:
             yield connection
+            if dry_run:
+                transaction.rollback()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

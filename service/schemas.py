@@ -61,7 +61,7 @@ class EdgeOut(BaseModel):
 
 
 class VersionOut(BaseModel):
-    """A registered version; `loaded` names the encoders this process holds in memory: `images`, `texts`."""
+    """A registered version and the edges that lead from it now; `loaded` names the encoders in this process's memory."""
 
     name: str
     dim: int

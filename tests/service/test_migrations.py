@@ -99,7 +99,7 @@ def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
 REVISION = """
 import sqlalchemy as sa
 from alembic import op
-revision, down_revision = "0002", "0001"
+revision, down_revision = "0003", "0002"
 
 def upgrade():
     {body}
@@ -112,7 +112,7 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     copied = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, copied)
     monkeypatch.setattr(service.database, "MIGRATIONS", copied)
-    return lambda body: (copied / "versions" / "0002_next.py").write_text(REVISION.format(body=body))
+    return lambda body: (copied / "versions" / "0003_next.py").write_text(REVISION.format(body=body))
 
 
 def test_a_migration_that_fails_in_the_middle_leaves_nothing(settings: Settings, next_revision: Any) -> None:
@@ -149,7 +149,7 @@ def test_rebuilding_a_parent_table_keeps_its_children(settings: Settings, next_r
 
 def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, next_revision: Any) -> None:
     upgrade(settings)
-    next_revision('op.execute(\'insert into edge values (7, 8, "identity", "{}")\')')
+    next_revision('op.execute(\'insert into edge values (1, 7, 8, "identity", "added", "{}", "{}", null, "{}", 0)\')')
 
     with pytest.raises(RuntimeError, match="foreign key"):
         upgrade(settings)
