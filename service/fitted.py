@@ -73,7 +73,11 @@ def fit(service: Runtime, asked: FitIn) -> Declared:
         raise InvalidArgument(
             f"no two of the {len(held.names)} items share a value of metadata field {asked.label!r}", pointer="/label"
         )
-    adapter = fit_adapter(asked.kind, pairs, new.card, old.card, options)
+    try:
+        adapter = fit_adapter(asked.kind, pairs, new.card, old.card, options)
+    except InvalidArgument as error:
+        below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[asked.kind]) else ""
+        raise InvalidArgument(error.message, pointer=below + error.pointer) from error
     with incoming_folder(service.settings.edges) as folder:
         adapter.save(folder)
         edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder, folder=folder, support=len(pairs.new_SM))
