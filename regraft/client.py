@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypedDict, Unpack
-from urllib.parse import quote
 
 import httpx
 
 from index.errors import RegraftError
 from index.folder import pack_version
+from regraft.edge_routes import EdgeRoutes
+from regraft.paths import path as _path
 
 Json = dict[str, Any]
 
@@ -78,7 +79,7 @@ class QueryOptions(TypedDict, total=False):
     explain: bool
 
 
-class Client:
+class Client(EdgeRoutes):
     """Speaks to one service; safe to share between threads.
 
     Every method raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests
@@ -334,15 +335,6 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
         body = None
     # A proxy in between answers in its own words.
     return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
-
-
-def _path(*parts: object) -> str:
-    return "/".join(_segment(str(part)) for part in parts)
-
-
-def _segment(part: str) -> str:
-    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
-    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
 
 
 def _flag(value: bool) -> str:

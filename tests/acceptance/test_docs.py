@@ -78,7 +78,8 @@ def test_no_route_is_documented_that_does_not_exist():
 
 
 def test_the_client_has_a_method_for_each_route():
-    methods = "".join(method.__doc__ for name, method in vars(Client).items() if name[0] != "_" and method.__doc__)
+    every = [(name, method) for kind in Client.__mro__ for name, method in vars(kind).items()]
+    methods = "".join(method.__doc__ for name, method in every if name[0] != "_" and method.__doc__)
     spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(r"(?:GET|POST|DELETE) /v1[^ ,.;]*", methods)}
 
     assert {re.sub(r"{\w+}", "{}", route) for route in ROUTES} <= {route.rstrip(":") for route in spoken}
