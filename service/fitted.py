@@ -27,6 +27,9 @@ from service.schemas import Body
 MIN_PAIRS = 20
 """Below so many a fit means nothing; from here to `index.adapters.FEW_PAIRS` it comes with a warning."""
 
+MOST_COMPARED = 10_000
+"""Choosing slerp's weight compares each item with each, once for each weight."""
+
 
 class TooFewPairs(RegraftError):
     """Too few items hold embeddings by both versions."""
@@ -63,6 +66,8 @@ def fit(service: Runtime, asked: FitIn) -> Declared:
     new, old = (service.catalog.named(name) for name in (asked.new, asked.old))
     if new is old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
+    if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
+        raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
     kind = EdgeKind.SLERP if asked.kind == "slerp" else EdgeKind.MATRIX
     check_free(service.catalog, (new.name, old.name, kind.value), asked.replace)
     options = _options(asked)

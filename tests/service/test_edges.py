@@ -260,6 +260,7 @@ BAD_FITS: list[tuple[dict[str, Any], int, str, str]] = [
     ({"gallery": "nowhere"}, 404, "unknown_gallery", ""),
     ({"kind": "magic"}, 422, "invalid_request", "/kind"),
     ({"kind": "slerp"}, 422, "invalid_argument", "/kind"),
+    ({"kind": "slerp", "label": "label", "sample": 10_001}, 422, "invalid_argument", "/sample"),
     ({"options": {"rank": 3}}, 422, "invalid_argument", "/options/rank"),
     ({"kind": "low_rank", "options": {"rank": 2.5}}, 422, "invalid_argument", "/options/rank"),
     ({"kind": "low_rank", "options": {"rank": 99}}, 422, "invalid_argument", "/options/rank"),
