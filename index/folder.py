@@ -9,12 +9,14 @@ import re
 import stat
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from index.errors import InvalidVersionFolder
 from index.version import (
     CARD,
+    EDGE,
     EDGE_ARRAYS,
     EDGE_MODEL,
     ENCODER,
@@ -112,7 +114,67 @@ def write_edge(folder: Path, edge: Edge) -> None:
     """Write edges/<old>/edge.json below a version folder; the caller rewrites the card afterwards."""
     place = folder / "edges" / edge.old
     place.mkdir(parents=True, exist_ok=True)
-    (place / "edge.json").write_text(json.dumps(edge.as_json(), indent=2) + "\n")
+    (place / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
+
+
+def load_edge(folder: Path, new: str, old: str) -> Edge:
+    """Read the folder of a single edge, as it lies in a version folder below edges/<old>/.
+
+    Raises:
+        InvalidVersionFolder: names the file and, inside JSON, the field at fault; also a file that the kind has no use
+            for.
+    """
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    edge = parse_edge(_json(_read(folder, EDGE), EDGE), new, old, folder, found)
+    legal = {EDGE, EDGE_MODEL.get(edge.kind), EDGE_ARRAYS.get(edge.kind)}
+    if stray := sorted(found - legal):
+        raise InvalidVersionFolder(f"{stray[0]} has no use in an edge of kind {edge.kind}", pointer=f"/{stray[0]}")
+    return edge
+
+
+def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Collection[str], place: str = "") -> Edge:
+    """Read the JSON of edge.json.
+
+    Args:
+        value: the JSON.
+        new: the name of the newer version.
+        old: the name of the older one.
+        folder: where the edge's files lie, None when it has none.
+        files: their names.
+        place: what to put before file names in messages.
+
+    Raises:
+        InvalidVersionFolder: names the field and its legal values, or the file that is missing.
+    """
+    fields = _Fields(value, f"{place}{EDGE}")
+    if not NAME.fullmatch(old) or old == new:
+        where = place.rstrip("/")
+        raise InvalidVersionFolder(f"{where} must be named after another, older version", pointer=f"/{where}")
+    kind = fields.take("kind", str)
+    legal = [k.value for k in EdgeKind if k is not EdgeKind.DUAL]  # dual needs no file: the old encoder is the edge
+    if kind not in legal:
+        raise fields.wrong("kind", f"must be one of {', '.join(legal)}")
+    edge_kind = EdgeKind(kind)
+    if fields.take("direction", str, edge_kind.direction) != edge_kind.direction:
+        raise fields.wrong("direction", f"must be {edge_kind.direction!r} for kind {kind}")
+    for needed in (EDGE_MODEL.get(edge_kind), EDGE_ARRAYS.get(edge_kind)):
+        if needed and needed not in files:
+            raise InvalidVersionFolder(f"{place}{needed} is missing: kind {kind} needs it", pointer=f"/{place}{needed}")
+    support = fields.take("support", int, 0)
+    if support < 0:
+        raise fields.wrong("support", "must be 0 or more")
+    edge = Edge(
+        new=new,
+        old=old,
+        kind=edge_kind,
+        scores={name: _parse_score(fields, name, s) for name, s in fields.take("scores", dict, {}).items()},
+        old_encoder=fields.take("old_encoder", str, ""),
+        calibration=fields.take("calibration", dict, None),
+        folder=folder,
+        support=support,
+    )
+    fields.finish()
+    return edge
 
 
 def pack_version(folder: Path, archive: Path) -> None:
@@ -207,36 +269,9 @@ def _edge_names(card: Card) -> list[str]:
 
 def _load_edge(folder: Path, card: Card, old: str) -> Edge:
     place = f"edges/{old}"
-    fields = _Fields(_json(_read(folder, f"{place}/edge.json"), f"{place}/edge.json"), f"{place}/edge.json")
-    if not NAME.fullmatch(old) or old == card.name:
-        raise InvalidVersionFolder(f"{place} must be named after another, older version", pointer=f"/{place}")
-    kind = fields.take("kind", str)
-    legal = [k.value for k in EdgeKind if k is not EdgeKind.DUAL]  # dual needs no file: the old encoder is the edge
-    if kind not in legal:
-        raise fields.wrong("kind", f"must be one of {', '.join(legal)}")
-    edge_kind = EdgeKind(kind)
-    if fields.take("direction", str, edge_kind.direction) != edge_kind.direction:
-        raise fields.wrong("direction", f"must be {edge_kind.direction!r} for kind {kind}")
-    for needed in (EDGE_MODEL.get(edge_kind), EDGE_ARRAYS.get(edge_kind)):
-        if needed and f"{place}/{needed}" not in card.files:
-            raise InvalidVersionFolder(
-                f"{place}/{needed} is missing: kind {kind} needs it", pointer=f"/{place}/{needed}"
-            )
-    support = fields.take("support", int, 0)
-    if support < 0:
-        raise fields.wrong("support", "must be 0 or more")
-    edge = Edge(
-        new=card.name,
-        old=old,
-        kind=edge_kind,
-        scores={name: _parse_score(fields, name, s) for name, s in fields.take("scores", dict, {}).items()},
-        old_encoder=fields.take("old_encoder", str, ""),
-        calibration=fields.take("calibration", dict, None),
-        folder=folder / place,
-        support=support,
-    )
-    fields.finish()
-    return edge
+    files = {path.removeprefix(f"{place}/") for path in card.files if path.startswith(f"{place}/")}
+    value = _json(_read(folder, f"{place}/{EDGE}"), f"{place}/{EDGE}")
+    return parse_edge(value, card.name, old, folder / place, files, f"{place}/")
 
 
 def _parse_score(fields: _Fields, name: str, value: object) -> Score:

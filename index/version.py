@@ -29,6 +29,7 @@ TEXT_ENCODER = "text/encoder.onnx"
 TOKENIZER = "text/tokenizer.json"
 TEXT_PROBE = "text/probe.json"
 TEXT_FILES = (TEXT_ENCODER, TOKENIZER, TEXT_PROBE)
+EDGE = "edge.json"
 FORMAT = 1
 MAX_DIM = 65_536
 

@@ -8,7 +8,7 @@ import typer
 
 from index.errors import RegraftError
 from regraft import __version__
-from regraft.commands import backfills, evaluations, galleries, processes, train, upgrades, versions
+from regraft.commands import backfills, edges, evaluations, galleries, processes, train, upgrades, versions
 from regraft.commands.options import err
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app.command(rich_help_panel=GALLERY)(galleries.ingest)
 app.command(rich_help_panel=GALLERY)(galleries.query)
 app.add_typer(versions.version, name="version", rich_help_panel=UPGRADE)
 app.add_typer(evaluations.evaluation, name="evaluation", rich_help_panel=UPGRADE)
+app.add_typer(edges.edges, name="edges", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=UPGRADE)(upgrades.gate)
 app.command(rich_help_panel=UPGRADE)(upgrades.deploy)
 app.add_typer(upgrades.deployment, name="deployment", rich_help_panel=UPGRADE)

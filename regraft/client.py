@@ -23,11 +23,11 @@ import httpx
 
 from index.errors import RegraftError
 from index.folder import pack_version
-from regraft import upgrades
-from regraft.upgrades import Upgrades
-from regraft.upgrades import path_of as _path
+from regraft.edge_routes import EdgeRoutes
+from regraft.paths import flag, path_of
+from regraft.upgrade_routes import UpgradeRoutes
 
-Json = upgrades.Json
+Json = dict[str, Any]
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
@@ -80,7 +80,7 @@ class QueryOptions(TypedDict, total=False):
     explain: bool
 
 
-class Client(Upgrades):
+class Client(UpgradeRoutes, EdgeRoutes):
     """Speaks to one service; safe to share between threads.
 
     Every method raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests
@@ -136,11 +136,11 @@ class Client(Upgrades):
 
     def gallery(self, name: str) -> Json:
         """GET /v1/galleries/{gallery}: current version, number of items, and how many each version holds."""
-        return self._json("GET", _path("galleries", name))
+        return self._json("GET", path_of("galleries", name))
 
     def delete_gallery(self, name: str) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
-        self._send("DELETE", _path("galleries", name))
+        self._send("DELETE", path_of("galleries", name))
 
     # versions
 
@@ -160,7 +160,7 @@ class Client(Upgrades):
 
     def version(self, name: str) -> Json:
         """GET /v1/versions/{version}."""
-        return self._json("GET", _path("versions", name))
+        return self._json("GET", path_of("versions", name))
 
     # items
 
@@ -173,35 +173,35 @@ class Client(Upgrades):
         images = [("images", (str(n), i.image, "application/octet-stream")) for n, i in enumerate(items)]
         # An empty batch is sent too, as JSON, so that it is the service that refuses it.
         body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
-        return self._json("POST", _path("galleries", gallery, "items"), params={"atomic": _flag(atomic)}, **body)
+        return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, **body)
 
     def ingest_embeddings(
         self, gallery: str, items: Sequence[Mapping[str, Any]], *, version: str | None = None, atomic: bool = False
     ) -> Json:
         """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; `version` made them."""
         body = {"version": version, "items": [dict(item) for item in items]}
-        return self._json("POST", _path("galleries", gallery, "items"), params={"atomic": _flag(atomic)}, json=body)
+        return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, json=body)
 
     def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> Json:
         """GET /v1/galleries/{gallery}/items: one page, {items, next}; pass `next` as the next cursor."""
         params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
-        return self._json("GET", _path("galleries", gallery, "items"), params=params)
+        return self._json("GET", path_of("galleries", gallery, "items"), params=params)
 
     def item(self, gallery: str, item: str) -> Json:
         """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
-        return self._json("GET", _path("galleries", gallery, "items", item))
+        return self._json("GET", path_of("galleries", gallery, "items", item))
 
     def item_image(self, gallery: str, item: str) -> bytes:
         """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
-        return self._send("GET", _path("galleries", gallery, "items", item, "image")).content
+        return self._send("GET", path_of("galleries", gallery, "items", item, "image")).content
 
     def delete_item(self, gallery: str, item: str) -> None:
         """DELETE /v1/galleries/{gallery}/items/{item}."""
-        self._send("DELETE", _path("galleries", gallery, "items", item))
+        self._send("DELETE", path_of("galleries", gallery, "items", item))
 
     def delete_items(self, gallery: str, items: Sequence[str]) -> Json:
         """POST /v1/galleries/{gallery}/items:delete; returns {deleted, missing}."""
-        return self._json("POST", _path("galleries", gallery, "items:delete"), json={"ids": list(items)})
+        return self._json("POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
 
     # queries
 
@@ -222,11 +222,11 @@ class Client(Upgrades):
         """
         lists = {name: list(given) for name, given in (("texts", texts), ("items", items)) if given}
         if not images and lists:
-            return self._json("POST", _path("galleries", gallery, "query"), json={**lists, "k": k, **options})
+            return self._json("POST", path_of("galleries", gallery, "query"), json={**lists, "k": k, **options})
         files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
         fields: Json = {**lists, "k": k, **options}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-        return self._json("POST", _path("galleries", gallery, "query"), data=data, files=files)
+        return self._json("POST", path_of("galleries", gallery, "query"), data=data, files=files)
 
     def query_embeddings(
         self,
@@ -238,7 +238,7 @@ class Client(Upgrades):
     ) -> Json:
         """POST /v1/galleries/{gallery}/query with embeddings that `version` made; the rest as in `query`."""
         body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, **options}
-        return self._json("POST", _path("galleries", gallery, "query"), json=body)
+        return self._json("POST", path_of("galleries", gallery, "query"), json=body)
 
     # backfills
 
@@ -254,31 +254,31 @@ class Client(Upgrades):
     ) -> Json:
         """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
         body = {"version": version, "kind": kind, "order": order, "chunk_size": chunk_size, "rate": rate}
-        return self._json("POST", _path("galleries", gallery, "backfills"), json=body)
+        return self._json("POST", path_of("galleries", gallery, "backfills"), json=body)
 
     def backfills(self, gallery: str) -> list[Json]:
         """GET /v1/galleries/{gallery}/backfills."""
-        return list(self._json("GET", _path("galleries", gallery, "backfills"))["backfills"])
+        return list(self._json("GET", path_of("galleries", gallery, "backfills"))["backfills"])
 
     def backfill(self, backfill: int) -> Json:
         """GET /v1/backfills/{backfill}: state and counters."""
-        return self._json("GET", _path("backfills", backfill))
+        return self._json("GET", path_of("backfills", backfill))
 
     def backfill_failures(self, backfill: int) -> list[Json]:
         """GET /v1/backfills/{backfill}/failures."""
-        return list(self._json("GET", _path("backfills", backfill, "failures"))["failures"])
+        return list(self._json("GET", path_of("backfills", backfill, "failures"))["failures"])
 
     def pause_backfill(self, backfill: int) -> Json:
         """POST /v1/backfills/{backfill}/pause."""
-        return self._json("POST", _path("backfills", backfill, "pause"))
+        return self._json("POST", path_of("backfills", backfill, "pause"))
 
     def resume_backfill(self, backfill: int) -> Json:
         """POST /v1/backfills/{backfill}/resume."""
-        return self._json("POST", _path("backfills", backfill, "resume"))
+        return self._json("POST", path_of("backfills", backfill, "resume"))
 
     def cancel_backfill(self, backfill: int) -> Json:
         """POST /v1/backfills/{backfill}/cancel."""
-        return self._json("POST", _path("backfills", backfill, "cancel"))
+        return self._json("POST", path_of("backfills", backfill, "cancel"))
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
@@ -308,7 +308,3 @@ def _problem(response: httpx.Response) -> Mapping[str, Any]:
         body = None
     # A proxy in between answers in its own words.
     return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
-
-
-def _flag(value: bool) -> str:
-    return "true" if value else "false"

@@ -12,7 +12,19 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import backfills, deployments, errors, evaluations, galleries, gates, health, items, search, versions
+from service import (
+    backfills,
+    deployments,
+    edges,
+    errors,
+    evaluations,
+    galleries,
+    gates,
+    health,
+    items,
+    search,
+    versions,
+)
 from service.auth import Guard, check_exposure
 from service.runtime import running
 from service.settings import Settings
@@ -23,6 +35,7 @@ ROUTERS = (
     health.router,
     galleries.router,
     versions.router,
+    edges.router,
     items.router,
     evaluations.router,
     gates.router,
@@ -40,6 +53,7 @@ def create_app(settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         versions.sweep(settings.versions)
+        edges.sweep(settings.edges)
         process = running(settings)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -14,12 +15,15 @@ from sqlalchemy import Connection, Row, insert, select
 from index.encoder import Encoder
 from index.folder import load_version
 from index.graph import Graph, Route
-from index.version import CARD, Card, Version
+from index.version import CARD, Card, EdgeKey, Version
 from service.database import Database
+from service.edge_rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
 from service.entrances import Images, Lazy, Texts
 from service.errors import UnknownVersion
 from service.settings import Settings
-from service.tables import edge, version
+from service.tables import version
+
+logger = logging.getLogger(__name__)
 
 
 class Registered:
@@ -70,7 +74,11 @@ class Registered:
 
 
 class Catalog:
-    """Every registered version. Another process may register more: an unknown one is looked for in SQL first."""
+    """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
+
+    Another process may register more versions: an unknown one is looked for in SQL first. What edges there are is asked
+    by whoever depends on it: the replica each time it looks for news, and each change of a gallery or of an edge.
+    """
 
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
@@ -78,23 +86,46 @@ class Catalog:
         self._loading = threading.Lock()
         self._by_id: dict[int, Registered] = {}
         self._by_name: dict[str, Registered] = {}
+        self._edges: tuple[Declared, ...] = ()
         self._graph = Graph()
 
     def sync(self) -> None:
-        """Load the versions registered since the last time.
+        """Load the versions registered since the last time, then the edges that came, and forget those that went.
 
         Raises:
             InvalidVersionFolder: a folder is no longer what was registered.
         """
         with self._loading:
             with self._database.lookup() as connection:
+                ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
                 rows = registered_rows(connection)
             for row in (row for row in rows if row.id not in self._by_id):
                 loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
                 registered = Registered(row, loaded, self._settings)
                 self._by_name[row.name] = registered
                 self._by_id[row.id] = registered
-                self._graph = Graph((*self._graph.edges, *loaded.edges))
+            self._follow_edges(ids)
+
+    def sync_edges(self) -> None:
+        """The same as `sync`, if any edge came or went."""
+        with self._database.lookup() as connection:
+            ids = edge_ids(connection)
+        if set(ids) != {declared.id for declared in self._edges}:
+            self.sync()
+
+    def _follow_edges(self, ids: Sequence[int]) -> None:
+        known = {declared.id: declared for declared in self._edges}
+        if set(ids) == set(known):
+            return
+        with self._database.lookup() as connection:
+            rows = edge_rows(connection, set(ids) - set(known))
+        for row in rows:
+            new, old = self._by_id[row.new_id].name, self._by_id[row.old_id].name
+            known[row.id] = open_edge(row, new, old, self._settings)
+            if known[row.id].problem:
+                logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
+        self._edges = tuple(known[number] for number in ids if number in known)
+        self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
 
     def all(self) -> list[Registered]:
         """The versions this process knows, in order of registration."""
@@ -128,8 +159,19 @@ class Catalog:
         for registered in self.all():
             registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
 
+    def edges(self) -> tuple[Declared, ...]:
+        """All declared edges, in the order in which they were; those with a `problem` are in no graph.
+
+        The same tuple as long as none came or went.
+        """
+        return self._edges
+
+    def edge(self, key: EdgeKey) -> Declared | None:
+        """The edge of this key, if there is one."""
+        return next((declared for declared in self._edges if declared.edge.key == key), None)
+
     def graph(self) -> Graph:
-        """All declared edges."""
+        """All declared edges, as what leads where."""
         return self._graph
 
     def route(self, new: str, old: str) -> Route | None:
@@ -158,8 +200,7 @@ def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[in
     }
     new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
     for declared, old_id in zip(loaded.edges, old_ids, strict=True):
-        row = {"new_id": new_id, "old_id": old_id, "kind": declared.kind.value, "evidence": declared.as_json()}
-        connection.execute(insert(edge), row)
+        insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))
 
 
 def card_sha256(folder: Path) -> str:

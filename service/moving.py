@@ -17,7 +17,7 @@ from index.errors import InvalidImage, RegraftError
 from index.image import Pixels, decode_image, preprocess
 from index.space import check_vectors, space_from_json
 from index.transform import Forward, load_forward
-from index.version import Preprocess
+from index.version import EdgeKind, Preprocess
 from service.blobs import Blobs
 from service.catalog import Catalog, Registered
 from service.chunks import Failed, Moved
@@ -36,7 +36,7 @@ class Mover:
         self._catalog = catalog
         self._blobs = blobs
         self._max_pixels = max_pixels
-        self._transforms: dict[tuple[str, str], Forward] = {}
+        self._transforms: dict[int, Forward] = {}
 
     def reencode(self, target: Registered, rows: Sequence[Row[int, int, str]]) -> Outcome:
         """Encode the stored images of `chunks.read_images`."""
@@ -83,12 +83,13 @@ class Mover:
         return apply
 
     def _transform(self, old: Registered, new: Registered) -> Forward:
-        pair = (old.name, new.name)
-        if pair not in self._transforms:
-            edge = self._catalog.graph().forward(*pair)
-            assert edge is not None, "the plan holds items of versions with an item edge only"
-            self._transforms[pair] = load_forward(edge, new.card, old.card)
-        return self._transforms[pair]
+        # Edges come and go while a worker runs; one that a backfill applies cannot be removed, but replaced.
+        self._catalog.sync_edges()
+        declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
+        assert declared is not None, "the plan holds items of versions with an item edge only"
+        if declared.id not in self._transforms:
+            self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
+        return self._transforms[declared.id]
 
 
 def _embed(

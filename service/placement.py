@@ -10,15 +10,17 @@ from __future__ import annotations
 from sqlalchemy import Connection, case, false, func, select, update
 
 from index.errors import NoRoute
-from index.graph import Route
+from index.graph import Graph, Route
 from service.catalog import Catalog, Registered
 from service.repository import take_seq
 from service.tables import embedding, item
 
 
-def activate(connection: Connection, catalog: Catalog, gallery_id: int, current: Registered) -> int:
+def activate(
+    connection: Connection, catalog: Catalog, gallery_id: int, current: Registered, graph: Graph | None = None
+) -> int:
     """Put every live item where it belongs once `current` is the current version; returns how many moved."""
-    places = {held.id: place for place, held in enumerate(preference(catalog, current))}
+    places = {held.id: place for place, held in enumerate(preference(catalog, current, graph))}
     rank = case(places, value=embedding.c.version_id, else_=len(places))
     live = item.alias("live")
     held = (
@@ -44,11 +46,11 @@ def activate(connection: Connection, catalog: Catalog, gallery_id: int, current:
     return moved
 
 
-def preference(catalog: Catalog, current: Registered) -> list[Registered]:
+def preference(catalog: Catalog, current: Registered, graph: Graph | None = None) -> list[Registered]:
     """Every version, the one whose items image queries of `current` reach best first, those out of reach last."""
 
     def rank(held: Registered) -> tuple[int, float, int, int]:
-        route = route_to(catalog, current, held)
+        route = route_to(catalog, current, held, graph)
         if route is None:
             return 2, 0.0, 0, -held.id
         if route.dual:
@@ -76,7 +78,10 @@ def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, c
         )
 
 
-def route_to(catalog: Catalog, current: Registered, held: Registered) -> Route | None:
-    """How image queries reach items of `held`; a version without encoder takes no images, so `dual` cannot help it."""
+def route_to(catalog: Catalog, current: Registered, held: Registered, graph: Graph | None = None) -> Route | None:
+    """How image queries reach items of `held`; a version without encoder takes no images, so `dual` cannot help it.
+
+    `graph`: the edges to go by, by default those there are.
+    """
     encoders = catalog.encoders() if current.card.encoder else frozenset[str]()
-    return catalog.graph().route(current.name, held.name, encoders)
+    return (graph or catalog.graph()).route(current.name, held.name, encoders)

@@ -13,6 +13,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row
@@ -21,9 +22,11 @@ from index.errors import ModeUnavailable, NoRoute
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
 from index.space import Vectors
+from index.version import EdgeKey
 from service.calibrations import maps_of
 from service.catalog import Catalog, Registered
 from service.database import Database
+from service.edge_rows import Declared
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.repository import all_galleries, changes, from_bytes, gallery_row
 from service.trials import Trial, deployed
@@ -48,6 +51,10 @@ class Live:
         # The gates whose calibrations are in force.
         self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
+        # What the catalog said of edges when the gallery was told last, and the number of each edge it knows.
+        self.told: tuple[Declared, ...] | None = None
+        self.edges: dict[EdgeKey, int] = {}
+        self.declaring = threading.Lock()
         # Items whose active embedding is missing in the database: key -> version. Reported with every answer.
         self.missing: dict[int, str] = {}
         self.applying = threading.Lock()
@@ -161,11 +168,23 @@ class Replica:
             self.forget(gallery_id)
 
     def declare(self, live: Live) -> None:
-        """Make every version of the catalog known to a gallery, oldest first, as edges lead to older ones."""
-        for registered in self._catalog.all():
-            if registered.id not in live.declared:
-                live.gallery.declare(registered.version)
-                live.declared.add(registered.id)
+        """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
+        with live.declaring:
+            for registered in self._catalog.all():
+                if registered.id not in live.declared:
+                    # The edges a version came with may have been removed since; those there are follow.
+                    live.gallery.declare(replace(registered.version, edges=()))
+                    live.declared.add(registered.id)
+            told = self._catalog.edges()
+            known = {declared.edge.key: declared for declared in told if not declared.problem}
+            for key in set(live.edges) - set(known):
+                live.gallery.remove_edge(key)
+                del live.edges[key]
+            for key, declared in known.items():
+                if live.edges.get(key) != declared.id:
+                    live.gallery.add_edge(declared.edge)
+                    live.edges[key] = declared.id
+            live.told = told
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
@@ -190,6 +209,10 @@ class Replica:
         """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
         failures: list[Exception] = []
         with self._discovering:
+            try:
+                self._catalog.sync_edges()
+            except Exception as error:  # queries go on along the edges there were
+                failures.append(error)
             with self._database.lookup() as connection:
                 rows = {row.id: row for row in all_galleries(connection)}
             for gone in set(self._by_id) - set(rows):
@@ -207,6 +230,8 @@ class Replica:
             self._open(row)
         elif live.seq != row.next_seq - 1 or row.current_id != (live.current and live.current.id):
             self._catch_up(live)
+        elif live.told is not self._catalog.edges():
+            self.declare(live)
 
     def _open(self, row: Row[Any]) -> None:
         """Build a gallery and only then let queries find it."""

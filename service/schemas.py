@@ -61,7 +61,10 @@ class EdgeOut(BaseModel):
 
 
 class VersionOut(BaseModel):
-    """A registered version; `loaded` names the encoders this process holds in memory: `images`, `texts`."""
+    """A registered version and the edges that lead from it now.
+
+    `loaded` names the encoders this process holds in memory: `images`, `texts`.
+    """
 
     name: str
     dim: int

@@ -60,3 +60,8 @@ class Settings(BaseSettings):
     def versions(self) -> Path:
         """Folder of the registered version folders."""
         return self.data / "versions"
+
+    @property
+    def edges(self) -> Path:
+        """Folder of the files of edges that were added or fitted."""
+        return self.data / "edges"

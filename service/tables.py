@@ -54,10 +54,23 @@ version = Table(
 edge = Table(
     "edge",
     metadata,
-    Column("new_id", Id, ForeignKey("version.id"), primary_key=True),
-    Column("old_id", Id, ForeignKey("version.id"), primary_key=True),
+    # A number is never given twice and a row never changes: the numbers there are say what a process has to learn.
+    Column("id", Id, primary_key=True),
+    Column("new_id", Id, ForeignKey("version.id"), nullable=False),
+    Column("old_id", Id, ForeignKey("version.id"), nullable=False),
     Column("kind", String(16), nullable=False),
+    Column("origin", String(16), nullable=False),
+    # What edge.json holds.
     Column("evidence", JSON, nullable=False),
+    # What it was fitted on, or by what it was verified.
+    Column("made", JSON, nullable=False),
+    # Where its files lie below edges/, and their sha256; null: in the version folder, or there are none.
+    Column("folder", String(256)),
+    Column("files", JSON, nullable=False),
+    Column("created", Float, nullable=False),
+    CheckConstraint("origin in ('registered', 'added', 'fitted', 'claimed')", name="origin"),
+    UniqueConstraint("new_id", "old_id", "kind"),
+    sqlite_autoincrement=True,
 )
 
 gallery = Table(

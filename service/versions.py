@@ -15,7 +15,7 @@ from fastapi import APIRouter, Request, Response
 from index.encoder import verify_version
 from index.folder import load_version, unpack_version
 from service.blobs import sync_all
-from service.catalog import Registered, card_sha256, insert_version, registered_sha256
+from service.catalog import Catalog, Registered, card_sha256, insert_version, registered_sha256
 from service.errors import InvalidBody, VersionExists
 from service.forms import FORM, media_type, read_form
 from service.runtime import Runtime, Service
@@ -52,20 +52,20 @@ async def register(request: Request, response: Response, service: Service) -> Ve
             raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
         registered, is_new = await service.hop(register_archive, service, form.files[0].file)
     response.status_code = 201 if is_new else 200
-    return describe(registered)
+    return describe(service.catalog, registered)
 
 
 @router.get("/versions")
 def list_all(service: Service) -> Versions:
     """Every registered version, in order of registration."""
     service.catalog.sync()
-    return Versions(versions=[describe(registered) for registered in service.catalog.all()])
+    return Versions(versions=[describe(service.catalog, registered) for registered in service.catalog.all()])
 
 
 @router.get("/versions/{name}")
 def show(name: str, service: Service) -> VersionOut:
     """One registered version."""
-    return describe(service.catalog.named(name))
+    return describe(service.catalog, service.catalog.named(name))
 
 
 def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, bool]:
@@ -101,7 +101,7 @@ def sweep(versions: Path) -> None:
         shutil.rmtree(remains, ignore_errors=True)
 
 
-def describe(registered: Registered) -> VersionOut:
+def describe(catalog: Catalog, registered: Registered) -> VersionOut:
     """What a user sees of a version."""
     card = registered.card
     return VersionOut(
@@ -116,7 +116,8 @@ def describe(registered: Registered) -> VersionOut:
         loaded=registered.loaded,
         edges=[
             EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
-            for e in registered.version.edges
+            for e in catalog.graph().edges
+            if e.new == registered.name
         ],
         created=registered.created,
     )

@@ -5,27 +5,26 @@ What is measured is what is served: the edge is read back from its files. Shape 
 
 from __future__ import annotations
 
-import inspect
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
+from index.adapters import Affine, Slerp, few_pairs
 from index.errors import InvalidArgument
-from index.evaluation import Compared, Retrieval, mixed_retrieval
+from index.evaluation import Retrieval
+from index.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.folder import load_version, write_card, write_edge
-from index.space import Cosine, Vectors, space_from_json
+from index.space import Cosine, space_from_json
 from index.transform import load_transform
-from index.version import EDGE_MODEL, Edge, EdgeKind, Version
-from training.adapters import Affine, ResidualMlp, Slerp, fit_slerp, low_rank, procrustes, residual_mlp, ridge
+from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
+from training.adapters import FewPairsWarning, ResidualMlp, residual_mlp
 from training.crossing import oldest_first
-from training.curves import Matching, fit_map
 from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, new_folder, write_model
-from training.pairs import Pairs
 from training.sides import has_onnxruntime
 from training.tables import interval
 
@@ -81,20 +80,22 @@ def fit_edge(
         place = folder / "edges" / old.name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        adapter = KINDS[kind](pairs, space_from_json(old.card.space) == Cosine(), **(options or {}))
+        adapter = KINDS[kind](pairs, new.card, old.card, options or {})
+        if adapter is not None and (few := few_pairs(len(pairs.new_SM))):
+            warnings.warn(few, FewPairsWarning, stacklevel=2)
         edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
         queries_QN = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
-        new_old = _measure(queries_QN, pairs.old_items_IN, old, pairs.matching)
+        new_old = measure(queries_QN, pairs, old.card)
         edge = replace(
             edge,
             scores=scores(new_old),
             old_encoder=old.card.encoder,
-            calibration=_calibration(queries_QN, old, new, pairs) if pairs.labelled else None,
+            calibration=fit_calibration_maps(queries_QN, pairs, new.card, old.card) if pairs.labelled else None,
         )
         write_edge(folder, edge)
         write_card(folder, new.card)
         load_version(folder)
-    old_old = _measure(pairs.old_QN, pairs.old_items_IN, old, pairs.matching) if pairs.labelled else None
+    old_old = measure(pairs.old_QN, pairs, old.card) if pairs.labelled else None
     return Fitted(edge, new_old, old_old)
 
 
@@ -105,12 +106,7 @@ def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
         InvalidArgument: an unknown kind or name (lists the legal ones), or a value of the wrong type.
     """
     _check_kind(kind)
-    adapter = ADAPTER_OF.get(kind)
-    legal = {
-        p.name: p.default
-        for p in (inspect.signature(adapter).parameters.values() if adapter else ())
-        if type(p.default) in (int, float)
-    }
+    legal = legal_options(ADAPTER_OF.get(kind))
     made = {}
     for setting in settings:
         name, given, value = setting.partition("=")
@@ -127,39 +123,26 @@ def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
     return made
 
 
-def _affine(fit: Callable[..., Affine]) -> Callable[..., Affine]:
-    return lambda pairs, _, **options: fit(pairs.new_SM, pairs.old_SN, **options)
+def _fitted(kind: str) -> Callable[..., Adapter]:
+    return lambda pairs, new, old, options: fit_adapter(kind, pairs, new, old, options)
 
 
-def _mlp(pairs: Pairs, unit: bool, **options: Any) -> ResidualMlp:
+def _mlp(pairs: Pairs, _: Card, old: Card, options: Mapping[str, Any]) -> ResidualMlp:
     if not (can_export() and has_onnxruntime()):
         raise InvalidArgument("kind mlp needs the packages onnx, onnxscript and onnxruntime", pointer="/kind")
+    unit = space_from_json(old.space) == Cosine()
     return residual_mlp(pairs.new_SM, pairs.old_SN, unit=unit, **options)
 
 
-def _slerp(pairs: Pairs, unit: bool) -> Slerp:
-    if pairs.labels_S is None or not unit:
-        raise InvalidArgument("kind slerp needs labels, to choose its weight, and cosine spaces", pointer="/kind")
-    return fit_slerp(pairs.new_SM, pairs.old_SN, pairs.labels_S)
+ADAPTER_OF: dict[str, Callable[..., Adapter]] = {**FITS, "mlp": residual_mlp}
+"""The kinds that fit something; their keyword arguments that are numbers are the settings."""
 
-
-ADAPTER_OF: dict[str, Callable[..., Adapter]] = {
-    "procrustes": procrustes,
-    "ridge": ridge,
-    "low_rank": low_rank,
-    "mlp": residual_mlp,
-}
-"""The kinds that can be set, and whose keyword arguments are the settings."""
-
-KINDS: dict[str, Callable[..., Adapter | None]] = {
-    "procrustes": _affine(procrustes),
-    "ridge": _affine(ridge),
-    "low_rank": _affine(low_rank),
+KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | None]] = {
+    **{kind: _fitted(kind) for kind in FITS},
     "mlp": _mlp,
-    "slerp": _slerp,
     "zero_pad": lambda *_: None,
 }
-"""kind -> (pairs, whether the old space is cosine, **options) -> adapter; None where nothing is fitted."""
+"""kind -> (pairs, new card, old card, options) -> adapter; None where nothing is fitted."""
 
 
 def _check_kind(kind: str) -> None:
@@ -191,16 +174,3 @@ def _save(adapter: Adapter | None, edge: Edge, pairs: Pairs) -> Edge:
     else:
         adapter.save(edge.folder)
     return replace(edge, kind=adapter.kind, support=len(pairs.new_SM))
-
-
-def _measure(queries_QN: Vectors, items_IN: Vectors, old: Version, matching: Matching) -> Retrieval:
-    compared = Compared(queries_QN, items_IN, space_from_json(old.card.space))
-    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
-
-
-def _calibration(queries_QN: Vectors, old: Version, new: Version, pairs: Pairs) -> dict[str, Any]:
-    """The edge's score map and the new version's own; the form is `index.calibration`'s."""
-    rows = np.flatnonzero(pairs.matching.valid)
-    edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.card.space))
-    own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.card.space))
-    return {name: fit_map(way, pairs.matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}

@@ -24,10 +24,11 @@ from index.evaluation import (
     mixed_retrieval,
     negative_flips,
 )
+from index.matching import Matching
 from index.ordering import POINTS, Waiting, backfill_order
 from index.version import Card, Score, Version
 from training.crossing import Crossing, Crossings, oldest_first
-from training.curves import Curve, Matching, measure_curves
+from training.curves import Curve, measure_curves
 from training.data import Data
 from training.edges import with_unfinished
 from training.evaluate import METRICS, gain

@@ -5,48 +5,20 @@ Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
-from index.space import Vectors, check_vectors, space_from_json
+from index.fitting import HELD_OUT, Pairs, split_pairs
+from index.space import check_vectors, space_from_json
 from index.version import Version
-from training.curves import Matching
 from training.data import Data
 from training.matrix import match
 from training.sides import open_encoder
 
-HELD_OUT, MOST_HELD_OUT = 5, 10_000
-"""One pair in so many measures the edge and is not fitted on, at most so many of them."""
 MOST_FITTED = 10_000
 """So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""
-
-
-@dataclass(frozen=True)
-class Pairs:
-    """Embeddings of the same images by both versions, valid in their spaces.
-
-    Attributes:
-        new_SM, old_SN: what to fit on.
-        labels_S: their classes, where they are known.
-        new_QM, old_QN: queries to measure with.
-        new_items_IM, old_items_IN: items to measure on.
-        matching: which items are right. Without labels only the query's own image is.
-        labelled: whether there were labels.
-    """
-
-    new_SM: Vectors
-    old_SN: Vectors
-    labels_S: NDArray[np.int64] | None
-    new_QM: Vectors
-    old_QN: Vectors
-    new_items_IM: Vectors
-    old_items_IN: Vectors
-    matching: Matching
-    labelled: bool
 
 
 def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
@@ -75,21 +47,7 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
         raise InvalidArgument(f"pairs {path} hold labels {labels_S.shape}, not ({count},)", pointer="/pairs/labels")
     new_SM = check_vectors(new_SM, new.card.dim, space_from_json(new.card.space), pointer="/pairs/new")
     old_SN = check_vectors(old_SN, old.card.dim, space_from_json(old.card.space), pointer="/pairs/old")
-    order = np.random.default_rng(seed).permutation(count)
-    query, support = np.split(order, [min(count // HELD_OUT, MOST_HELD_OUT)])
-    codes = np.arange(count) if labels_S is None else np.unique(labels_S, return_inverse=True)[1]
-    itself = np.full(len(query), -1) if labels_S is None else query
-    return Pairs(
-        new_SM=new_SM[support],
-        old_SN=old_SN[support],
-        labels_S=None if labels_S is None else codes[support],
-        new_QM=new_SM[query],
-        old_QN=old_SN[query],
-        new_items_IM=new_SM,
-        old_items_IN=old_SN,
-        matching=Matching(codes[query], codes, itself),
-        labelled=labels_S is not None,
-    )
+    return split_pairs(new_SM, old_SN, labels_S, seed)
 
 
 def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:

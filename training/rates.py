@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from index.evaluation import Compared, blocks, comparable, costs
+from index.matching import Ints, Matching
 from index.space import Vectors
 from index.verification import best_scores, tar_at_far, tpir_at_fpir
-from training.curves import Ints, Matching
 
 FARS = (1e-2, 1e-3)
 FPIRS = (1e-1, 1e-2)

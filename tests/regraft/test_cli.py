@@ -31,7 +31,7 @@ BACKFILL = {
 
 COMMANDS = [
     *("serve", "worker", "migrate", "gallery", "ingest", "query", "version", "gate", "deploy", "rollback", "backfill"),
-    *("evaluation", "deployment", "retire"),
+    *("edges", "evaluation", "deployment", "retire"),
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 ]
 
@@ -490,3 +490,70 @@ def test_a_wrong_setting_is_named(run, monkeypatch):
 
     assert code == 1
     assert said.startswith("regraft: REGRAFT_PORT: ")
+
+
+EDGE = {
+    "new": "v2",
+    "old": "v1",
+    "kind": "matrix",
+    "origin": "fitted",
+    "scores": {"cmc@1": {"value": 0.9, "low": 0.85, "high": 0.95}},
+    "support": 48,
+    "calibration": None,
+    "made": {},
+    "warning": "48 pairs: fewer than 4000",
+    "problem": None,
+}
+
+
+def test_edges_are_listed_with_what_was_measured(run, service):
+    service.answers["GET /v1/edges"] = {"edges": [EDGE, {**EDGE, "scores": {}, "problem": "edge.npz is damaged"}]}
+    code, output, _ = run("edges", "list", "--old", "v1")
+
+    assert code == 0
+    assert service.requests[0].url.query == b"old=v1"
+    assert "fitted" in output
+    assert "90.0% [85.0%, 95.0%]" in output
+    assert "edge.npz is damaged" in output
+
+
+def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
+    service.answers["POST /v1/edges:fit"] = EDGE
+    code, output, errors = run("edges", "fit", "v2", "v1", "--kind", "low_rank", "--set", "rank=8", "--label", "x")
+
+    assert code == 0
+    sent = json.loads(service.requests[0].content)
+    assert (sent["kind"], sent["options"], sent["label"], sent["sample"]) == ("low_rank", {"rank": 8.0}, "x", 5000)
+    assert "fitted v2 -> v1, matrix" in output
+    assert "48 pairs" in errors
+    code, _, errors = run("edges", "fit", "v2", "v1", "--kind", "ridge", "--set", "strength")
+    assert (code, "NAME=NUMBER" in errors) == (1, True)
+
+
+def test_an_edge_is_added_from_its_folder_or_by_its_kind(run, service, make_version, tmp_path):
+    service.answers["POST /v1/edges"] = {**EDGE, "made": {"items": {"images": 5, "distance": 2e-7}}}
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "matrix")])
+
+    assert run("edges", "add", "v2", "v1", v2.folder / "edges" / "v1")[0] == 0
+    code, output, _ = run("edges", "add", "v2", "v1", "--kind", "identity", "--gallery", "g", "--items", "5")
+    assert code == 0
+    assert b"edge.npz" in service.requests[0].content
+    assert json.loads(service.requests[1].content)["verify"] == {"gallery": "g", "items": 5, "seed": 0}
+    assert "5 items compared, at most 2e-07 apart" in output
+    code, _, errors = run("edges", "add", "v2", "v1")
+    assert (code, "either a folder or --kind" in errors) == (1, True)
+
+
+def test_removing_an_edge_says_what_depends_on_it(run, service):
+    routes = [{"version": "v1", "items": 3, "before": ["matrix"], "after": None}]
+    dependent = {"gallery": "g", "version": "v2", "routes": routes, "moved": 0, "lost": 3}
+    service.answers["DELETE /v1/edges/v2/v1/matrix"] = {"edge": EDGE, "dependents": [dependent], "blocked_by": [7]}
+    code, output, _ = run("edges", "remove", "v2", "v1", "matrix", "--dry-run")
+
+    assert code == 0
+    assert dict(service.requests[0].url.params) == {"dry_run": "true", "force": "false", "reason": ""}
+    assert "g: 3 items of v1 then by nothing" in output
+    assert "3 cannot be reached any more" in output
+    assert "backfill 7 applies it" in output
+    assert "would remove v2 -> v1, matrix" in output

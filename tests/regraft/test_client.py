@@ -53,6 +53,14 @@ ROUTES = [
     (lambda c: c.delete_gallery("g"), "DELETE /v1/galleries/g"),
     (lambda c: c.versions(), "GET /v1/versions"),
     (lambda c: c.version("v1"), "GET /v1/versions/v1"),
+    (lambda c: c.edges(new="v2"), "GET /v1/edges?new=v2"),
+    (lambda c: c.edge("v2", "v1", "matrix"), "GET /v1/edges/v2/v1/matrix"),
+    (lambda c: c.declare_edge("v2", "v1", "identity"), "POST /v1/edges"),
+    (lambda c: c.fit_edge("v2", "v1", "ridge"), "POST /v1/edges:fit"),
+    (
+        lambda c: c.remove_edge("v2", "v1", "matrix", force=True, reason="x"),
+        "DELETE /v1/edges/v2/v1/matrix?dry_run=false&force=true&reason=x",
+    ),
     (lambda c: c.ingest("g", [ImageItem("a", b"x")]), "POST /v1/galleries/g/items?atomic=false"),
     (lambda c: c.ingest_embeddings("g", [], atomic=True), "POST /v1/galleries/g/items?atomic=true"),
     (lambda c: c.items("g", limit=5, cursor="n"), "GET /v1/galleries/g/items?limit=5&cursor=n"),
@@ -93,7 +101,8 @@ ROUTES = [
 @pytest.mark.parametrize(("call", "expected"), ROUTES, ids=[route for _, route in ROUTES])
 def test_each_method_speaks_to_its_route(call, expected):
     lists = {
-        name: [] for name in ("galleries", "versions", "deployments", "backfills", "failures", "gates", "evaluations")
+        name: []
+        for name in ("galleries", "versions", "edges", "deployments", "backfills", "failures", "gates", "evaluations")
     }
     seen, handler = answering(lists)
 

@@ -45,8 +45,9 @@ class Stage:
             for name in ("v1", "v2", "v3"):
                 row = {"name": name, "card": {}, "card_sha256": name, "created": 0.0}
                 connection.execute(insert(version).values(row))
-            connection.execute(insert(edge).values(new_id=V3, old_id=V1, kind="forward", evidence={}))
-            connection.execute(insert(edge).values(new_id=V3, old_id=V2, kind="identity", evidence={}))
+            known = {"origin": "registered", "evidence": {}, "made": {}, "files": {}, "created": 0}
+            connection.execute(insert(edge).values(new_id=V3, old_id=V1, kind="forward", **known))
+            connection.execute(insert(edge).values(new_id=V3, old_id=V2, kind="identity", **known))
 
     def gallery(self, items: int = 10, version_id: int = V1, **new: Any) -> int:
         with self.database.write() as connection:

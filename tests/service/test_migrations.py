@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine, insert, inspect, text
+from sqlalchemy import create_engine, insert, inspect, select, text
+from sqlalchemy.exc import IntegrityError
 
 import service.database
 from service.database import MIGRATIONS, Database, migrating, upgrade
 from service.settings import Settings
-from service.tables import embedding, gallery, item, metadata, version
+from service.tables import edge, embedding, gallery, item, metadata, version
 
 
 def described(url: str) -> dict[str, Any]:
@@ -151,7 +152,7 @@ def test_rebuilding_a_parent_table_keeps_its_children(settings: Settings, next_r
 
 def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, next_revision: Any) -> None:
     upgrade(settings)
-    next_revision('op.execute(\'insert into edge values (7, 8, "identity", "{}")\')')
+    next_revision('op.execute(\'insert into edge values (1, 7, 8, "identity", "added", "{}", "{}", null, "{}", 0)\')')
 
     with pytest.raises(RuntimeError, match="foreign key"):
         upgrade(settings)
@@ -159,4 +160,79 @@ def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, ne
     database = Database(settings.database_url)
     with database.lookup() as connection:
         assert connection.execute(text("select count(*) from edge")).scalar() == 0
+    database.close()
+
+
+EDGES_0001 = """
+insert into version (id, name, card, card_sha256, created) values (1, 'v1', '{}', 'a', 5.0), (2, 'v2', '{}', 'b', 6.5),
+    (3, 'v3', '{}', 'c', 7.5);
+insert into edge (new_id, old_id, kind, evidence) values (3, 2, 'matrix', '{"kind": "matrix", "support": 7}'),
+    (2, 1, 'truncate', '{"kind": "truncate", "scores": {"cmc@1": {"value": 0.5, "low": 0.4, "high": 0.6}}}')
+"""
+
+
+def execute(url: str, script: str) -> list[Any]:
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        found: list[Any] = []
+        for statement in script.split(";"):
+            answer = connection.execute(text(statement.replace(":", "\\:")))
+            found = list(map(tuple, answer)) if answer.returns_rows else []
+    engine.dispose()
+    return found
+
+
+def check_edges_survive_the_way_up_and_down(url: str) -> None:
+    """0001 with rows -> 0002 -> 0001 -> newest."""
+    with migrating(url) as config:
+        command.upgrade(config, "0001")
+    execute(url, EDGES_0001)
+
+    with migrating(url) as config:
+        command.upgrade(config, "head")
+    columns = "id, new_id, old_id, kind, origin, created, folder"
+    assert execute(url, f"select {columns} from edge order by id") == [
+        (1, 2, 1, "truncate", "registered", 6.5, None),
+        (2, 3, 2, "matrix", "registered", 7.5, None),
+    ]
+    database = Database(url)
+    with database.write() as connection:
+        rows = connection.execute(select(edge).order_by(edge.c.id)).all()
+        assert rows[0].evidence["scores"]["cmc@1"] == {"value": 0.5, "low": 0.4, "high": 0.6}
+        assert (rows[1].evidence["support"], rows[1].made, rows[1].files) == (7, {}, {})
+        known = {"evidence": {"kind": "slerp"}, "made": {"seed": 0}, "files": {}, "created": 8.0}
+        connection.execute(insert(edge).values(new_id=3, old_id=2, kind="slerp", origin="fitted", **known))
+        connection.execute(insert(edge).values(new_id=3, old_id=1, kind="slerp", origin="fitted", **known))
+    database.close()
+
+    with migrating(url) as config:
+        command.downgrade(config, "0001")
+    assert execute(url, "select new_id, old_id, kind from edge order by new_id") == [
+        (2, 1, "truncate"),
+        (3, 2, "matrix"),
+    ]
+    with migrating(url) as config:
+        command.upgrade(config, "head")
+    assert execute(url, "select count(*) from edge") == [(2,)]
+
+
+def test_edges_of_an_older_database_are_kept(settings: Settings) -> None:
+    settings.data.mkdir(exist_ok=True)
+    check_edges_survive_the_way_up_and_down(settings.database_url)
+
+
+def test_two_edges_of_one_kind_between_two_versions_are_refused(settings: Settings) -> None:
+    upgrade(settings)
+    database = Database(settings.database_url)
+    same = {"new_id": 2, "old_id": 1, "kind": "slerp", "evidence": {}, "made": {}, "files": {}, "created": 0}
+    with database.write() as connection:
+        for number in (1, 2):
+            row = {"id": number, "name": f"v{number}", "card": {}, "card_sha256": "", "created": 0}
+            connection.execute(insert(version).values(row))
+        connection.execute(insert(edge).values(origin="fitted", **same))
+
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(insert(edge).values(origin="added", **same))
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(insert(edge).values(origin="dreamt", **{**same, "kind": "matrix"}))
     database.close()

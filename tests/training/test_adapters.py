@@ -1,29 +1,14 @@
-"""Adapters on pairs whose right answer is known, their optimality, and that `index.transform` serves what they save."""
+"""The residual MLP: where it starts, what it learns, and that a seed decides it."""
 
 from __future__ import annotations
-
-import math
-import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from index.errors import InvalidArgument
+from index.adapters import procrustes
 from index.space import Cosine, Vectors
-from index.transform import Matrix
-from index.version import Card, Edge, EdgeKind
-from training import adapters
-from training.adapters import ADAPTERS, FewPairsWarning, fit_slerp, low_rank, procrustes, residual_mlp, ridge, slerp
-
-
-@pytest.fixture(autouse=True)
-def _few_pairs_are_fine() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FewPairsWarning)
-        yield
+from training.adapters import ResidualMlp, residual_mlp
 
 
 def draw(*shape: int, seed: int = 0) -> Vectors:
@@ -42,97 +27,6 @@ def error(adapter: object, new: Vectors, old: Vectors) -> float:
     return float(np.mean((adapter(new) - old) ** 2))  # type: ignore[operator]
 
 
-def test_procrustes_finds_a_rotation_and_a_reflection_exactly() -> None:
-    new = draw(50, 6)
-    for determinant in (1.0, -1.0):
-        true = rotation(6)
-        true[0] *= determinant * np.sign(np.linalg.det(true))
-        fitted = procrustes(new, new @ true)
-
-        assert np.linalg.det(fitted.weight) == pytest.approx(determinant, abs=1e-5)
-        np.testing.assert_allclose(fitted.weight, true, atol=1e-5)
-        assert not fitted.bias.any()
-
-
-def test_no_rotation_is_nearer_than_procrustes_on_noisy_pairs() -> None:
-    new = draw(80, 4)
-    old = new @ rotation(4) + 0.3 * draw(80, 4, seed=1)
-    fitted = procrustes(new, old)
-    best = error(fitted, new, old)
-
-    for seed in range(20):
-        generator = 0.1 * draw(4, 4, seed=seed)
-        turned = fitted.weight @ torch.linalg.matrix_exp(torch.from_numpy(generator - generator.T)).numpy()
-        assert float(np.mean((new @ turned - old) ** 2)) > best
-
-
-@pytest.mark.parametrize(("new_dim", "old_dim"), [(6, 4), (4, 6), (5, 5)])
-def test_procrustes_of_unequal_dimensions_is_the_square_map_of_zero_padded_spaces(new_dim: int, old_dim: int) -> None:
-    new, old = draw(60, new_dim), draw(60, old_dim, seed=1)
-    size = max(new_dim, old_dim)
-    left, _, right = np.linalg.svd(
-        np.pad(new, ((0, 0), (0, size - new_dim))).T @ np.pad(old, ((0, 0), (0, size - old_dim)))
-    )
-    weight = procrustes(new, old).weight
-    square = weight.T @ weight if new_dim >= old_dim else weight @ weight.T
-
-    assert weight.shape == (new_dim, old_dim)
-    np.testing.assert_allclose(weight, (left @ right)[:new_dim, :old_dim], atol=1e-5)
-    assert np.abs(square - np.eye(min(new_dim, old_dim))).max() < 1e-5
-
-
-def test_ridge_finds_an_affine_map_and_shrinks_with_its_strength() -> None:
-    new = draw(200, 5) + 3.0
-    weight, bias = draw(5, 3, seed=1), draw(3, seed=2)
-    fitted = ridge(new, new @ weight + bias, strength=1e-9)
-
-    np.testing.assert_allclose(fitted.weight, weight, atol=1e-4)
-    np.testing.assert_allclose(fitted.bias, bias, atol=1e-3)
-    strong = ridge(new, new @ weight + bias, strength=1e6)
-    assert np.abs(strong.weight).max() < 1e-4
-    np.testing.assert_allclose(strong(new).mean(0), (new @ weight + bias).mean(0), atol=1e-3)
-
-
-def test_ridge_equals_its_normal_equations_written_out() -> None:
-    new, old = draw(30, 4).astype(np.float64), draw(30, 2, seed=1).astype(np.float64)
-    centred = new - new.mean(0)
-    gram = np.zeros((4, 4))
-    for row in centred:
-        gram += np.outer(row, row)
-    gram += 0.1 * np.trace(gram) / 4 * np.eye(4)
-    naive = np.linalg.inv(gram) @ sum(np.outer(x, y) for x, y in zip(centred, old - old.mean(0), strict=True))
-
-    np.testing.assert_allclose(ridge(new, old, strength=0.1).weight, naive, atol=1e-6)
-
-
-def test_ridge_survives_a_component_that_never_varies() -> None:
-    new = draw(50, 4)
-    new[:, 2] = 0
-
-    assert np.isfinite(ridge(new, draw(50, 4, seed=1)).weight).all()
-
-
-def test_low_rank_has_the_rank_finds_a_map_of_that_rank_and_becomes_ridge_at_full_rank() -> None:
-    new = draw(300, 8)
-    true = draw(8, 2, seed=1) @ draw(2, 6, seed=2)
-    fitted = low_rank(new, new @ true, rank=2, strength=1e-9)
-
-    assert np.linalg.matrix_rank(fitted.weight.astype(np.float64), tol=1e-4) == 2
-    np.testing.assert_allclose(fitted.weight, true, atol=1e-4)
-    old = draw(300, 6, seed=3)
-    np.testing.assert_allclose(low_rank(new, old, rank=6).weight, ridge(new, old).weight, atol=1e-6)
-
-
-def test_low_rank_beats_cutting_the_ridge_matrix_itself() -> None:
-    new = draw(300, 8) * np.array([9, 1, 1, 1, 1, 1, 1, 0.1], dtype=np.float32)
-    old = (new @ draw(8, 6, seed=1)).astype(np.float32)
-    left, values, right = np.linalg.svd(ridge(new, old, strength=1e-9).weight)
-    cut = (left[:, :2] * values[:2]) @ right[:2]
-
-    fitted = low_rank(new, old, rank=2, strength=1e-9)
-    assert error(fitted, new, old) < float(np.mean((new @ cut - old) ** 2))
-
-
 def test_the_residual_mlp_starts_from_procrustes_and_learns_what_no_matrix_can() -> None:
     new = draw(600, 4)
     old = unit(new @ rotation(4) + 0.8 * np.abs(new))
@@ -140,7 +34,7 @@ def test_the_residual_mlp_starts_from_procrustes_and_learns_what_no_matrix_can()
     start = residual_mlp(new, old, epochs=0)
     fitted = residual_mlp(new, old, hidden=64, epochs=40)
 
-    def run(mlp: adapters.ResidualMlp, x: Vectors) -> Vectors:
+    def run(mlp: ResidualMlp, x: Vectors) -> Vectors:
         return mlp(torch.from_numpy(x)).numpy()
 
     assert error(lambda x: run(start, x), new, old) == pytest.approx(linear, rel=1e-4)
@@ -158,103 +52,3 @@ def test_the_residual_mlp_is_the_same_for_the_same_seed_and_leaves_the_global_se
     assert torch.equal(torch.rand(1), drawn)
     assert torch.equal(first.outer.weight, residual_mlp(new, old, epochs=2).outer.weight)
     assert not torch.equal(first.outer.weight, residual_mlp(new, old, epochs=2, seed=1).outer.weight)
-
-
-def circle(*degrees: float) -> Vectors:
-    return np.array([[math.cos(math.radians(d)), math.sin(math.radians(d))] for d in degrees], np.float32)
-
-
-def test_slerp_walks_the_arc_at_even_speed() -> None:
-    start, end = circle(0, 170), circle(90, -170)
-
-    np.testing.assert_allclose(slerp(start, end, 0.0), start, atol=1e-6)
-    np.testing.assert_allclose(slerp(start, end, 1.0), end, atol=1e-6)
-    np.testing.assert_allclose(slerp(start, end, 1 / 3), circle(30, 170 + 20 / 3), atol=1e-6)
-
-
-def test_slerp_of_equal_and_of_opposite_directions_stays_finite_on_their_line() -> None:
-    np.testing.assert_allclose(slerp(circle(20), circle(20), 0.4), circle(20), atol=1e-6)
-    opposite = slerp(circle(20), circle(200), 0.25)
-    assert np.linalg.norm(opposite) <= 1
-    np.testing.assert_allclose(opposite @ circle(110).T, 0.0, atol=1e-4)
-
-
-def test_slerp_of_a_larger_new_space_is_slerp_on_the_padded_sphere() -> None:
-    new, old = unit(draw(40, 6)), unit(draw(40, 4, seed=1))
-    weight = procrustes(new, old).weight
-    padded = np.pad(old, ((0, 0), (0, 2)))
-    left, _, right = np.linalg.svd(new.T.astype(np.float64) @ padded)
-    full = slerp(padded, (new @ (left @ right)).astype(np.float32), 0.3)
-
-    np.testing.assert_allclose(np.linalg.norm(full, axis=1), 1.0, atol=1e-5)
-    np.testing.assert_allclose(adapters.Slerp(weight, 0.3)(new, old), full[:, :4], atol=1e-5)
-
-
-def test_slerp_chooses_the_side_that_retrieves_and_the_middle_where_each_side_knows_half() -> None:
-    labels = np.arange(60) % 6
-    truth = unit(np.eye(6, dtype=np.float32)[labels] + 0.02 * draw(60, 6))
-    blind = unit(draw(60, 6, seed=1))
-
-    assert fit_slerp(truth @ rotation(6), truth, labels).alpha in np.linspace(0, 1, 11).tolist()
-    halves = truth.copy()
-    halves[:, 3:] = unit(draw(60, 3, seed=2)) * 0.5  # the old space tells classes 0 to 2 apart only
-    old = unit(halves)
-    chosen = fit_slerp(truth, old, labels)
-    queries = chosen(truth, old)
-    at_chosen = adapters._support_score(queries, old, labels)
-    for alpha in np.linspace(0, 1, 11):
-        assert adapters._support_score(slerp(old, truth @ chosen.weight, alpha), old, labels) <= at_chosen
-    assert fit_slerp(blind, truth, labels).alpha < 0.5
-
-
-@pytest.mark.parametrize("name", ["procrustes", "ridge", "low_rank"])
-@pytest.mark.parametrize(("new_dim", "old_dim"), [(6, 4), (4, 6)])
-def test_a_matrix_edge_serves_exactly_what_the_adapter_gives(
-    tmp_path: Path, name: str, new_dim: int, old_dim: int
-) -> None:
-    new, old = unit(draw(50, new_dim)), unit(draw(50, old_dim, seed=1))
-    options = {"rank": 3} if name == "low_rank" else {}
-    adapter = ADAPTERS[name](new, old, **options)
-    adapter.save(tmp_path)
-    edge = Edge("v2", "v1", EdgeKind.MATRIX, folder=tmp_path)
-    served = Matrix(edge, Card("v2", new_dim, {"kind": "cosine"}), Card("v1", old_dim, {"kind": "cosine"}))
-
-    np.testing.assert_allclose(served(new), unit(adapter(new)), atol=1e-6)
-
-
-def test_slerp_saves_its_matrix_and_weight(tmp_path: Path) -> None:
-    adapters.Slerp(np.eye(3, 2, dtype=np.float32), 0.7).save(tmp_path)
-
-    with np.load(tmp_path / "edge.npz") as arrays:
-        assert arrays["weight"].shape == (3, 2)
-        assert float(arrays["alpha"]) == pytest.approx(0.7)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: procrustes(draw(5, 3), draw(4, 3)), r"two arrays \(S, dim\) of the same S"),
-        (lambda: procrustes(draw(1, 3), draw(1, 3)), "S >= 2"),
-        (lambda: procrustes(np.full((5, 3), np.nan, np.float32), draw(5, 3)), "finite"),
-        (lambda: ridge(draw(5, 3), draw(5, 3), strength=0.0), "strength must be above 0"),
-        (lambda: low_rank(draw(5, 3), draw(5, 2), rank=3), "rank must be 1 to 2, not 3"),
-        (lambda: low_rank(draw(5, 3), draw(5, 2), rank=2, strength=-1.0), "strength must be above 0"),
-    ],
-)
-def test_bad_pairs_and_options_are_refused_by_name(call: object, message: str) -> None:
-    with pytest.raises(InvalidArgument, match=message):
-        call()  # type: ignore[operator]
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_fewer_than_4000_pairs_warn(name: str) -> None:
-    new, old = unit(draw(4000, 3)), unit(draw(4000, 3, seed=1))
-    options: dict[str, object] = {"low_rank": {"rank": 2}, "residual_mlp": {"epochs": 1}}.get(name, {})  # type: ignore[assignment]
-    labels = [np.arange(4000) % 5] if name == "slerp" else []
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", FewPairsWarning)
-        ADAPTERS[name](new, old, *labels, **(options | ({"alphas": (0.5,)} if name == "slerp" else {})))
-    with pytest.warns(FewPairsWarning, match="3999 pairs"):
-        ADAPTERS[name](
-            new[1:], old[1:], *(x[1:] for x in labels), **(options | ({"alphas": (0.5,)} if name == "slerp" else {}))
-        )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from index.evaluation import Compared, retrieval
+from index.matching import Matching, fit_map
 from index.merge import merge_rank
 from index.ordering import Waiting, backfill_order
 from index.space import Cosine, Euclidean, Lorentz, Space
@@ -17,10 +18,8 @@ from training.curves import (
     LABEL_FREE,
     RANK,
     RAW,
-    Matching,
     backfill_values,
     curve_values,
-    fit_map,
     fused_values,
     measure_curves,
 )
@@ -219,7 +218,7 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
     right, rows = matching(queries, items), np.arange(300)
     drawn = fit_map(side, right, rows)
-    monkeypatch.setattr(curves, "SURE", 3000)
+    monkeypatch.setattr("index.matching.SURE", 3000)
     full = fit_map(side, right, rows)
     at = np.linspace(-0.5, 0.99, 12)
     np.testing.assert_allclose(drawn(at), full(at), atol=0.06)

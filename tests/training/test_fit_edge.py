@@ -13,6 +13,7 @@ from index.calibration import calibration_from_json
 from index.encoder import verify_version
 from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder
 from index.evaluation import retrieval_from_rankings
+from index.fitting import Pairs
 from index.folder import load_version
 from index.gallery import Gallery
 from index.version import Version
@@ -22,7 +23,7 @@ from training.data import Arrays, Data, ImageSet
 from training.export import Unwritable
 from training.fit_edge import KINDS, fit_edge, read_options
 from training.matrix import evaluate
-from training.pairs import Pairs, embed_pairs, read_pairs
+from training.pairs import embed_pairs, read_pairs
 
 OPTIONS: dict[str, dict[str, float]] = {"low_rank": {"rank": 2}, "mlp": {"epochs": 3, "hidden": 16}}
 SERVED = {
@@ -37,7 +38,7 @@ SERVED = {
 
 @pytest.fixture(autouse=True)
 def _few_pairs_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.adapters.FEW_PAIRS", 0)
+    monkeypatch.setattr("index.adapters.FEW_PAIRS", 0)
 
 
 def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
@@ -193,7 +194,7 @@ def test_other_edges_and_files_stay_as_they_were(
     assert set(after.files) - set(before) == {"edges/v1/edge.json", "edges/v1/edge.npz"}
 
 
-@pytest.mark.parametrize("fails", ["write_card", "write_edge", "_measure"])
+@pytest.mark.parametrize("fails", ["write_card", "write_edge", "measure"])
 def test_a_failure_leaves_the_folder_as_it_was_and_nothing_beside_it(
     data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch, fails: str
 ) -> None:
@@ -213,7 +214,7 @@ def test_versions_and_kinds_that_cannot_be_joined_are_refused(
     data: Data, old: Version, new: Version, make_version: Callable, tmp_path: Path
 ) -> None:
     pairs = embed_pairs(data, old, new)
-    with pytest.raises(InvalidArgument, match="kind must be one of procrustes, ridge, low_rank, mlp, slerp, zero_pad"):
+    with pytest.raises(InvalidArgument, match="kind must be one of procrustes, ridge, low_rank, slerp, mlp, zero_pad"):
         fit_edge(old, new, pairs, "magic")
     with pytest.raises(InvalidArgument, match="both versions are named 'v1'"):
         fit_edge(old, old, pairs, "ridge")
@@ -242,7 +243,7 @@ def test_settings_are_those_of_the_adapter() -> None:
 
 
 def test_few_pairs_warn(data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.adapters.FEW_PAIRS", 4000)
+    monkeypatch.setattr("index.adapters.FEW_PAIRS", 4000)
     with pytest.warns(FewPairsWarning, match="120 pairs"):
         fit_edge(old, new, embed_pairs(data, old, new), "ridge")
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from index.evaluation import Compared
+from index.matching import Matching
 from index.space import Cosine, Euclidean
 from training import rates
-from training.curves import Matching
 from training.rates import verification_rates
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+
+from regraft.paths import path_of
 
 Json = dict[str, Any]
 
 
-class Upgrades:
+class UpgradeRoutes:
     """Routes below /v1/galleries/{gallery} that lead from one version to the next.
 
     Every change takes `dry_run`, which only says what would be, and, for deployments, `if_match`: the `etag` of an
@@ -159,16 +160,6 @@ class Upgrades:
 
     def _send(self, method: str, path: str, **request: Any) -> Any:
         raise NotImplementedError
-
-
-def path_of(*parts: object) -> str:
-    """The path below /v1/ of these segments."""
-    return "/".join(_segment(str(part)) for part in parts)
-
-
-def _segment(part: str) -> str:
-    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
-    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
 
 
 def _terms(dry_run: bool) -> dict[str, str]:

@@ -1,0 +1,173 @@
+"""Adapters: query edges fitted on pairs of embeddings of the same images; no encoder is trained, torch is not needed.
+
+Each maps new queries to vectors that search old items. They hold without any image, so they also join versions that
+were bought rather than trained. `training.adapters` adds one that needs torch. Shape suffixes: S pairs, M new
+dimension, N old dimension, R rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument
+from index.evaluation import MEAN_AP, retrieval
+from index.space import Cosine, Vectors
+from index.transform import slerp
+from index.version import EDGE_ARRAYS, EdgeKind
+
+FEW_PAIRS = 4_000
+"""Below so many pairs Drift-Adapter (Vejendla 2025, arXiv 2509.23471) sees the recall of the old index fall."""
+
+Matrix = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """new W + bias: what a `matrix` edge serves. W is (M, N), bias (N,), both float32."""
+
+    weight: Vectors
+    bias: Vectors
+    kind = EdgeKind.MATRIX
+
+    def __call__(self, new_SM: Vectors) -> Vectors:
+        """(S, M) -> (S, N), not yet normalised; serving does that where the old space is cosine."""
+        return new_SM @ self.weight + self.bias
+
+    def save(self, place: Path) -> None:
+        """Write the arrays of `edges/<old>/`."""
+        np.savez(place / EDGE_ARRAYS[self.kind], weight=self.weight, bias=self.bias)
+
+
+@dataclass(frozen=True)
+class Slerp:
+    """Spherical interpolation from the old model's query (alpha 0) to the aligned new one (alpha 1).
+
+    W is (M, N) float32, a Procrustes map. Where M > N, the old side stands padded with zeros on the sphere of R^M: of
+    the aligned query only the first N components are kept, and not normalised again, since no item has the others.
+    """
+
+    weight: Vectors
+    alpha: float
+    kind = EdgeKind.SLERP
+
+    def __call__(self, new_SM: Vectors, old_SN: Vectors) -> Vectors:
+        """Both encoders' unit queries (S, M) and (S, N) -> (S, N), of length 1, or at most 1 where M > N."""
+        return slerp(old_SN, new_SM @ self.weight, self.alpha)
+
+    def save(self, place: Path) -> None:
+        """Write the arrays of `edges/<old>/`."""
+        np.savez(place / EDGE_ARRAYS[self.kind], weight=self.weight, alpha=np.float32(self.alpha))
+
+
+def procrustes(new_SM: Vectors, old_SN: Vectors) -> Affine:
+    """The orthogonal map, reflections allowed, that brings new embeddings nearest to old ones (Schonemann 1966).
+
+    W = U V^T of the singular value decomposition of new^T old. Of unequal dimensions the smaller space is padded with
+    zeros, which the thin decomposition does by itself: W has orthonormal columns (M >= N) or rows (M <= N).
+    """
+    new, old = check_pairs(new_SM, old_SN)
+    return Affine(orthogonal(new, old).astype(np.float32), np.zeros(old.shape[1], np.float32))
+
+
+def ridge(new_SM: Vectors, old_SN: Vectors, *, strength: float = 1e-3) -> Affine:
+    """Least squares with an L2 penalty on W: `strength` times the mean variance of a new component; the bias is free.
+
+    Raises:
+        InvalidArgument: `strength` is not above 0.
+    """
+    if not strength > 0:
+        raise InvalidArgument(f"strength must be above 0, not {strength}", pointer="/strength")
+    new, old = check_pairs(new_SM, old_SN)
+    return _affine(_ridge(new, old, strength)[0], new, old)
+
+
+def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: float = 1e-3) -> Affine:
+    """Affine map whose W has at most this rank: `ridge`, projected on the main directions of what it predicts.
+
+    That projection is the least-squares solution among matrices of the rank (reduced-rank regression, Izenman 1975);
+    Drift-Adapter (arXiv 2509.23471) fits the same family by gradient descent.
+
+    Raises:
+        InvalidArgument: `rank` is not 1 to the smaller dimension, or `strength` not above 0.
+    """
+    new, old = check_pairs(new_SM, old_SN)
+    if not 1 <= rank <= min(new.shape[1], old.shape[1]):
+        raise InvalidArgument(f"rank must be 1 to {min(new.shape[1], old.shape[1])}, not {rank}", pointer="/rank")
+    if not strength > 0:
+        raise InvalidArgument(f"strength must be above 0, not {strength}", pointer="/strength")
+    weight_MN, root_MM = _ridge(new, old, strength)
+    *_, main_NN = np.linalg.svd(root_MM @ weight_MN, full_matrices=False)
+    return _affine(weight_MN @ main_NN[:rank].T @ main_NN[:rank], new, old)
+
+
+def fit_slerp(
+    new_SM: Vectors, old_SN: Vectors, labels_S: Ints, *, alphas: tuple[float, ...] = tuple(np.linspace(0, 1, 11))
+) -> Slerp:
+    """Procrustes, then the weight that retrieves best on the support set itself (Ricci 2026, arXiv 2609.39836).
+
+    The paper chooses by Recall@1 across two modalities, where a query is not itself an item. Within one modality the
+    old query is its own item, so each query leaves itself out and an item of its class counts: CMC@1, ties by mAP.
+
+    Args:
+        new_SM: unit new embeddings of the support set.
+        old_SN: unit old embeddings of the same images.
+        labels_S: their classes.
+        alphas: the weights to choose from.
+    """
+    new, old = check_pairs(new_SM, old_SN)
+    weight = orthogonal(new, old).astype(np.float32)
+    old_SN = np.ascontiguousarray(old, dtype=np.float32)
+    aligned_SN = new.astype(np.float32) @ weight
+    best = max(alphas, key=lambda alpha: _support_score(slerp(old_SN, aligned_SN, alpha), old_SN, labels_S))
+    return Slerp(weight, float(best))
+
+
+def few_pairs(count: int) -> str | None:
+    """What to say of an adapter fitted on so few pairs; None where they are enough."""
+    return f"{count} pairs: fewer than {FEW_PAIRS} leave an adapter's score uncertain" if count < FEW_PAIRS else None
+
+
+def check_pairs(new_SM: Any, old_SN: Any) -> tuple[Matrix, Matrix]:
+    """The pairs in float64.
+
+    Raises:
+        InvalidArgument: not two finite arrays (S, dim) of the same S >= 2.
+    """
+    new, old = np.asarray(new_SM, dtype=np.float64), np.asarray(old_SN, dtype=np.float64)
+    if new.ndim != 2 or old.ndim != 2 or len(new) != len(old) or len(new) < 2:
+        raise InvalidArgument(
+            f"pairs are two arrays (S, dim) of the same S >= 2 images, not {new.shape} and {old.shape}",
+            pointer="/pairs",
+        )
+    if not (np.isfinite(new).all() and np.isfinite(old).all()):
+        raise InvalidArgument("pairs must be finite numbers", pointer="/pairs")
+    return new, old
+
+
+def orthogonal(new: Matrix, old: Matrix) -> Matrix:
+    """(M, N) with orthonormal columns or rows: U V^T of the singular value decomposition of new^T old."""
+    left, _, right = np.linalg.svd(new.T @ old, full_matrices=False)
+    return np.asarray(left @ right)
+
+
+def _ridge(new: Matrix, old: Matrix, strength: float) -> tuple[Matrix, Matrix]:
+    """W (M, N), and a root R (M, M) of the penalised covariance R^T R."""
+    new, old = new - new.mean(0), old - old.mean(0)
+    gram_MM = new.T @ new
+    gram_MM += strength * max(np.trace(gram_MM) / len(gram_MM), np.finfo(np.float64).tiny) * np.eye(len(gram_MM))
+    return np.asarray(np.linalg.solve(gram_MM, new.T @ old)), np.asarray(np.linalg.cholesky(gram_MM).T)
+
+
+def _affine(weight: Matrix, new: Matrix, old: Matrix) -> Affine:
+    return Affine(weight.astype(np.float32), (old.mean(0) - new.mean(0) @ weight).astype(np.float32))
+
+
+def _support_score(queries_SN: Vectors, items_SN: Vectors, labels_S: Ints) -> tuple[float, float]:
+    found = retrieval(queries_SN, labels_S, items_SN, labels_S, Cosine(), remove_self=np.arange(len(labels_S)), ks=(1,))
+    return found.mean("cmc@1"), found.mean(MEAN_AP)

@@ -1,0 +1,127 @@
+"""An edge fitted on pairs of embeddings: split, fit, and measure what was not fitted on.
+
+Both who fit edges go through here: `training.fit_edge`, into a version folder, and the service, from stored items.
+Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from index.adapters import Affine, Slerp, fit_slerp, low_rank, procrustes, ridge
+from index.errors import InvalidArgument
+from index.evaluation import MEAN_AP, Compared, Retrieval, mixed_retrieval
+from index.matching import Matching, fit_map
+from index.space import Cosine, Vectors, space_from_json
+from index.version import Card, Score
+
+HELD_OUT, MOST_HELD_OUT = 5, 10_000
+"""One pair in so many measures the edge and is not fitted on, at most so many of them."""
+METRICS = ("cmc@1", "cmc@5", MEAN_AP)
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Embeddings of the same images by both versions, valid in their spaces.
+
+    Attributes:
+        new_SM, old_SN: what to fit on.
+        labels_S: their classes, where they are known.
+        new_QM, old_QN: queries to measure with.
+        new_items_IM, old_items_IN: items to measure on.
+        matching: which items are right. Without labels only the query's own image is.
+        labelled: whether there were labels.
+    """
+
+    new_SM: Vectors
+    old_SN: Vectors
+    labels_S: NDArray[np.int64] | None
+    new_QM: Vectors
+    old_QN: Vectors
+    new_items_IM: Vectors
+    old_items_IN: Vectors
+    matching: Matching
+    labelled: bool
+
+
+def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, seed: int = 0) -> Pairs:
+    """A fifth of the pairs, drawn by `seed`, are the queries that measure the edge; all pairs are items.
+
+    Args:
+        new_SM: (S, M), S at least HELD_OUT.
+        old_SN: (S, N), of the same images.
+        labels_S: (S,) classes, or None; then a query must find itself.
+        seed: of the split.
+    """
+    count = len(new_SM)
+    order = np.random.default_rng(seed).permutation(count)
+    query, support = np.split(order, [min(count // HELD_OUT, MOST_HELD_OUT)])
+    codes = np.arange(count) if labels_S is None else np.unique(np.asarray(labels_S), return_inverse=True)[1]
+    return Pairs(
+        new_SM=new_SM[support],
+        old_SN=old_SN[support],
+        labels_S=None if labels_S is None else codes[support],
+        new_QM=new_SM[query],
+        old_QN=old_SN[query],
+        new_items_IM=new_SM,
+        old_items_IN=old_SN,
+        matching=Matching(codes[query], codes, np.full(len(query), -1) if labels_S is None else query),
+        labelled=labels_S is not None,
+    )
+
+
+def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | Slerp:
+    """Fit one of `FITS`.
+
+    Raises:
+        InvalidArgument: the kind is unknown, an option is out of range, or slerp has no labels or no cosine spaces.
+    """
+    if kind not in FITS:
+        raise InvalidArgument(f"kind must be one of {', '.join(FITS)}, not {kind!r}", pointer="/kind")
+    if kind != "slerp":
+        return FITS[kind](pairs.new_SM, pairs.old_SN, **options)
+    cosine = all(space_from_json(card.space) == Cosine() for card in (new, old))
+    if pairs.labels_S is None or not cosine:
+        raise InvalidArgument("kind slerp needs labels, to choose its weight, and cosine spaces", pointer="/kind")
+    return fit_slerp(pairs.new_SM, pairs.old_SN, pairs.labels_S)
+
+
+FITS: dict[str, Callable[..., Affine | Slerp]] = {
+    "procrustes": procrustes,
+    "ridge": ridge,
+    "low_rank": low_rank,
+    "slerp": fit_slerp,
+}
+"""kind -> (new (S, M), old (S, N), **options) -> fitted adapter; slerp also takes the labels (S,)."""
+
+
+def legal_options(fit: Callable[..., Any] | None) -> dict[str, int | float]:
+    """The numbers that can be set of an adapter, with their defaults."""
+    parameters = inspect.signature(fit).parameters.values() if fit else ()
+    return {p.name: p.default for p in parameters if type(p.default) in (int, float)}
+
+
+def measure(queries_QN: Vectors, pairs: Pairs, old: Card) -> Retrieval:
+    """How queries in the old version's space find their old items: the edge's, or the old version's own."""
+    compared = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
+    matching = pairs.matching
+    return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
+
+
+def intervals(measured: Retrieval) -> dict[str, Score]:
+    """The metrics of `METRICS` with their bootstrap intervals over queries."""
+    return {metric: measured.interval(metric) for metric in METRICS}
+
+
+def fit_calibration_maps(queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
+    """The edge's score map and the new version's own; the form is `index.calibration`'s. The pairs have labels."""
+    rows = np.flatnonzero(pairs.matching.valid)
+    edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
+    own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.space))
+    return {name: fit_map(way, pairs.matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}

@@ -1,0 +1,140 @@
+"""`regraft edges ...`: how versions are compared, and how well that was measured to work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.client import Json
+from regraft.commands.options import URL, ApiKey, Url, connect, err, out, print_table, score
+
+edges = typer.Typer(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
+New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
+Old = Annotated[str, typer.Argument(metavar="OLD", help="The version whose items they search.")]
+Kind = Annotated[str, typer.Argument(metavar="KIND")]
+InGallery = Annotated[str | None, typer.Option("--gallery", help="Use items of this gallery.", show_default=False)]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Which items are drawn.")]
+Replace = Annotated[bool, typer.Option("--replace", help="Put it in the place of one of its kind.")]
+
+
+@edges.command("list")
+def list_edges(
+    new: Annotated[str | None, typer.Option("--new", help="Only from this version.", show_default=False)] = None,
+    old: Annotated[str | None, typer.Option("--old", help="Only to this version.", show_default=False)] = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """List the edges the service knows, with what was measured."""
+    with connect(url, api_key) as client:
+        found = client.edges(new=new, old=old)
+    print_table(["new", "old", "kind", "origin", "cmc@1", "pairs", "calibrated"], [_row(edge) for edge in found])
+
+
+@edges.command("add")
+def add(
+    new: New,
+    old: Old,
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="FOLDER|ZIP", help="An edge's folder or its .zip.", exists=True)
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Without a folder: identity, truncate or zero_pad.", show_default=False)
+    ] = None,
+    gallery: InGallery = None,
+    items: Annotated[int, typer.Option("--items", min=1, help="Items an identity is verified on.")] = 100,
+    seed: Seed = 0,
+    replace: Replace = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Add an edge; an identity is verified before it is accepted."""
+    if (folder is None) == (kind is None):
+        raise InvalidArgument("give either a folder or --kind")
+    verify = {"gallery": gallery, "items": items, "seed": seed} if gallery else None
+    with connect(url, api_key) as client:
+        if folder is not None:
+            added = client.add_edge(new, old, folder, replace=replace)
+        else:
+            added = client.declare_edge(new, old, kind or "", verify=verify, replace=replace)
+    _print_edge("added", added)
+
+
+@edges.command("fit")
+def fit(
+    new: New,
+    old: Old,
+    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank or slerp.")],
+    gallery: InGallery = None,
+    label: Annotated[
+        str | None, typer.Option("--label", help="Metadata field of the class, to measure by.", show_default=False)
+    ] = None,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 5000,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="An option of the kind; may be repeated.")
+    ] = None,
+    seed: Seed = 0,
+    replace: Replace = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Fit an edge on stored items that hold embeddings by both versions."""
+    asked = {"gallery": gallery, "label": label, "sample": sample, "options": _numbers(settings or [])}
+    with connect(url, api_key) as client:
+        fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, **asked)
+    _print_edge("fitted", fitted)
+
+
+@edges.command("remove")
+def remove(
+    new: New,
+    old: Old,
+    kind: Kind,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what depends on it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if items become unreachable.")] = False,
+    reason: Annotated[str, typer.Option("--reason", help="Why; needed with --force.")] = "",
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Remove an edge, after a check of what depends on it."""
+    with connect(url, api_key) as client:
+        removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
+    for number in removal["blocked_by"]:
+        out.print(f"backfill {number} applies it")
+    for gallery in removal["dependents"]:
+        for route in gallery["routes"]:
+            after = "nothing" if route["after"] is None else " ".join(route["after"]) or "directly"
+            out.print(f"{gallery['gallery']}: {route['items']} items of {route['version']} then by {after}")
+        out.print(f"{gallery['gallery']}: {gallery['moved']} items move, {gallery['lost']} cannot be reached any more")
+    out.print(f"{'would remove' if dry_run else 'removed'} {new} -> {old}, {kind}")
+
+
+def _row(edge: Json) -> list[object]:
+    measured = edge["scores"].get("cmc@1")
+    calibrated = "yes" if edge["calibration"] else "no"
+    cells = [edge["new"], edge["old"], edge["kind"], edge["problem"] or edge["origin"]]
+    return [*cells, score(measured) if measured else "", edge["support"] or "", calibrated]
+
+
+def _print_edge(done: str, edge: Json) -> None:
+    out.print(f"{done} {edge['new']} -> {edge['old']}, {edge['kind']}")
+    for metric, measured in edge["scores"].items():
+        out.print(f"{metric}: {score(measured)}")
+    for source in ("probes", "items"):
+        if compared := edge["made"].get(source):
+            out.print(f"{compared['images']} {source} compared, at most {compared['distance']:.2g} apart")
+    if edge["warning"]:
+        err.print(f"regraft: {edge['warning']}", markup=False, style="yellow")
+
+
+def _numbers(settings: list[str]) -> dict[str, float]:
+    numbers: dict[str, float] = {}
+    for setting in settings:
+        name, _, value = setting.partition("=")
+        try:
+            numbers[name] = float(value)
+        except ValueError:
+            raise InvalidArgument(f"--set takes NAME=NUMBER, not {setting!r}", pointer="/set") from None
+    return numbers

@@ -1,0 +1,70 @@
+"""The part of the client that speaks of edges."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from index.folder import pack_version
+from regraft.paths import flag, path_of
+
+Json = dict[str, Any]
+
+
+class EdgeRoutes:
+    """Methods of `regraft.client.Client`."""
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        raise NotImplementedError
+
+    def edges(self, *, new: str | None = None, old: str | None = None) -> list[Json]:
+        """GET /v1/edges: with their evidence; only those from `new`, or to `old`."""
+        params = {name: value for name, value in (("new", new), ("old", old)) if value}
+        return list(self._json("GET", "edges", params=params)["edges"])
+
+    def edge(self, new: str, old: str, kind: str) -> Json:
+        """GET /v1/edges/{new}/{old}/{kind}."""
+        return self._json("GET", path_of("edges", new, old, kind))
+
+    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False) -> Json:
+        """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
+        with _packed(folder) as (name, stream):
+            data = {"new": new, "old": old, "replace": flag(replace)}
+            return self._json("POST", "edges", data=data, files={"archive": (name, stream, "application/zip")})
+
+    def declare_edge(
+        self, new: str, old: str, kind: str, *, verify: Mapping[str, Any] | None = None, replace: bool = False
+    ) -> Json:
+        """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
+        checked = {"verify": dict(verify)} if verify is not None else {}
+        return self._json("POST", "edges", json={"new": new, "old": old, "kind": kind, "replace": replace, **checked})
+
+    def fit_edge(self, new: str, old: str, kind: str, **asked: Any) -> Json:
+        """POST /v1/edges:fit: procrustes, ridge, low_rank or slerp, on items that hold embeddings by both versions.
+
+        `asked`: gallery, options, sample, label, seed, replace.
+        """
+        # Without the slash httpx would take "edges" for a scheme.
+        return self._json("POST", "/edges:fit", json={"new": new, "old": old, "kind": kind, **asked})
+
+    def remove_edge(
+        self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""
+    ) -> Json:
+        """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run` only says which galleries depend on it."""
+        params = {"dry_run": flag(dry_run), "force": flag(force), "reason": reason}
+        return self._json("DELETE", path_of("edges", new, old, kind), params=params)
+
+
+@contextmanager
+def _packed(folder: Path) -> Iterator[tuple[str, BinaryIO]]:
+    """Name and bytes of a .zip: the given file, or the given folder packed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        archive = folder
+        if folder.is_dir():
+            archive = Path(scratch) / f"{folder.name}.zip"
+            pack_version(folder, archive)
+        with archive.open("rb") as stream:
+            yield archive.name, stream
