@@ -219,12 +219,10 @@ def is_wide(value: Number) -> bool:
 def inside(values: NDArray[Any], test: Range) -> Mask:
     """Which values lie in the range, in NumPy's order of their kind; the bounds are of this kind."""
     hit = np.ones(len(values), np.bool_)
-    if test.lower is not None:
-        end = test.lower.value
-        hit &= values >= end if test.lower.closed else values > end
-    if test.upper is not None:
-        end = test.upper.value
-        hit &= values <= end if test.upper.closed else values < end
+    for bound, inner, end in ((test.lower, np.greater, np.greater_equal), (test.upper, np.less, np.less_equal)):
+        if bound is not None:
+            # Of the same dtype: NumPy would take a string for one of fixed width, and cut off trailing NULs.
+            hit &= (end if bound.closed else inner)(values, np.array(bound.value, values.dtype)).astype(np.bool_)
     return hit
 
 
@@ -241,7 +239,7 @@ def _float_bound(bound: Bound, inwards: float) -> Bound:
     try:
         nearest = float(value)
     except OverflowError:  # beyond every float64
-        nearest = math.copysign(math.inf, value)
+        nearest = math.inf if value > 0 else -math.inf
     outside = nearest < value if inwards > 0 else nearest > value
     return Bound(math.nextafter(nearest, inwards) if outside else nearest, closed=True)
 
