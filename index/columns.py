@@ -67,17 +67,22 @@ class Column:
 class Entries:
     """Values of one kind and the slots of the items that hold them."""
 
-    __slots__ = ("_last", "_single", "_slots", "_values")
+    __slots__ = ("_aligned", "_appended", "_last", "_single", "_slots", "_values")
 
     def __init__(self, dtype: Any) -> None:
         self._slots = Column(np.int32)
         self._values = Column(dtype)
+        # Whether entry n is of slot n, as in a gallery whose every item has one value here and never changed.
+        self._aligned = True
+        self._appended = 0
         # Whether no slot has two entries. The entries of one item are added one after the other.
         self._single = True
         self._last = -1
 
     def append(self, slot: int, value: object) -> None:
         """Add one entry, to be found after `flush`."""
+        self._aligned = self._aligned and slot == self._appended
+        self._appended += 1
         self._single = self._single and slot != self._last
         self._last = slot
         self._slots.append(slot)
@@ -98,6 +103,8 @@ class Entries:
         self._slots.values = self._slots.values[kept_E]
         self._values.values = self._values.values[kept_E]
         self._last = -1
+        self._appended = self.count()
+        self._aligned = bool(np.array_equal(self._slots.values, np.arange(self._appended)))
 
     def mark_all(self, into_S: Mask) -> None:
         """Set the slots of all entries."""
@@ -106,7 +113,9 @@ class Entries:
     def _mark(self, hit_E: Mask, into_S: Mask) -> None:
         """Set the slots of some entries."""
         slots_E = self._slots.values
-        if self._single and np.count_nonzero(hit_E) * SPARSE > len(hit_E):
+        if self._aligned:
+            into_S[: len(hit_E)] |= hit_E
+        elif self._single and np.count_nonzero(hit_E) * SPARSE > len(hit_E):
             into_S[slots_E] |= hit_E
         else:
             into_S[slots_E[hit_E]] = True
@@ -245,28 +254,27 @@ def _float_bound(bound: Bound, inwards: float) -> Bound:
 
 
 def among(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
-    """Which values equal one of `wanted`."""
-    hit_E: Mask
+    """Which values equal one of `wanted`, by hash tables that hold one number a bucket; several where buckets clash."""
+    hit_E = np.zeros(len(values_E), np.bool_)
     if len(wanted) <= FEW:
-        hit_E = values_E == wanted[0]
-        for one in wanted[1:]:
+        for one in wanted:
             hit_E |= values_E == one
         return hit_E
-    # Most values fall into a bucket where nothing is wanted; only the others are looked up in the sorted list.
-    sorted_W = np.unique(np.array(wanted))
-    buckets = np.zeros(BUCKETS, np.bool_)
-    buckets[_bucket(sorted_W)] = True
-    hit_E = buckets.take(_bucket(values_E))
-    likely_E = np.flatnonzero(hit_E)
-    place = np.minimum(np.searchsorted(sorted_W, values_E[likely_E]), len(sorted_W) - 1)
-    hit_E[likely_E] = sorted_W[place] == values_E[likely_E]
+    bucket_E = _bucket(values_E)
+    left_W = np.unique(np.array(wanted))
+    while len(left_W):
+        bucket_W, first = np.unique(_bucket(left_W), return_index=True)
+        table = np.full(BUCKETS, np.nan)
+        table[bucket_W] = left_W[first]
+        hit_E |= table.take(bucket_E) == values_E
+        left_W = np.delete(left_W, first)
     return hit_E
 
 
-def _bucket(values: NDArray[np.float64]) -> NDArray[np.uint64]:
+def _bucket(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Fibonacci hashing of float64 bits, equal for 0.0 and -0.0: 0 to BUCKETS - 1."""
     bits = (values + 0.0).view(np.uint64)
-    return (bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)
+    return ((bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)).view(np.int64)
 
 
 def successor(text: str) -> str | None:

@@ -33,6 +33,7 @@ OPTION_SCHEMAS: dict[str, Any] = {
     "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
     "mode": {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first possible"},
     "threshold": {"type": "number", "description": "matches must have at least so good a score"},
+    "filter": {"type": "object", "description": "only items whose metadata pass it: docs/filters.md"},
     "cursor": {"type": "string", "description": "`next` of the answer to the same request"},
     "strict": {"type": "boolean", "default": False},
     "explain": {"type": "boolean", "default": False},
@@ -137,7 +138,9 @@ def _page(service: Runtime, live: Live, question: Question, part: Part) -> Page:
     # One more tells whether there is a next page, and a stored item finds itself among the best.
     depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
     for _ in range(ATTEMPTS):
-        found = live.search(part.version, part.encode, depth, part.encoders, question.strict, question.mode)
+        found = live.search(
+            part.version, part.encode, depth, part.encoders, question.strict, question.mode, question.where
+        )
         fetching = time.perf_counter()
         rows = [list(row) for row in _ranked(service, found.found, part, question)]
         shown = [row[question.offset : question.offset + question.k] for row in rows]
@@ -221,6 +224,7 @@ def explain(pages: Sequence[Page]) -> dict[str, Any]:
                 for page in pages
                 for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
             ),
+            "filter": sum(page.answer.found.filter_seconds for page in pages),
             "scan": sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
             "merge": sum(page.answer.found.merge_seconds for page in pages),
             "fetch": sum(page.fetch_seconds for page in pages),

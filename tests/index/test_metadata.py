@@ -78,8 +78,41 @@ def passes(filter_json: Any, value: Any) -> bool:
 
 
 # Values from a small world, so that filters hit; its borders are where a mistake would be.
-STRINGS = ["", "a", "ab", "abc", "b", "a\x00", "a\x00b", "\ud7ff", "\ue000", "\U0010ffff", "a\U0010ffff", "é", "1", "true"]
-NUMBERS = [0, 1, -1, 2, 0.5, -0.0, 1.0, 2**53, 2**53 + 1, 2**53 + 2, -(2**53) - 1, 2**60 + 1, 2**60, 1e300, 10**400, -(10**400), 5e-324]
+STRINGS = [
+    "",
+    "a",
+    "ab",
+    "abc",
+    "b",
+    "a\x00",
+    "a\x00b",
+    "\ud7ff",
+    "\ue000",
+    "\U0010ffff",
+    "a\U0010ffff",
+    "é",
+    "1",
+    "true",
+]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.0,
+    1.0,
+    2**53,
+    2**53 + 1,
+    2**53 + 2,
+    -(2**53) - 1,
+    2**60 + 1,
+    2**60,
+    1e300,
+    10**400,
+    -(10**400),
+    5e-324,
+]
 
 strings = st.sampled_from(STRINGS) | st.text("ab\x00é\U0010ffff", max_size=4)
 numbers = st.sampled_from(NUMBERS) | st.integers(-3, 3) | st.floats(allow_nan=False, allow_infinity=False)
@@ -108,9 +141,11 @@ conditions = (
 )
 filters = st.recursive(
     conditions,
-    lambda inner: st.fixed_dictionaries({"and": st.lists(inner, min_size=1, max_size=3)})
-    | st.fixed_dictionaries({"or": st.lists(inner, min_size=1, max_size=3)})
-    | st.fixed_dictionaries({"not": inner}),
+    lambda inner: (
+        st.fixed_dictionaries({"and": st.lists(inner, min_size=1, max_size=3)})
+        | st.fixed_dictionaries({"or": st.lists(inner, min_size=1, max_size=3)})
+        | st.fixed_dictionaries({"not": inner})
+    ),
     max_leaves=4,
 )
 
