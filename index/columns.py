@@ -10,13 +10,14 @@ Shape suffixes: S slots, E entries, V words of a vocabulary.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.filter import Bound, Range
+from index.filter import Bound
 
 Mask = NDArray[np.bool_]
 Number = int | float
@@ -30,6 +31,8 @@ SPARSE = 16
 FEW = 8
 """Up to so many numbers are looked for one after the other."""
 BUCKETS = 1 << 16
+MIN_NEWEST = 1_000
+"""Up to so many new words, or an eighth of the others, wait until they are put in order."""
 
 
 class Column:
@@ -122,26 +125,33 @@ class Entries:
 
 
 class Words(Entries):
-    """Strings, and what is neither string nor number: null, true, false, and that there is a container."""
+    """Strings, and what is neither string nor number: null, true, false, and that there is a container.
 
-    __slots__ = ("_code_of", "_words")
+    Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared one by one.
+    """
+
+    __slots__ = ("_code_of", "_newest", "_ordered", "_rank_V")
 
     def __init__(self) -> None:
         super().__init__(np.int32)
         self._code_of: dict[str, int] = {}
-        self._words = Column(np.dtypes.StringDType())
+        self._ordered: list[str] = []
+        # By code, of the words in `_ordered`: they have the first codes.
+        self._rank_V = np.empty(0, np.int32)
+        self._newest: list[str] = []
 
     def add(self, slot: int, word: str) -> None:
         """Add a string."""
         code = self._code_of.get(word)
         if code is None:
             code = self._code_of[word] = FIRST_WORD + len(self._code_of)
-            self._words.append(word)
+            self._newest.append(word)
         self.append(slot, code)
 
     def flush(self) -> None:
         super().flush()
-        self._words.flush()
+        if len(self._newest) > max(MIN_NEWEST, len(self._ordered) // 8):
+            self._order()
 
     def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
@@ -154,10 +164,15 @@ class Words(Entries):
             wanted_V[codes] = True
             self._mark(wanted_V.take(self._values.values), into_S)
 
-    def mark_inside(self, test: Range, into_S: Mask) -> None:
-        """Set the slots of items with a string in a range of strings."""
-        wanted_V = np.concatenate([np.zeros(FIRST_WORD, np.bool_), inside(self._words.values, test)])
-        if wanted_V.any():
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a string between two strings."""
+        low = 0 if lower is None else _place(self._ordered, lower, before=lower.closed)
+        high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
+        wanted_V = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
+        wanted_V[FIRST_WORD : FIRST_WORD + len(self._ordered)] = (self._rank_V >= low) & (self._rank_V < high)
+        newest = [_is_inside(word, lower, upper) for word in self._newest]
+        wanted_V[FIRST_WORD + len(self._ordered) :] = newest
+        if low < high or any(newest):
             self._mark(wanted_V.take(self._values.values), into_S)
 
     def keep(self, kept_S: Mask) -> None:
@@ -168,10 +183,19 @@ class Words(Entries):
         if 2 * len(used) < len(self._code_of):
             words = list(self._code_of)  # in the order of their codes
             self._code_of = {words[code - FIRST_WORD]: FIRST_WORD + n for n, code in enumerate(used.tolist())}
-            self._words.values = self._words.values[used - FIRST_WORD]
             renamed = np.arange(FIRST_WORD + len(words), dtype=np.int32)
             renamed[used] = FIRST_WORD + np.arange(len(used))
             self._values.values = renamed[codes_E]
+            self._ordered, self._newest = [], list(self._code_of)
+            self._order()
+
+    def _order(self) -> None:
+        """Take the newest words in; sorting what is mostly sorted is quick."""
+        self._ordered = sorted([*self._ordered, *self._newest])
+        self._newest = []
+        codes_V = np.fromiter(map(self._code_of.__getitem__, self._ordered), np.int64, len(self._ordered))
+        self._rank_V = np.empty(len(codes_V), np.int32)
+        self._rank_V[codes_V - FIRST_WORD] = np.arange(len(codes_V))
 
 
 class Numbers(Entries):
@@ -188,9 +212,10 @@ class Numbers(Entries):
         if exact:
             self._mark(among(self._values.values, exact), into_S)
 
-    def mark_inside(self, test: Range, into_S: Mask) -> None:
-        """Set the slots of items with a number in a range of numbers."""
-        self._mark(inside(self._values.values, in_floats(test)), into_S)
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a number between two numbers."""
+        low, high = lower and _float_bound(lower, math.inf), upper and _float_bound(upper, -math.inf)
+        self._mark(_inside(self._values.values, low, high), into_S)
 
 
 class Wide(Entries):
@@ -207,9 +232,9 @@ class Wide(Entries):
         if among:
             self._mark(np.fromiter((value in among for value in self._values.values), np.bool_), into_S)
 
-    def mark_inside(self, test: Range, into_S: Mask) -> None:
-        """Set the slots of items with a number in a range of numbers."""
-        self._mark(inside(self._values.values, test), into_S)
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a number between two numbers."""
+        self._mark(_inside(self._values.values, lower, upper), into_S)
 
 
 def constant(value: bool | None) -> int:
@@ -225,22 +250,30 @@ def is_wide(value: Number) -> bool:
         return True
 
 
-def inside(values: NDArray[Any], test: Range) -> Mask:
-    """Which values lie in the range, in NumPy's order of their kind; the bounds are of this kind."""
+def _inside(values: NDArray[Any], lower: Bound | None, upper: Bound | None) -> Mask:
+    """Which numbers lie between the bounds."""
     hit = np.ones(len(values), np.bool_)
-    for bound, inner, end in ((test.lower, np.greater, np.greater_equal), (test.upper, np.less, np.less_equal)):
-        if bound is not None:
-            # Of the same dtype: NumPy would take a string for one of fixed width, and cut off trailing NULs.
-            hit &= (end if bound.closed else inner)(values, np.array(bound.value, values.dtype)).astype(np.bool_)
+    if lower is not None:
+        hit &= (values >= lower.value if lower.closed else values > lower.value).astype(np.bool_)
+    if upper is not None:
+        hit &= (values <= upper.value if upper.closed else values < upper.value).astype(np.bool_)
     return hit
 
 
-def in_floats(test: Range) -> Range:
-    """The same range of float64 numbers, with bounds that are float64 themselves: NumPy would round them to nearest."""
-    return Range(test.lower and _float_bound(test.lower, math.inf), test.upper and _float_bound(test.upper, -math.inf))
+def _is_inside(word: str, lower: Bound | None, upper: Bound | None) -> bool:
+    """Whether a word lies between strings."""
+    above = lower is None or word > str(lower.value) or (lower.closed and word == lower.value)
+    below = upper is None or word < str(upper.value) or (upper.closed and word == upper.value)
+    return above and below
+
+
+def _place(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:
+    """Where a bound falls among ordered words, before or behind the word that equals it."""
+    return (bisect_left if before else bisect_right)(ordered, str(bound.value))
 
 
 def _float_bound(bound: Bound, inwards: float) -> Bound:
+    """The same bound for float64 numbers, and a float64 itself: NumPy would round another to the nearest."""
     value = bound.value
     assert not isinstance(value, str)
     if not is_wide(value):

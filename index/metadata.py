@@ -93,9 +93,9 @@ class Field:
             case Prefix(text):
                 end = successor(text)
                 upper = None if end is None else Bound(end, closed=False)
-                self._inside(Range(Bound(text, closed=True), upper), into_S)
-            case Range():
-                self._inside(test, into_S)
+                self._inside(Bound(text, closed=True), upper, into_S)
+            case Range(lower, upper):
+                self._inside(lower, upper, into_S)
             case Exists():
                 for table in self.tables():
                     table.mark_all(into_S)
@@ -108,12 +108,11 @@ class Field:
             if table is not None:
                 table.mark_equal(numbers, into_S)
 
-    def _inside(self, test: Range, into_S: Mask) -> None:
-        bound = test.lower or test.upper
-        assert bound is not None
-        for table in (self.words,) if isinstance(bound.value, str) else (self.numbers, self.wide):
+    def _inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        words = any(bound is not None and isinstance(bound.value, str) for bound in (lower, upper))
+        for table in (self.words,) if words else (self.numbers, self.wide):
             if table is not None:
-                table.mark_inside(test, into_S)
+                table.mark_inside(lower, upper, into_S)
 
 
 class Metadata:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from index import columns
 from index import metadata as module
 from index.filter import parse_filter
 from index.metadata import Metadata
@@ -185,8 +186,9 @@ steps = st.lists(
 
 @pytest.fixture
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweep after every few changes."""
+    """Sweep after every few changes, and order words as often."""
     monkeypatch.setattr(module, "MIN_RETIRED", 2)
+    monkeypatch.setattr(columns, "MIN_NEWEST", 2)
 
 
 @pytest.mark.usefixtures("sweeps")
@@ -283,7 +285,7 @@ def test_slots_and_words_are_used_again() -> None:
     assert len(metadata._root.children) < 10
     words = metadata._root.children["name"].words
     assert words is not None
-    assert len(words._words.values) == len(words._code_of) < 10
+    assert len(words._ordered) + len(words._newest) == len(words._code_of) < 10
 
 
 def test_metadata_nested_deeper_than_python_may_call() -> None:
