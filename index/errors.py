@@ -54,6 +54,13 @@ class InvalidArgument(RegraftError):
     code = "invalid_argument"
 
 
+class InvalidFilter(RegraftError):
+    """The metadata filter is not what docs/filters.md describes."""
+
+    status = 422
+    code = "invalid_filter"
+
+
 class NoRoute(RegraftError):
     """No declared edge leads from the query's version to the stored items."""
 

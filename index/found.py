@@ -55,6 +55,7 @@ class Found:
         mix: items per version at the moment of the answer.
         degraded: what could not be asked.
         encode_seconds: version -> how long it took to embed the queries by it.
+        filter_seconds: how long it took to see which items pass the filter.
         merge_seconds: how long calibrating and merging took.
     """
 
@@ -67,4 +68,5 @@ class Found:
     mix: Mapping[str, int]
     degraded: tuple[Degraded, ...]
     encode_seconds: Mapping[str, float]
+    filter_seconds: float
     merge_seconds: float

@@ -11,15 +11,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key
 from index.errors import InvalidArgument, NoRoute
+from index.filter import Filter
 from index.found import Asked, Degraded, Found
 from index.graph import Graph, Route
 from index.lock import ReadWriteLock
 from index.merge import Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
+from index.metadata import Metadata
 from index.shard import FaissShard, Shard
 from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
@@ -30,6 +33,8 @@ Encode = Callable[[str], Vectors]
 
 ShardKey = tuple[str, str]
 """(version, origin)."""
+
+NO_METADATA: Mapping[int, str] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -43,6 +48,7 @@ class Gallery:
         self._graph = Graph()
         self._transforms: dict[EdgeKey, Transform] = {}
         self._shards: dict[ShardKey, Shard] = {}
+        self._metadata = Metadata()
         self._own_maps: Maps = {}
         self._edge_maps: Maps = {}
         self._lock = ReadWriteLock()
@@ -56,6 +62,7 @@ class Gallery:
         encoders: frozenset[str] = frozenset(),
         strict: bool = False,
         mode: str | None = None,
+        where: Filter | None = None,
     ) -> Found:
         """Rank every item the queries can reach.
 
@@ -66,6 +73,7 @@ class Gallery:
             encoders: versions that can embed these queries (for `slerp` and `dual` routes).
             strict: raise instead of skipping shards that no route reaches.
             mode: how shards are merged, one of `Mode`; None: the first that is possible.
+            where: only items whose metadata pass it are ranked; there may be fewer than k.
 
         Raises:
             InvalidArgument: k is below 1, the gallery is empty, or there is no such mode.
@@ -92,7 +100,10 @@ class Gallery:
                 spaces = [self._space(version) for version, _ in live]
                 chosen = choose_mode(mode, spaces, maps is not None)
                 moved = {version: _timed(self._transform, route, embedded) for version, route in routes.items()}
-                scanned = [_timed(shard.search, moved[version][0], depth) for (version, _), shard in live.items()]
+                allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
+                scanned = [
+                    _timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()
+                ]
                 sizes = [shard.count() for shard in live.values()]
             used = maps if maps is not None and chosen is Mode.CALIBRATED else [None] * len(live)
             found = [result for result, _ in scanned]
@@ -115,6 +126,7 @@ class Gallery:
                 mix=mix,
                 degraded=degraded,
                 encode_seconds=encode_seconds,
+                filter_seconds=filter_seconds,
                 merge_seconds=merge_seconds,
             )
 
@@ -156,12 +168,18 @@ class Gallery:
         with self._lock.write():
             self._own_maps = dict(maps)
 
-    def apply(self, placed: Mapping[ShardKey, tuple[Sequence[int], Vectors]], removed: Sequence[int] = ()) -> None:
+    def apply(
+        self,
+        placed: Mapping[ShardKey, tuple[Sequence[int], Vectors]],
+        removed: Sequence[int] = (),
+        metadata: Mapping[int, str] = NO_METADATA,
+    ) -> None:
         """Put items where they belong now, in one step that no query sees half done; applying it twice is harmless.
 
         Args:
             placed: (version, origin) -> (keys, vectors (N, D)); each key leaves any other shard it was in.
             removed: keys that leave every shard.
+            metadata: key -> a JSON object as text, of items in `placed`; one left out keeps what it had, at first {}.
         """
         with self._lock.write():
             for version, origin in placed:
@@ -171,9 +189,10 @@ class Gallery:
                 leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
             for place, (keys, vectors_ND) in placed.items():
-                self._shards[place].upsert(keys, vectors_ND)
+                self._shards[place].upsert(keys, vectors_ND, self._metadata.put(keys, metadata))
             # A shard that lost its last item gives its memory back.
             self._shards = {place: shard for place, shard in self._shards.items() if shard.count()}
+            self._metadata.drop(removed)
 
     def mix(self) -> dict[str, int]:
         """Items per version, versions without any left out."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
+from index.scan import Mask, scan, scan_some
 from index.space import Space, Vectors
 
 Keys = NDArray[np.int64]
@@ -25,16 +25,20 @@ MISSING = -1
 class Shard(Protocol):
     """What the gallery asks of any engine."""
 
-    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors) -> None:
-        """Store or replace the vectors of `keys` (all different)."""
+    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+        """Store or replace the vectors of `keys` (all different).
+
+        `slots_N` says where in `allowed` each item looks whether it may be found; by default at its key.
+        """
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove `keys`; unknown ones are ignored."""
 
-    def search(self, queries_QD: Vectors, k: int) -> tuple[Vectors, Keys]:
+    def search(self, queries_QD: Vectors, k: int, allowed: Mask | None = None) -> tuple[Vectors, Keys]:
         """The k best items per query as (scores (Q, k), keys (Q, k)), best first, in the space's own score.
 
-        Rows are padded with MISSING keys when there are fewer than k items.
+        Only items with `allowed[slot]` are found; None: all. Rows are padded with MISSING keys when there are fewer
+        than k of them.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
@@ -51,15 +55,16 @@ class FaissShard:
         self.space = space
         self._rows_RW: Vectors = np.empty((0, space.width(dim)), np.float32)
         self._keys_R: Keys = np.empty(0, np.int64)
+        self._slots_R: Keys = np.empty(0, np.int64)
         self._row_of: dict[int, int] = {}
-        self._metric = faiss.METRIC_INNER_PRODUCT if space.inner_product else faiss.METRIC_L2
 
-    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors) -> None:
+    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
         """Store or replace; see Shard."""
         self._reserve(len(self._row_of) + len(keys))
         rows = [self._row_of.setdefault(int(key), len(self._row_of)) for key in keys]
         self._rows_RW[rows] = self.space.items(vectors_ND)
         self._keys_R[rows] = keys
+        self._slots_R[rows] = keys if slots_N is None else slots_N
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -70,17 +75,22 @@ class FaissShard:
             last = len(self._row_of)
             if row != last:
                 self._rows_RW[row], self._keys_R[row] = self._rows_RW[last], self._keys_R[last]
+                self._slots_R[row] = self._slots_R[last]
                 self._row_of[int(self._keys_R[row])] = row
 
-    def search(self, queries_QD: Vectors, k: int) -> tuple[Vectors, Keys]:
-        """Scan everything; see Shard."""
+    def search(self, queries_QD: Vectors, k: int, allowed: Mask | None = None) -> tuple[Vectors, Keys]:
+        """Scan all rows, or those allowed; see Shard."""
         count = len(self._row_of)
-        rows_QW = self.space.queries(queries_QD)
-        scores_QK = np.zeros((len(rows_QW), k), np.float32)
-        keys_QK = np.full((len(rows_QW), k), MISSING, np.int64)
-        found = min(k, count)
-        if found and len(rows_QW):
-            scanned, at = faiss.knn(rows_QW, self._rows_RW[:count], found, metric=self._metric)
+        queries_QW, rows_RW = self.space.queries(queries_QD), self._rows_RW[:count]
+        allowed_R = None if allowed is None else allowed[self._slots_R[:count]]
+        scores_QK = np.zeros((len(queries_QW), k), np.float32)
+        keys_QK = np.full((len(queries_QW), k), MISSING, np.int64)
+        found = min(k, count if allowed_R is None else int(np.count_nonzero(allowed_R)))
+        if found and len(queries_QW):
+            if allowed_R is None:
+                scanned, at = scan(queries_QW, rows_RW, found, inner_product=self.space.inner_product)
+            else:
+                scanned, at = scan_some(queries_QW, rows_RW, allowed_R, found, inner_product=self.space.inner_product)
             scores_QK[:, :found] = self.space.score(scanned)
             keys_QK[:, :found] = self._keys_R[at]
         return scores_QK, keys_QK
@@ -97,7 +107,7 @@ class FaissShard:
         if rows <= len(self._keys_R):
             return
         grown = max(rows, 2 * len(self._keys_R), 1024)
-        self._rows_RW = np.concatenate(
-            [self._rows_RW, np.empty((grown - len(self._rows_RW), self._rows_RW.shape[1]), np.float32)]
-        )
-        self._keys_R = np.concatenate([self._keys_R, np.empty(grown - len(self._keys_R), np.int64)])
+        room = grown - len(self._keys_R)
+        self._rows_RW = np.concatenate([self._rows_RW, np.empty((room, self._rows_RW.shape[1]), np.float32)])
+        self._keys_R = np.concatenate([self._keys_R, np.empty(room, np.int64)])
+        self._slots_R = np.concatenate([self._slots_R, np.empty(room, np.int64)])

@@ -69,13 +69,14 @@ class QueryOptions(TypedDict, total=False):
     """Options of a query.
 
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
-    threshold: the least score of a match. cursor: `next` of the answer to the same query. explain: add how the answer
-    came about.
+    threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
+    "eq": "Bern"}. cursor: `next` of the answer to the same query. explain: add how the answer came about.
     """
 
     strict: bool
     mode: str
     threshold: float
+    filter: Mapping[str, Any]
     cursor: str
     explain: bool
 

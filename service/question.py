@@ -16,6 +16,7 @@ from typing import Any
 from starlette.datastructures import UploadFile
 
 from index.errors import InvalidArgument
+from index.filter import Filter, parse_filter
 from index.gallery import Encode, check_k
 from index.merge import Mode
 from index.space import space_from_json
@@ -32,7 +33,7 @@ from service.watching import Content
 
 DEFAULT_K = 10
 FLAGS = ("strict", "explain")
-OPTIONS = ("k", "mode", "threshold", "cursor", *FLAGS)
+OPTIONS = ("k", "mode", "threshold", "filter", "cursor", *FLAGS)
 LISTS = ("texts", "items")
 
 
@@ -67,6 +68,7 @@ class Question:
         offset: how many of the best matches earlier pages have shown.
         mode: how shards are merged, None: the first mode that is possible.
         threshold: matches must be at least this good in the score the list is ranked by; None: any.
+        where: only items whose metadata pass it are found; None: all.
         strict: refuse a degraded answer.
         explain: tell how the answer came about.
     """
@@ -76,12 +78,13 @@ class Question:
     offset: int
     mode: str | None
     threshold: float | None
+    where: Filter | None
     strict: bool
     explain: bool
 
     def cursor(self) -> str:
         """What the same request takes to go on behind this page."""
-        text = json.dumps([self.offset + self.k, _same(self.parts, self.mode, self.threshold)])
+        text = json.dumps([self.offset + self.k, _same(self.parts, self.mode, self.threshold, self.where)])
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -112,12 +115,13 @@ def _question(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequ
     k = body.get("k", DEFAULT_K)
     if not isinstance(k, int) or isinstance(k, bool):
         raise InvalidBody("k must be an integer", pointer="/k")
+    where = None if body.get("filter") is None else parse_filter(body["filter"])
     parts = _parts(service, live, body, files)
     check_k(k, sum(live.gallery.mix().values()))
-    offset = _read_cursor(body["cursor"], _same(parts, mode, threshold)) if body.get("cursor") is not None else 0
+    offset = _read_cursor(body["cursor"], _same(parts, mode, threshold, where)) if body.get("cursor") is not None else 0
     _check_size(sum(len(part.pointers) for part in parts), offset, k, service.settings.max_results)
     flags = {name: body.get(name, False) for name in FLAGS}
-    return Question(parts, k, offset, mode, threshold, **flags)
+    return Question(parts, k, offset, mode, threshold, where, **flags)
 
 
 def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequence[UploadFile]) -> list[Part]:
@@ -200,10 +204,10 @@ def _read_cursor(cursor: object, same: str) -> int:
     raise InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
 
 
-def _same(parts: Sequence[Part], mode: str | None, threshold: float | None) -> str:
+def _same(parts: Sequence[Part], mode: str | None, threshold: float | None, where: Filter | None) -> str:
     """What must not change from page to page, as far as it can be told cheaply."""
     asked = [[part.version, list(part.pointers)] for part in parts]
-    return hashlib.sha256(json.dumps([asked, mode, threshold]).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([asked, mode, threshold, repr(where)]).encode()).hexdigest()[:16]
 
 
 def _check_count(service: Runtime, listed: object, pointer: str) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from index.errors import ModeUnavailable, NoRoute
+from index.filter import Filter
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
 from index.space import Vectors
@@ -69,6 +70,7 @@ class Live:
         encoders: frozenset[str],
         strict: bool,
         mode: str | None = None,
+        where: Filter | None = None,
     ) -> Answer:
         """`Gallery.search` by `version` or else the current one, never across the moment of a deployment.
 
@@ -78,7 +80,7 @@ class Live:
         while True:
             turn, asking = self._turn, version or self._current_name()
             try:
-                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict, mode=mode)
+                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict, mode=mode, where=where)
             except (NoRoute, ModeUnavailable):
                 if turn == self._turn and turn % 2 == 0:
                     raise
@@ -250,7 +252,7 @@ class Replica:
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
                 trial, gates = deployed(connection, self._catalog, live.id)
                 maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
-                blocks: Iterable[Sequence[Row[int, int, str, bytes]]] = changes(connection, live.id, live.seq)
+                blocks: Iterable[Sequence[Row[int, int, str, bytes, str]]] = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
                     for block in blocks:
@@ -266,15 +268,17 @@ class Replica:
                 live.seq = row.next_seq - 1
             return True
 
-    def _apply(self, live: Live, blocks: Iterable[Sequence[Row[int, int, str, bytes]]]) -> None:
+    def _apply(self, live: Live, blocks: Iterable[Sequence[Row[int, int, str, bytes, str]]]) -> None:
         found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
         removed: list[int] = []
         missing: dict[int, str] = {}
-        for key, version_id, origin, vector in (row for block in blocks for row in block):
+        metadata: dict[int, str] = {}
+        for key, version_id, origin, vector, about in (row for block in blocks for row in block):
             if version_id is not None and vector is not None:
                 keys, vectors = found[version_id, origin]
                 keys.append(key)
                 vectors.append(vector)
+                metadata[key] = about
                 continue
             removed.append(key)
             if version_id is not None:
@@ -284,7 +288,7 @@ class Replica:
             for (version_id, origin), (keys, vectors) in found.items()
         }
         self.declare(live)
-        live.gallery.apply(placed, removed)
+        live.gallery.apply(placed, removed, metadata)
         for key in (*removed, *(key for keys, _ in placed.values() for key in keys)):
             live.missing.pop(key, None)
         if missing:

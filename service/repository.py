@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, and_, bindparam, delete, false, insert, select, update
+from sqlalchemy import Connection, Row, Text, and_, bindparam, cast, delete, false, insert, select, update
 
 from index.space import Vectors
 from index.version import NAME
@@ -280,14 +280,15 @@ def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int
 # The change feed
 
 
-def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, str, bytes]]]:
-    """The feed behind number `after` in blocks of (id, active_id, origin, vector); a deleted item has an id only.
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, str, bytes, str]]]:
+    """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON text).
 
-    An item whose active embedding is missing comes with a version and without origin and vector.
+    A deleted item comes without version, origin and vector, one whose active embedding is missing with its version and
+    without the other two.
     """
     active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
     statement = (
-        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector)
+        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector, cast(item.c.metadata, Text))
         .select_from(item.outerjoin(embedding, active))
         .where(item.c.gallery_id == gallery_id, item.c.seq > after)
         .order_by(item.c.seq)

@@ -204,6 +204,7 @@ class SecondsOut(BaseModel):
 
     encode: dict[str, float]
     transform: float
+    filter: float
     scan: float
     merge: float
     fetch: float

@@ -37,6 +37,7 @@ OPTION_SCHEMAS: dict[str, Any] = {
     "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
     "mode": {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first possible"},
     "threshold": {"type": "number", "description": "matches must have at least so good a score"},
+    "filter": {"type": "object", "description": "only items whose metadata pass it: docs/filters.md"},
     "cursor": {"type": "string", "description": "`next` of the answer to the same request"},
     "strict": {"type": "boolean", "default": False},
     "explain": {"type": "boolean", "default": False},
@@ -143,7 +144,8 @@ def _page(service: Runtime, live: Live, question: Question, part: Part, key: str
     depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
 
     def search(version: str | None, encode: Encode | None) -> Answer:
-        return live.search(version, encode or part.encode, depth, part.encoders, question.strict, question.mode)
+        chosen = encode or part.encode
+        return live.search(version, chosen, depth, part.encoders, question.strict, question.mode, question.where)
 
     for _ in range(ATTEMPTS):
         found = service.watch.answer(live, Asking(part.version, part.content, key, question.k), search)
@@ -230,6 +232,7 @@ def explain(pages: Sequence[Page]) -> dict[str, Any]:
                 for page in pages
                 for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
             ),
+            "filter": sum(page.answer.found.filter_seconds for page in pages),
             "scan": sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
             "merge": sum(page.answer.found.merge_seconds for page in pages),
             "fetch": sum(page.fetch_seconds for page in pages),

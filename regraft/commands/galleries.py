@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -100,6 +101,10 @@ def query(
     threshold: Annotated[
         float | None, typer.Option("--threshold", help="The least score of a match.", show_default=False)
     ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
+    ] = None,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -112,6 +117,8 @@ def query(
         options["mode"] = mode
     if threshold is not None:
         options["threshold"] = threshold
+    if where is not None:
+        options["filter"] = _read_filter(where)
     with connect(url, api_key) as client:
         if k is None:
             k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
@@ -127,6 +134,13 @@ def query(
         _print_shards(answer["explain"]["shards"], answer["mode"])
     for missing in answer["degraded"]:
         err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}", markup=False)
+
+
+def _read_filter(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise InvalidArgument(f"--filter must be JSON: {error}") from error
 
 
 def find_images(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 
 from index.calibration import Calibration
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
+from index.filter import parse_filter
 from index.gallery import Encode, Gallery
 from index.shard import MISSING
 from index.space import Cosine, Vectors
@@ -409,3 +411,41 @@ def test_a_moving_item_is_found_exactly_once(
                 assert set(row) == set(range(40))
     assert sum(gallery.mix().values()) in {40, 43}
     assert len(mixes) > 1, "nothing moved during the test"
+
+
+def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
+    metadata = {key: json.dumps({"even": key % 2 == 0, "n": key}) for key in range(12)}
+    gallery.apply(
+        {V1: (range(6), unit(6, 4)), ENCODED: (range(6, 9), unit(3, 4, 1)), MOVED: (range(9, 12), unit(3, 4, 2))},
+        metadata=metadata,
+    )
+    q = always(unit(2, 4, 9))
+    even, none = parse_filter({"field": "even", "eq": True}), parse_filter({"field": "n", "eq": -1})
+    for mode in ("raw", "rank"):
+        everything = gallery.search("v2", q, 12, mode=mode)
+        found = gallery.search("v2", q, 12, mode=mode, where=even)
+        assert (found.keys_QK[:, 6:] == MISSING).all()
+        if mode == "raw":
+            expected = [[key for key in row if key % 2 == 0] for row in everything.keys_QK.tolist()]
+            assert found.keys_QK[:, :6].tolist() == expected
+        assert (np.sort(found.keys_QK[:, :6], axis=1) == np.arange(0, 12, 2)).all()
+        assert (gallery.search("v2", q, 3, mode=mode, where=none).keys_QK == MISSING).all()
+    assert found.mix == {"v1": 6, "v2": 6}
+    assert found.filter_seconds > 0 == everything.filter_seconds
+
+
+def test_metadata_stays_with_an_item_that_moves_and_goes_with_one_that_leaves(gallery: Gallery) -> None:
+    def passing(filter_json: object) -> set[int]:
+        found = gallery.search("v2", always(unit(1, 4, 9)), 3, where=parse_filter(filter_json))
+        return set(found.keys_QK[0].tolist()) - {MISSING}
+
+    red = {"field": "color", "eq": "red"}
+    gallery.apply({V1: ([1, 2, 3], unit(3, 4))}, metadata={1: '{"color": "red"}', 2: '{"color": "blue"}'})
+    assert passing(red) == {1}
+    gallery.apply({ENCODED: ([1, 2, 3], unit(3, 4))})
+    assert passing(red) == {1}
+    gallery.apply({ENCODED: ([2], unit(1, 4))}, removed=[1], metadata={2: '{"color": "red"}'})
+    assert passing(red) == {2}
+    gallery.apply({V1: ([1], unit(1, 4))})
+    assert passing(red) == {2}
+    assert passing({"field": "color", "exists": False}) == {1, 3}

@@ -84,6 +84,70 @@ def test_a_shard_equals_a_dictionary_after_any_operations(
     np.testing.assert_array_equal(shard.fetch(held), space.items(vectors([model[key] for key in held], space)))
 
 
+ROWS = 20_000
+
+
+@pytest.fixture(scope="module", params=SPACES, ids=lambda space: space.kind)
+def large(request: pytest.FixtureRequest) -> tuple[FaissShard, np.ndarray, np.ndarray]:
+    """A shard of ROWS items with keys from 0 on, its vectors and 24 queries; FAISS takes another path from 20 on."""
+    space: Space = request.param
+    generator = np.random.default_rng(3)
+    x = space.normalise(generator.normal(size=(ROWS, 8)).astype(np.float32))
+    shard = FaissShard(8, space)
+    shard.upsert(range(ROWS), x)
+    return shard, x, space.normalise(generator.normal(size=(24, 8)).astype(np.float32))
+
+
+@pytest.mark.parametrize("many", [0, 1, 2, 20, 200, 1900, 2100, 10_000, 19_999, 20_000])
+@pytest.mark.parametrize("queries", [1, 5, 24])
+def test_a_restricted_search_is_exact_at_every_selectivity(
+    large: tuple[FaissShard, np.ndarray, np.ndarray], many: int, queries: int
+) -> None:
+    shard, x, all_queries = large
+    q, k = all_queries[:queries], 7
+    allowed = np.zeros(ROWS, np.bool_)
+    allowed[np.random.default_rng(many).permutation(ROWS)[:many]] = True
+    scores, keys = shard.search(q, k, allowed)
+    assert scores.shape == keys.shape == (queries, k)
+    found = min(k, many)
+    assert (keys[:, found:] == MISSING).all()
+    assert allowed[keys[:, :found]].all()
+    assert all(len(set(row)) == found for row in keys[:, :found].tolist())
+    table = distance(q, x[allowed], shard.space)
+    best = np.sort(-table if shard.space.higher_is_better else table, axis=1)[:, :found]
+    np.testing.assert_allclose(
+        scores[:, :found], -best if shard.space.higher_is_better else best, atol=2e-3, err_msg="scores"
+    )
+    for row in range(queries):
+        exact = distance(q[row : row + 1], x[keys[row, :found]], shard.space)[0] if found else np.empty(0)
+        np.testing.assert_allclose(exact, scores[row, :found], atol=2e-3, err_msg="keys")
+
+
+@pytest.mark.parametrize("queries", [1, 24])
+@pytest.mark.parametrize("many", [3000, 15_000])
+def test_a_restricted_search_can_return_everything_that_is_allowed(
+    large: tuple[FaissShard, np.ndarray, np.ndarray], many: int, queries: int
+) -> None:
+    shard, _, all_queries = large
+    allowed = np.arange(ROWS) < many
+    scores, keys = shard.search(all_queries[:queries], ROWS, allowed)
+    np.testing.assert_array_equal(np.sort(keys[:, :many], axis=1), np.tile(np.arange(many), (queries, 1)))
+    assert (keys[:, many:] == MISSING).all()
+    order = np.diff(scores[:, :many], axis=1)
+    assert (order <= 1e-6).all() if shard.space.higher_is_better else (order >= -1e-6).all()
+
+
+def test_restriction_looks_at_slots_and_follows_rows_that_move() -> None:
+    shard = FaissShard(2, Euclidean())
+    shard.upsert([10, 11, 12], np.array([[0, 0], [1, 0], [2, 0]], np.float32), np.array([2, 0, 1]))
+    query, only = np.array([[0, 0]], np.float32), np.eye(3, dtype=np.bool_)
+    assert [shard.search(query, 1, only[slot])[1][0, 0] for slot in range(3)] == [11, 12, 10]
+    shard.delete([10])  # the last row moves to its place
+    assert [shard.search(query, 1, only[slot])[1][0, 0] for slot in range(3)] == [11, 12, MISSING]
+    shard.upsert([11], np.array([[1, 0]], np.float32), np.array([2]))
+    assert [shard.search(query, 1, only[slot])[1][0, 0] for slot in range(3)] == [MISSING, 12, 11]
+
+
 def test_a_shard_grows_past_its_first_reservation() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(5000, DIM)).astype(np.float32)

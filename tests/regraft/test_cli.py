@@ -271,6 +271,11 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     assert json.loads(service.requests[-1].content)["texts"] == ["a red boot"]
     assert run("query", "g", "--like", "a", "-k", "1", "--threshold", "0.5")[0] == 0
     assert json.loads(service.requests[-1].content) == {"items": ["a"], "k": 1, "threshold": 0.5, "explain": False}
+    assert run("query", "g", "--like", "a", "-k", "1", "--filter", '{"field": "n", "eq": 1}')[0] == 0
+    assert json.loads(service.requests[-1].content)["filter"] == {"field": "n", "eq": 1}
+    code, _, said = run("query", "g", "--like", "a", "-k", "1", "--filter", "n=1")
+    assert code == 1
+    assert said.startswith("regraft: --filter must be JSON")
     for wrong in ([], [tmp_path / "q.png", "--text", "boot"], ["--like", "a", "--text", "boot"]):
         code, _, said = run("query", "g", *wrong)
         assert (code, said) == (1, "regraft: give one of IMAGE, --text and --like\n")

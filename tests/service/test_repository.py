@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,11 @@ def store(connection: Connection, *items: NewItem, version_id: int = 1, gallery_
 
 def feed(connection: Connection, after: int = 0) -> list[tuple[int, int | None, float | None]]:
     rows = [row for block in changes(connection, 1, after) for row in block]
-    assert all((origin is None) == (vector is None) for _, _, origin, vector in rows)
+    assert all((origin is None) == (vector is None) for _, _, origin, vector, _ in rows)
+    assert all(isinstance(json.loads(metadata), dict) for *_, metadata in rows)
     return [
         (key, active, None if vector is None else float(from_bytes([vector], 2)[0, 0]))
-        for key, active, _, vector in rows
+        for key, active, _, vector, _ in rows
     ]
 
 

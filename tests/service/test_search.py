@@ -306,7 +306,10 @@ def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: lis
     answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
 
     told = answer["explain"]
-    assert (answer["mode"], told["seconds"].keys()) == ("raw", {"encode", "transform", "scan", "merge", "fetch"})
+    assert (answer["mode"], told["seconds"].keys()) == (
+        "raw",
+        {"encode", "transform", "filter", "scan", "merge", "fetch"},
+    )
     assert told["seconds"]["encode"].keys() == {"v2"}
     assert all(told["seconds"][step] > 0 for step in ("transform", "scan", "merge", "fetch"))
     assert sum(shard["seconds"]["scan"] for shard in told["shards"]) == pytest.approx(told["seconds"]["scan"])

@@ -1,0 +1,320 @@
+"""Columns: the values that items hold in one metadata field, laid out so that NumPy tests all of them at once.
+
+A value is an entry: the slot of its item, and what it is. An item with an array has one entry for each element, an
+item without the field has none. Strings are numbered by a vocabulary (dictionary encoding), so a test compares each
+different string once. Entries are only ever added, until `keep` drops those of slots that nobody holds any more.
+
+Shape suffixes: S slots, E entries, V words of a vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.filter import Bound
+
+Mask = NDArray[np.bool_]
+Number = int | float
+
+NULL, FALSE, TRUE, CONTAINER = range(4)
+FIRST_WORD = 4
+"""Codes from here on number the words of a vocabulary."""
+
+SPARSE = 16
+"""With fewer than one hit in so many entries, it is faster to look up the slots of the hits alone."""
+FEW = 8
+"""Up to so many numbers are looked for one after the other."""
+BUCKETS = 1 << 16
+MIN_NEWEST = 1_000
+"""Up to so many new words, or an eighth of the others, wait until they are put in order."""
+
+
+class Column:
+    """A NumPy array that grows. What was appended can be read after `flush`."""
+
+    __slots__ = ("_added", "_array", "_count")
+
+    def __init__(self, dtype: Any) -> None:
+        self._array: NDArray[Any] = np.empty(0, dtype)
+        self._count = 0
+        self._added: list[Any] = []
+
+    def append(self, value: object) -> None:
+        self._added.append(value)
+
+    def flush(self) -> None:
+        after = self._count + len(self._added)
+        if after > len(self._array):
+            room = np.empty(max(after + after // 2, 4) - self._count, self._array.dtype)
+            self._array = np.concatenate([self.values, room])
+        self._array[self._count : after] = np.array(self._added, self._array.dtype)
+        self._count = after
+        self._added = []
+
+    @property
+    def values(self) -> NDArray[Any]:
+        """Everything flushed, without a copy."""
+        return self._array[: self._count]
+
+    @values.setter
+    def values(self, values: NDArray[Any]) -> None:
+        self._array, self._count = values, len(values)
+
+
+class Entries:
+    """Values of one kind and the slots of the items that hold them."""
+
+    __slots__ = ("_aligned", "_appended", "_last", "_single", "_slots", "_values")
+
+    def __init__(self, dtype: Any) -> None:
+        self._slots = Column(np.int32)
+        self._values = Column(dtype)
+        # Whether entry n is of slot n, as in a gallery whose every item has one value here and never changed.
+        self._aligned = True
+        self._appended = 0
+        # Whether no slot has two entries. The entries of one item are added one after the other.
+        self._single = True
+        self._last = -1
+
+    def append(self, slot: int, value: object) -> None:
+        """Add one entry, to be found after `flush`."""
+        self._aligned = self._aligned and slot == self._appended
+        self._appended += 1
+        self._single = self._single and slot != self._last
+        self._last = slot
+        self._slots.append(slot)
+        self._values.append(value)
+
+    def flush(self) -> None:
+        """Make what was appended findable."""
+        self._slots.flush()
+        self._values.flush()
+
+    def count(self) -> int:
+        """How many there are."""
+        return len(self._slots.values)
+
+    def keep(self, kept_S: Mask) -> None:
+        """Drop the entries of other slots."""
+        kept_E = kept_S[self._slots.values]
+        self._slots.values = self._slots.values[kept_E]
+        self._values.values = self._values.values[kept_E]
+        self._last = -1
+        self._appended = self.count()
+        self._aligned = bool(np.array_equal(self._slots.values, np.arange(self._appended)))
+
+    def mark_all(self, into_S: Mask) -> None:
+        """Set the slots of all entries."""
+        into_S[self._slots.values] = True
+
+    def _mark(self, hit_E: Mask, into_S: Mask) -> None:
+        """Set the slots of some entries."""
+        slots_E = self._slots.values
+        if self._aligned:
+            into_S[: len(hit_E)] |= hit_E
+        elif self._single and np.count_nonzero(hit_E) * SPARSE > len(hit_E):
+            into_S[slots_E] |= hit_E
+        else:
+            into_S[slots_E[hit_E]] = True
+
+
+class Words(Entries):
+    """Strings, and what is neither string nor number: null, true, false, and that there is a container.
+
+    Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared one by one.
+    """
+
+    __slots__ = ("_code_of", "_newest", "_ordered", "_rank_V")
+
+    def __init__(self) -> None:
+        super().__init__(np.int32)
+        self._code_of: dict[str, int] = {}
+        self._ordered: list[str] = []
+        # By code, of the words in `_ordered`: they have the first codes.
+        self._rank_V = np.empty(0, np.int32)
+        self._newest: list[str] = []
+
+    def add(self, slot: int, word: str) -> None:
+        """Add a string."""
+        code = self._code_of.get(word)
+        if code is None:
+            code = self._code_of[word] = FIRST_WORD + len(self._code_of)
+            self._newest.append(word)
+        self.append(slot, code)
+
+    def flush(self) -> None:
+        super().flush()
+        if len(self._newest) > max(MIN_NEWEST, len(self._ordered) // 8):
+            self._order()
+
+    def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
+        """Set the slots of items that hold one of these."""
+        found = (self._code_of.get(value) if isinstance(value, str) else constant(value) for value in wanted)
+        codes = [code for code in found if code is not None]
+        if len(codes) == 1:
+            self._mark(self._values.values == codes[0], into_S)
+        elif codes:
+            wanted_V = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
+            wanted_V[codes] = True
+            self._mark(wanted_V.take(self._values.values), into_S)
+
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a string between two strings."""
+        low = 0 if lower is None else _place(self._ordered, lower, before=lower.closed)
+        high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
+        wanted_V = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
+        wanted_V[FIRST_WORD : FIRST_WORD + len(self._ordered)] = (self._rank_V >= low) & (self._rank_V < high)
+        newest = [_is_inside(word, lower, upper) for word in self._newest]
+        wanted_V[FIRST_WORD + len(self._ordered) :] = newest
+        if low < high or any(newest):
+            self._mark(wanted_V.take(self._values.values), into_S)
+
+    def keep(self, kept_S: Mask) -> None:
+        """Drop entries, and the vocabulary's unused words once they are most of it."""
+        super().keep(kept_S)
+        codes_E = self._values.values
+        used = np.unique(codes_E[codes_E >= FIRST_WORD])
+        if 2 * len(used) < len(self._code_of):
+            words = list(self._code_of)  # in the order of their codes
+            self._code_of = {words[code - FIRST_WORD]: FIRST_WORD + n for n, code in enumerate(used.tolist())}
+            renamed = np.arange(FIRST_WORD + len(words), dtype=np.int32)
+            renamed[used] = FIRST_WORD + np.arange(len(used))
+            self._values.values = renamed[codes_E]
+            self._ordered, self._newest = [], list(self._code_of)
+            self._order()
+
+    def _order(self) -> None:
+        """Take the newest words in; sorting what is mostly sorted is quick."""
+        self._ordered = sorted([*self._ordered, *self._newest])
+        self._newest = []
+        codes_V = np.fromiter(map(self._code_of.__getitem__, self._ordered), np.int64, len(self._ordered))
+        self._rank_V = np.empty(len(codes_V), np.int32)
+        self._rank_V[codes_V - FIRST_WORD] = np.arange(len(codes_V))
+
+
+class Numbers(Entries):
+    """Numbers that are float64 exactly."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(np.float64)
+
+    def mark_equal(self, wanted: Sequence[Number], into_S: Mask) -> None:
+        """Set the slots of items that hold one of these."""
+        exact = [float(value) for value in wanted if not is_wide(value)]
+        if exact:
+            self._mark(among(self._values.values, exact), into_S)
+
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a number between two numbers."""
+        low, high = lower and _float_bound(lower, math.inf), upper and _float_bound(upper, -math.inf)
+        self._mark(_inside(self._values.values, low, high), into_S)
+
+
+class Wide(Entries):
+    """Integers that no float64 is equal to, as Python's own; slower, and exact."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(object)
+
+    def mark_equal(self, wanted: Sequence[Number], into_S: Mask) -> None:
+        """Set the slots of items that hold one of these."""
+        among = {value for value in wanted if is_wide(value)}
+        if among:
+            self._mark(np.fromiter((value in among for value in self._values.values), np.bool_), into_S)
+
+    def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        """Set the slots of items with a number between two numbers."""
+        self._mark(_inside(self._values.values, lower, upper), into_S)
+
+
+def constant(value: bool | None) -> int:
+    """The code of a value without a vocabulary."""
+    return NULL if value is None else TRUE if value else FALSE
+
+
+def is_wide(value: Number) -> bool:
+    """Whether a number is no float64: an integer beyond 2^53 that would have to be rounded."""
+    try:
+        return float(value) != value
+    except OverflowError:
+        return True
+
+
+def _inside(values: NDArray[Any], lower: Bound | None, upper: Bound | None) -> Mask:
+    """Which numbers lie between the bounds."""
+    hit = np.ones(len(values), np.bool_)
+    if lower is not None:
+        hit &= (values >= lower.value if lower.closed else values > lower.value).astype(np.bool_)
+    if upper is not None:
+        hit &= (values <= upper.value if upper.closed else values < upper.value).astype(np.bool_)
+    return hit
+
+
+def _is_inside(word: str, lower: Bound | None, upper: Bound | None) -> bool:
+    """Whether a word lies between strings."""
+    above = lower is None or word > str(lower.value) or (lower.closed and word == lower.value)
+    below = upper is None or word < str(upper.value) or (upper.closed and word == upper.value)
+    return above and below
+
+
+def _place(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:
+    """Where a bound falls among ordered words, before or behind the word that equals it."""
+    return (bisect_left if before else bisect_right)(ordered, str(bound.value))
+
+
+def _float_bound(bound: Bound, inwards: float) -> Bound:
+    """The same bound for float64 numbers, and a float64 itself: NumPy would round another to the nearest."""
+    value = bound.value
+    assert not isinstance(value, str)
+    if not is_wide(value):
+        return Bound(float(value), bound.closed)
+    try:
+        nearest = float(value)
+    except OverflowError:  # beyond every float64
+        nearest = math.inf if value > 0 else -math.inf
+    outside = nearest < value if inwards > 0 else nearest > value
+    return Bound(math.nextafter(nearest, inwards) if outside else nearest, closed=True)
+
+
+def among(values_E: NDArray[np.float64], wanted: Sequence[float]) -> Mask:
+    """Which values equal one of `wanted`, by hash tables that hold one number a bucket; several where buckets clash."""
+    hit_E = np.zeros(len(values_E), np.bool_)
+    if len(wanted) <= FEW:
+        for one in wanted:
+            hit_E |= values_E == one
+        return hit_E
+    bucket_E = _bucket(values_E)
+    left_W = np.unique(np.array(wanted))
+    while len(left_W):
+        bucket_W, first = np.unique(_bucket(left_W), return_index=True)
+        table = np.full(BUCKETS, np.nan)
+        table[bucket_W] = left_W[first]
+        hit_E |= table.take(bucket_E) == values_E
+        left_W = np.delete(left_W, first)
+    return hit_E
+
+
+def _bucket(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Fibonacci hashing of float64 bits, equal for 0.0 and -0.0: 0 to BUCKETS - 1."""
+    bits = (values + 0.0).view(np.uint64)
+    return ((bits * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(48)).view(np.int64)
+
+
+def successor(text: str) -> str | None:
+    """The first string behind all that begin with `text`, by code points; None: there is none."""
+    head = text.rstrip(chr(0x10FFFF))
+    if not head:
+        return None
+    following = ord(head[-1]) + 1
+    # Surrogates are no characters.
+    return head[:-1] + chr(0xE000 if following == 0xD800 else following)

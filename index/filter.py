@@ -1,0 +1,259 @@
+"""Metadata filters: JSON -> a checked expression. The language is described in docs/filters.md.
+
+A filter is one condition, `{"field": "shop.city", "eq": "Bern"}`, or filters joined by `and`, `or` and `not`. What a
+condition means for an item is said once, at the class of its test; `index.metadata` evaluates it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from index.errors import InvalidFilter
+
+Scalar = str | int | float | bool | None
+
+MAX_DEPTH = 16
+"""How deep `and`, `or` and `not` may be nested."""
+MAX_CONDITIONS = 100
+MAX_VALUES = 10_000
+"""Values one `in` may list."""
+MAX_KEYS = 100
+"""Keys one path may lead through."""
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A value of the field equals one of these. Numbers compare by value (1 is 1.0); true and false are no numbers."""
+
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One end of a range, a number or a string; `closed`: the end itself is inside."""
+
+    value: float | str
+    closed: bool
+
+
+@dataclass(frozen=True)
+class Range:
+    """A value of the field lies between both ends: numbers by value, strings by code points; never one to the other."""
+
+    lower: Bound | None
+    upper: Bound | None
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A value of the field is a string that begins with this."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Exists:
+    """The field is there, whatever it holds, null, {} and [] too; `wanted` False: it is not there."""
+
+    wanted: bool
+
+
+Test = OneOf | Range | Prefix | Exists
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A test of the field at the end of a path of object keys. Arrays on the way are looked into: any element does."""
+
+    path: tuple[str, ...]
+    test: Test
+
+
+@dataclass(frozen=True)
+class And:
+    """All of the parts hold."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """At least one of the parts holds."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True)
+class Not:
+    """The part does not hold: true also for an item without the field."""
+
+    part: Filter
+
+
+Filter = Condition | And | Or | Not
+
+
+def parse_filter(value: object, pointer: str = "/filter") -> Filter:
+    """Check a filter that came as JSON.
+
+    Args:
+        value: the parsed JSON.
+        pointer: where it was in the request.
+
+    Raises:
+        InvalidFilter: it breaks a rule of docs/filters.md; the pointer names the place and the message what is
+            legal there.
+    """
+    parsed = _parse(value, pointer, 1)
+    if (conditions := sum(1 for _ in _conditions(parsed))) > MAX_CONDITIONS:
+        raise InvalidFilter(f"a filter of {conditions} conditions; at most {MAX_CONDITIONS}", pointer=pointer)
+    return parsed
+
+
+def _parse(value: object, at: str, depth: int) -> Filter:
+    if depth > MAX_DEPTH:
+        raise InvalidFilter(f"and, or and not may be nested {MAX_DEPTH} deep", pointer=at)
+    if not isinstance(value, dict):
+        raise InvalidFilter(f"a filter is a JSON object, not {_named(value)}; {SHAPE}", pointer=at)
+    if "field" in value:
+        return _condition(value, at)
+    if len(value) != 1 or not set(value) <= set(JOINS):
+        wrong = next((name for name in value if name not in JOINS), None)
+        if wrong is None:
+            raise InvalidFilter(f"a filter has one of its names, this one has {len(value)}; {SHAPE}", pointer=at)
+        raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
+    ((name, inner),) = value.items()
+    if name == "not":
+        return Not(_parse(inner, f"{at}/not", depth + 1))
+    parts = tuple(_parse(part, f"{at}/{name}/{n}", depth + 1) for n, part in enumerate(_listed(inner, f"{at}/{name}")))
+    return And(parts) if name == "and" else Or(parts)
+
+
+def _condition(value: dict[str, object], at: str) -> Condition:
+    path = _path(value["field"], f"{at}/field")
+    operators = [name for name in value if name != "field"]
+    if unknown := [name for name in operators if name not in OPERATORS]:
+        legal = ", ".join(OPERATORS)
+        raise InvalidFilter(f"unknown operator {unknown[0]!r}; legal: {legal}", pointer=f"{at}/{_escaped(unknown[0])}")
+    if len(operators) != 1:
+        legal = ", ".join(OPERATORS)
+        raise InvalidFilter(f"a condition has one operator, this one has {len(operators)}; legal: {legal}", pointer=at)
+    operator = operators[0]
+    return Condition(path, OPERATORS[operator](value[operator], f"{at}/{operator}"))
+
+
+def _path(value: object, at: str) -> tuple[str, ...]:
+    if isinstance(value, str):
+        keys = value.split(".")
+        legal = all(keys)
+    else:
+        keys = value if isinstance(value, list) else []
+        legal = bool(keys) and all(isinstance(key, str) for key in keys)
+    if not legal or len(keys) > MAX_KEYS:
+        shape = f'a field is "name", "outer.inner", or a list of keys such as ["outer", "a.b"], 1 to {MAX_KEYS} of them'
+        raise InvalidFilter(f"{shape}; a key that is empty or holds a dot needs the list", pointer=at)
+    return tuple(keys)
+
+
+def _equal(value: object, at: str) -> OneOf:
+    return OneOf((_scalar(value, at),))
+
+
+def _one_of(value: object, at: str) -> OneOf:
+    listed = _listed(value, at)
+    if len(listed) > MAX_VALUES:
+        raise InvalidFilter(f"in lists {len(listed)} values; at most {MAX_VALUES}", pointer=at)
+    return OneOf(tuple(_scalar(one, f"{at}/{number}") for number, one in enumerate(listed)))
+
+
+def _prefix(value: object, at: str) -> Prefix:
+    if not isinstance(value, str):
+        raise InvalidFilter(f"prefix must be a string, not {_named(value)}", pointer=at)
+    return Prefix(_whole(value, at))
+
+
+def _exists(value: object, at: str) -> Exists:
+    if not isinstance(value, bool):
+        raise InvalidFilter(f"exists must be true or false, not {_named(value)}", pointer=at)
+    return Exists(value)
+
+
+def _range(value: object, at: str) -> Range:
+    legal = f"legal: {', '.join(LOWER)} and {', '.join(UPPER)}, at most one of each pair"
+    if not isinstance(value, dict) or not value:
+        raise InvalidFilter(f'range must be an object such as {{"gte": 1, "lt": 5}}; {legal}', pointer=at)
+    if unknown := [name for name in value if name not in {*LOWER, *UPPER}]:
+        raise InvalidFilter(f"unknown bound {unknown[0]!r}; {legal}", pointer=f"{at}/{_escaped(unknown[0])}")
+    lower, upper = (_bound(value, names, at, legal) for names in (LOWER, UPPER))
+    if lower and upper and isinstance(lower.value, str) != isinstance(upper.value, str):
+        raise InvalidFilter("the bounds of a range must be two numbers or two strings", pointer=at)
+    return Range(lower, upper)
+
+
+def _bound(value: dict[str, object], names: tuple[str, str], at: str, legal: str) -> Bound | None:
+    given = [name for name in names if name in value]
+    if len(given) > 1:
+        raise InvalidFilter(f"{' and '.join(given)} bound the same end; {legal}", pointer=at)
+    if not given:
+        return None
+    end = _scalar(value[given[0]], f"{at}/{given[0]}")
+    if end is None or isinstance(end, bool):
+        raise InvalidFilter(f"a bound must be a number or a string, not {_named(end)}", pointer=f"{at}/{given[0]}")
+    return Bound(end, closed=given[0].endswith("e"))
+
+
+def _scalar(value: object, at: str) -> Scalar:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise InvalidFilter("a number must be finite (float64)", pointer=at)
+    if value is not None and not isinstance(value, (str, int, float)):
+        raise InvalidFilter(f"a value must be a string, a number, true, false or null, not {_named(value)}", pointer=at)
+    return _whole(value, at) if isinstance(value, str) else value
+
+
+def _whole(text: str, at: str) -> str:
+    """The text itself, which could not be compared if it held half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidFilter("a string holds half of a surrogate pair", pointer=at) from None
+    return text
+
+
+def _listed(value: object, at: str) -> list[object]:
+    if not isinstance(value, list) or not value:
+        raise InvalidFilter(f"{at.rpartition('/')[2]} must be a list of at least one element", pointer=at)
+    return value
+
+
+def _conditions(parsed: Filter) -> Iterator[Condition]:
+    if isinstance(parsed, Condition):
+        yield parsed
+    else:
+        for part in (parsed.part,) if isinstance(parsed, Not) else parsed.parts:
+            yield from _conditions(part)
+
+
+def _named(value: object) -> str:
+    """What JSON calls it."""
+    names: dict[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
+    return "null" if value is None else names.get(type(value), "a number")
+
+
+def _escaped(name: str) -> str:
+    """A key as a step of a JSON pointer (RFC 6901)."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+JOINS = ("and", "or", "not")
+LOWER = ("gt", "gte")
+UPPER = ("lt", "lte")
+OPERATORS: dict[str, Callable[[object, str], Test]] = {
+    "eq": _equal,
+    "in": _one_of,
+    "range": _range,
+    "prefix": _prefix,
+    "exists": _exists,
+}
+SHAPE = 'legal: {"field": .., one of ' + ", ".join(OPERATORS) + '}, {"and": [..]}, {"or": [..]}, {"not": ..}'

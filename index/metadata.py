@@ -1,0 +1,227 @@
+"""Metadata: what the items of one gallery hold beside their vectors, in memory, so that filters cost less than a scan.
+
+Every item has a slot, a small number; `select` answers a filter for all slots at once. An item whose metadata changes
+gets another slot, so that columns only grow; retired slots are swept out and used again when there are many of them.
+An item whose metadata did not change is recognised by the hash of its JSON, without reading it.
+
+Not thread-safe: the gallery locks around it (`select` may run beside itself). Shape suffixes: S slots, N items.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.columns import CONTAINER, Mask, Numbers, Wide, Words, constant, is_wide, successor
+from index.filter import And, Bound, Condition, Exists, Filter, Not, OneOf, Or, Prefix, Range, Scalar, Test
+
+Slots = NDArray[np.int64]
+
+EMPTY = "{}"
+"""The metadata of an item that came without."""
+MIN_RETIRED = 1024
+"""So many retired slots are worth a sweep, or as many as half of those in use."""
+
+
+class Field:
+    """The values at the end of one path of object keys; `children` are the fields one key further."""
+
+    __slots__ = ("children", "numbers", "wide", "words")
+
+    def __init__(self) -> None:
+        self.children: dict[str, Field] = {}
+        # Made when the first value of their kind comes: a gallery may have many fields.
+        self.words: Words | None = None
+        self.numbers: Numbers | None = None
+        self.wide: Wide | None = None
+
+    def add(self, slot: int, value: Scalar) -> None:
+        """Note that the item at `slot` holds a value here."""
+        if isinstance(value, str):
+            if self.words is None:
+                self.words = Words()
+            self.words.add(slot, value)
+        elif value is None or isinstance(value, bool):
+            self.add_code(slot, constant(value))
+        elif is_wide(value):
+            if self.wide is None:
+                self.wide = Wide()
+            self.wide.append(slot, value)
+        else:
+            if self.numbers is None:
+                self.numbers = Numbers()
+            self.numbers.append(slot, value)
+
+    def add_code(self, slot: int, code: int) -> None:
+        """Note that the item at `slot` holds a constant here."""
+        if self.words is None:
+            self.words = Words()
+        self.words.append(slot, code)
+
+    def child(self, key: str) -> Field:
+        """The field one key further, made if there is none."""
+        found = self.children.get(key)
+        if found is None:
+            found = self.children[key] = Field()
+        return found
+
+    def keep(self, kept_S: Mask) -> None:
+        """Forget all slots but these, and children that hold nothing any more."""
+        for table in self.tables():
+            table.keep(kept_S)
+        self.children = {key: child for key, child in self.children.items() if not child.empty()}
+
+    def empty(self) -> bool:
+        """Whether no item has this field or one below."""
+        return not self.children and not any(table.count() for table in self.tables())
+
+    def tables(self) -> Iterator[Words | Numbers | Wide]:
+        """Those there are."""
+        return (table for table in (self.words, self.numbers, self.wide) if table is not None)
+
+    def select(self, test: Test, into_S: Mask) -> None:
+        """Set the slots of the items that pass."""
+        match test:
+            case OneOf(values):
+                self._one_of(values, into_S)
+            case Prefix(text):
+                end = successor(text)
+                upper = None if end is None else Bound(end, closed=False)
+                self._inside(Bound(text, closed=True), upper, into_S)
+            case Range(lower, upper):
+                self._inside(lower, upper, into_S)
+            case Exists():
+                for table in self.tables():
+                    table.mark_all(into_S)
+
+    def _one_of(self, values: Sequence[Scalar], into_S: Mask) -> None:
+        if self.words is not None:
+            self.words.mark_equal([v for v in values if v is None or isinstance(v, (str, bool))], into_S)
+        numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
+        for table in (self.numbers, self.wide):
+            if table is not None:
+                table.mark_equal(numbers, into_S)
+
+    def _inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
+        words = any(bound is not None and isinstance(bound.value, str) for bound in (lower, upper))
+        for table in (self.words,) if words else (self.numbers, self.wide):
+            if table is not None:
+                table.mark_inside(lower, upper, into_S)
+
+
+class Metadata:
+    """The metadata of a gallery's items."""
+
+    def __init__(self) -> None:
+        self._root = Field()
+        self._slot_of: dict[int, int] = {}
+        self._hash_S = array("q")
+        self._free: list[int] = []
+        self._retired: list[int] = []
+
+    def put(self, keys: Sequence[int], metadata: Mapping[int, str]) -> Slots:
+        """Store the metadata of items, replacing what they had, and return their slots (N,).
+
+        Args:
+            keys: all different.
+            metadata: key -> a JSON object as text. An item that is left out keeps what it has, at first {}.
+        """
+        known = [self._slot_of.get(key) for key in keys]
+        texts = [metadata.get(key, None if slot is not None else EMPTY) for key, slot in zip(keys, known, strict=True)]
+        changed = [
+            (key, text, json.loads(text))
+            for key, slot, text in zip(keys, known, texts, strict=True)
+            if text is not None and (slot is None or self._hash_S[slot] != hash(text))
+        ]
+        if changed:
+            self._store(changed)
+        return np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
+
+    def drop(self, keys: Iterable[int]) -> None:
+        """Forget items; unknown ones are ignored."""
+        self._retired += [slot for key in keys if (slot := self._slot_of.pop(key, None)) is not None]
+        self._sweep()
+
+    def select(self, where: Filter) -> Mask:
+        """Which items pass, by slot (S,); what it says about slots that no item holds means nothing."""
+        match where:
+            case Condition(path, test):
+                return self._test(path, test)
+            case Not(part):
+                return ~self.select(part)
+            case And(parts):
+                return reduce(np.logical_and, map(self.select, parts))
+            case Or(parts):
+                return reduce(np.logical_or, map(self.select, parts))
+
+    def _test(self, path: tuple[str, ...], test: Test) -> Mask:
+        selected_S = np.zeros(len(self._hash_S), np.bool_)
+        field: Field | None = self._root
+        for key in path:
+            field = field and field.children.get(key)
+        if field is not None:
+            field.select(test, selected_S)
+        return ~selected_S if isinstance(test, Exists) and not test.wanted else selected_S
+
+    def _store(self, changed: Sequence[tuple[int, str, Any]]) -> None:
+        touched: dict[int, Field] = {}
+        for key, text, document in changed:
+            if (before := self._slot_of.get(key)) is not None:
+                self._retired.append(before)
+            slot = self._slot_of[key] = self._new_slot(hash(text))
+            self._add(slot, document, touched)
+        for field in touched.values():
+            for table in field.tables():
+                table.flush()
+        self._sweep()
+
+    def _new_slot(self, text_hash: int) -> int:
+        if self._free:
+            slot = self._free.pop()
+            self._hash_S[slot] = text_hash
+            return slot
+        self._hash_S.append(text_hash)
+        return len(self._hash_S) - 1
+
+    def _add(self, slot: int, document: Any, touched: dict[int, Field]) -> None:
+        """Enter every value of a document. A loop: JSON may be nested deeper than Python may call."""
+        remaining = [(self._root, document)]
+        while remaining:
+            field, value = remaining.pop()
+            if isinstance(value, list) and value:
+                remaining.extend((field, element) for element in value)
+                continue
+            if isinstance(value, dict):
+                remaining.extend((field.child(key), inner) for key, inner in value.items())
+            if field is self._root:
+                continue
+            touched[id(field)] = field
+            if isinstance(value, (dict, list)):
+                field.add_code(slot, CONTAINER)
+            else:
+                field.add(slot, value)
+
+    def _sweep(self) -> None:
+        """Drop the entries of retired slots once there are many, and use those slots again."""
+        if len(self._retired) < max(MIN_RETIRED, len(self._slot_of) // 2):
+            return
+        kept_S = np.ones(len(self._hash_S), np.bool_)
+        kept_S[self._retired] = False
+        for field in self._deepest_first():
+            field.keep(kept_S)
+        self._free += self._retired
+        self._retired = []
+
+    def _deepest_first(self) -> list[Field]:
+        found, remaining = [], [self._root]
+        while remaining:
+            field = remaining.pop()
+            found.append(field)
+            remaining.extend(field.children.values())
+        return found[::-1]

@@ -1,0 +1,305 @@
+"""index.metadata: every filter finds exactly the items that plain Python finds, after any puts and drops."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from index import columns
+from index import metadata as module
+from index.filter import parse_filter
+from index.metadata import Metadata
+
+KEYS = ("a", "b", "a.b")
+
+
+# A second implementation of docs/filters.md, over plain JSON, that shares nothing with the first.
+
+
+def holds(filter_json: Any, item: Any) -> bool:
+    if "and" in filter_json:
+        return all(holds(part, item) for part in filter_json["and"])
+    if "or" in filter_json:
+        return any(holds(part, item) for part in filter_json["or"])
+    if "not" in filter_json:
+        return not holds(filter_json["not"], item)
+    field = filter_json["field"]
+    path = field.split(".") if isinstance(field, str) else field
+    if "exists" in filter_json:
+        return is_there(path, item) == filter_json["exists"]
+    return any(passes(filter_json, value) for value in reached(path, item))
+
+
+def reached(path: list[str], value: Any) -> list[Any]:
+    """The scalars at the end of a path; arrays stand for each of their elements."""
+    if isinstance(value, list):
+        return [scalar for element in value for scalar in reached(path, element)]
+    if path:
+        return reached(path[1:], value[path[0]]) if isinstance(value, dict) and path[0] in value else []
+    return [] if isinstance(value, dict) else [value]
+
+
+def is_there(path: list[str], value: Any) -> bool:
+    if not path:
+        return True
+    if isinstance(value, list):
+        return any(is_there(path, element) for element in value)
+    return isinstance(value, dict) and path[0] in value and is_there(path[1:], value[path[0]])
+
+
+def same(one: Any, other: Any) -> bool:
+    numbers = (int, float)
+    if type(one) in numbers and type(other) in numbers:
+        return bool(one == other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def passes(filter_json: Any, value: Any) -> bool:
+    if "eq" in filter_json:
+        return same(value, filter_json["eq"])
+    if "in" in filter_json:
+        return any(same(value, one) for one in filter_json["in"])
+    if "prefix" in filter_json:
+        return isinstance(value, str) and value.startswith(filter_json["prefix"])
+    ends = filter_json["range"]
+    alike = str if isinstance(next(iter(ends.values())), str) else (int, float)
+    if not isinstance(value, alike) or isinstance(value, bool):
+        return False
+    return (
+        ("gt" not in ends or value > ends["gt"])
+        and ("gte" not in ends or value >= ends["gte"])
+        and ("lt" not in ends or value < ends["lt"])
+        and ("lte" not in ends or value <= ends["lte"])
+    )
+
+
+# Values from a small world, so that filters hit; its borders are where a mistake would be.
+STRINGS = [
+    "",
+    "a",
+    "ab",
+    "abc",
+    "b",
+    "a\x00",
+    "a\x00b",
+    "\ud7ff",
+    "\ue000",
+    "\U0010ffff",
+    "a\U0010ffff",
+    "é",
+    "1",
+    "true",
+]
+NUMBERS = [
+    0,
+    1,
+    -1,
+    2,
+    0.5,
+    -0.0,
+    1.0,
+    2**53,
+    2**53 + 1,
+    2**53 + 2,
+    -(2**53) - 1,
+    2**60 + 1,
+    2**60,
+    1e300,
+    10**400,
+    -(10**400),
+    5e-324,
+]
+
+strings = st.sampled_from(STRINGS) | st.text("ab\x00é\U0010ffff", max_size=4)
+numbers = st.sampled_from(NUMBERS) | st.integers(-3, 3) | st.floats(allow_nan=False, allow_infinity=False)
+scalars = strings | numbers | st.booleans() | st.none()
+keys = st.sampled_from(KEYS)
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=6
+)
+documents = st.dictionaries(keys, values, max_size=3)
+
+fields = st.sampled_from(["a", "b", "a.b", "b.a"]) | st.lists(keys, min_size=1, max_size=3)
+
+
+def ends(ordered: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
+    lower = st.none() | st.tuples(st.sampled_from(["gt", "gte"]), ordered)
+    upper = st.none() | st.tuples(st.sampled_from(["lt", "lte"]), ordered)
+    return st.tuples(lower, upper).map(lambda two: dict(end for end in two if end)).filter(bool)
+
+
+conditions = (
+    st.fixed_dictionaries({"field": fields, "eq": scalars})
+    | st.fixed_dictionaries({"field": fields, "in": st.lists(scalars, min_size=1, max_size=12)})
+    | st.fixed_dictionaries({"field": fields, "range": ends(strings) | ends(numbers)})
+    | st.fixed_dictionaries({"field": fields, "prefix": strings})
+    | st.fixed_dictionaries({"field": fields, "exists": st.booleans()})
+)
+filters = st.recursive(
+    conditions,
+    lambda inner: (
+        st.fixed_dictionaries({"and": st.lists(inner, min_size=1, max_size=3)})
+        | st.fixed_dictionaries({"or": st.lists(inner, min_size=1, max_size=3)})
+        | st.fixed_dictionaries({"not": inner})
+    ),
+    max_leaves=4,
+)
+
+
+def found(metadata: Metadata, slots: dict[int, int], filter_json: Any) -> set[int]:
+    selected_S = metadata.select(parse_filter(filter_json))
+    return {key for key, slot in slots.items() if selected_S[slot]}
+
+
+def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> None:
+    texts = {key: json.dumps(item) for key, item in items.items()}
+    slots.update(zip(items, metadata.put(list(items), texts).tolist(), strict=True))
+
+
+@settings(max_examples=250, deadline=None)
+@given(items=st.lists(documents, max_size=12), asked=st.lists(filters, min_size=1, max_size=4))
+@example(items=[{"a": 2**53}, {"a": 2**53 + 1}, {"a": 2**53 + 2}], asked=[{"field": "a", "range": {"lt": 2**53 + 1}}])
+@example(items=[{"a": [0, 9]}], asked=[{"field": "a", "range": {"gt": 3, "lt": 5}}])
+@example(items=[{"a": True}, {"a": 1}, {"a": 1.0}, {"a": "1"}], asked=[{"field": "a", "eq": 1}])
+@example(items=[{"a": "a"}], asked=[{"field": "a", "prefix": "a\x00"}, {"field": "a", "eq": "a\x00"}])
+@example(items=[{}, {"a": None}], asked=[{"field": "a", "eq": None}, {"field": "a", "exists": True}])
+def test_a_filter_finds_what_plain_python_finds(items: list[Any], asked: list[Any]) -> None:
+    metadata, slots = Metadata(), {}
+    put(metadata, slots, dict(enumerate(items)))
+    for filter_json in asked:
+        assert found(metadata, slots, filter_json) == {n for n, item in enumerate(items) if holds(filter_json, item)}
+
+
+item_keys = st.integers(0, 9)
+steps = st.lists(
+    st.tuples(st.just("put"), st.dictionaries(item_keys, documents, max_size=6))
+    | st.tuples(st.just("drop"), st.lists(item_keys, max_size=4))
+    | st.tuples(st.just("ask"), filters),
+    max_size=15,
+)
+
+
+@pytest.fixture
+def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweep after every few changes, and order words as often."""
+    monkeypatch.setattr(module, "MIN_RETIRED", 2)
+    monkeypatch.setattr(columns, "MIN_NEWEST", 2)
+
+
+@pytest.mark.usefixtures("sweeps")
+@settings(max_examples=150, deadline=None)
+@given(steps=steps)
+def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tuple[str, Any]]) -> None:
+    metadata, slots = Metadata(), {}
+    held: dict[int, Any] = {}
+    for name, argument in steps:
+        if name == "put":
+            put(metadata, slots, argument)
+            held.update(argument)
+        elif name == "drop":
+            metadata.drop(argument)
+            for key in argument:
+                held.pop(key, None)
+                slots.pop(key, None)
+        else:
+            assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
+    assert len(set(slots.values())) == len(slots), "two items share a slot"
+    for key, item in held.items():
+        assert found(metadata, slots, {"field": "a", "exists": True}) >= ({key} if "a" in item else set())
+
+
+def test_many_items_of_every_kind() -> None:
+    """Enough items for columns to grow, for the vocabulary to shrink, and for both ways to mark slots."""
+    generator = np.random.default_rng(0)
+    metadata, slots = Metadata(), {}
+
+    def made(n: int) -> dict[str, Any]:
+        return {
+            "shop": {"city": f"city {generator.integers(5)}"},
+            "price": float(generator.integers(1000)) / 8,
+            "sku": f"AB-{n:05d}",
+            **({"tags": [f"t{t}" for t in generator.integers(0, 20, n % 4)]} if n % 4 else {}),
+            **({"rare": True} if n % 500 == 0 else {}),
+        }
+
+    held = {n: made(n) for n in range(5000)}
+    put(metadata, slots, held)
+    for round_ in range(3):
+        changed = {n: made(n + 3000 * round_) for n in range(round_, 5000, 2)}
+        held.update(changed)
+        put(metadata, slots, changed)
+        gone = list(held)[:: 7 + round_]
+        metadata.drop(gone)
+        for key in gone:
+            del held[key], slots[key]
+    asked: list[Any] = [
+        {"field": "shop.city", "eq": "city 3"},
+        {"field": "shop.city", "in": ["city 1", "city 2", "nowhere"]},
+        {"field": "shop", "exists": True},
+        {"field": "shop", "eq": "city 3"},
+        {"field": "price", "range": {"gte": 10, "lt": 60.5}},
+        {"field": "price", "eq": 12},
+        {"field": "price", "in": [n / 4 for n in range(300)]},
+        {"field": "sku", "prefix": "AB-07"},
+        {"field": "sku", "range": {"gt": "AB-04", "lte": "AB-08"}},
+        {"field": "tags", "in": ["t3", "t4"]},
+        {"field": "tags", "exists": False},
+        {"not": {"field": "tags", "eq": "t3"}},
+        {"field": "rare", "eq": True},
+        {"and": [{"field": "price", "range": {"lt": 50}}, {"not": {"field": "shop.city", "eq": "city 0"}}]},
+    ]
+    for filter_json in asked:
+        expected = {key for key, item in held.items() if holds(filter_json, item)}
+        assert found(metadata, slots, filter_json) == expected, filter_json
+        assert filter_json.get("field") == "shop" or 0 < len(expected) < len(held), "this filter tests nothing"
+
+
+def test_unchanged_metadata_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = Metadata()
+    texts = {1: '{"a": 1}', 2: '{"a": 2}'}
+    slots = metadata.put([1, 2], texts)
+    monkeypatch.setattr(module, "json", None)
+    np.testing.assert_array_equal(metadata.put([2, 1], texts), slots[::-1])
+    np.testing.assert_array_equal(metadata.put([1], {}), slots[:1])
+
+
+def test_items_without_metadata_hold_an_empty_object() -> None:
+    metadata, slots = Metadata(), {}
+    slots.update(zip([5, 6], metadata.put([5, 6], {6: '{"a": 1}'}).tolist(), strict=True))
+    assert found(metadata, slots, {"field": "a", "exists": False}) == {5}
+    assert found(metadata, slots, {"not": {"field": "b", "eq": 1}}) == {5, 6}
+
+
+@pytest.mark.usefixtures("sweeps")
+def test_slots_and_words_are_used_again() -> None:
+    metadata, slots = Metadata(), {}
+    for n in range(300):
+        put(metadata, slots, {7: {"name": f"word {n}", f"field {n}": 1}})
+    assert len(metadata.select(parse_filter({"field": "name", "eq": "word 299"}))) < 10
+    assert found(metadata, slots, {"field": "name", "eq": "word 299"}) == {7}
+    assert len(metadata._root.children) < 10
+    words = metadata._root.children["name"].words
+    assert words is not None
+    assert len(words._ordered) + len(words._newest) == len(words._code_of) < 10
+
+
+def test_metadata_nested_deeper_than_python_may_call() -> None:
+    depth = 900
+    text = '{"a": ' * depth + "1" + "}" * depth
+    metadata = Metadata()
+    (slot,) = metadata.put([1], {1: text})
+    assert metadata.select(parse_filter({"field": ["a"] * 100, "exists": True}))[slot]
+    metadata.drop([1])
+
+
+def test_a_long_string_among_many_short_ones_takes_no_more_than_its_own_room() -> None:
+    """As NumPy's fixed-width strings these would take 40 GB."""
+    metadata = Metadata()
+    texts = {n: json.dumps({"a": f"{n}"}) for n in range(10_000)} | {10_000: json.dumps({"a": "x" * 1_000_000})}
+    slots = metadata.put(list(texts), texts)
+    assert metadata.select(parse_filter({"field": "a", "prefix": "xx"}))[slots].sum() == 1
