@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from index.errors import InvalidArgument, InvalidImage
 from index.image import decode_image
+from index.space import Vectors
 from index.version import Preprocess
 from training.transforms import find_augmentation, pixels, sizing
 
@@ -116,17 +117,25 @@ class Arrays(Images):
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images and their labels (N,) int64."""
+    """Images and their labels (N,) int64.
+
+    Args:
+        images: the images.
+        labels: their classes.
+        stored: what an old version made of each, where that comes with the data, see `training.stored`.
+    """
 
     images: Images
     labels: NDArray[np.int64]
+    stored: Vectors | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def take(self, rows: NDArray[np.int64]) -> ImageSet:
         """The images at these rows."""
-        return ImageSet(self.images.take(rows), self.labels[rows])
+        stored = None if self.stored is None else self.stored[rows]
+        return ImageSet(self.images.take(rows), self.labels[rows], stored)
 
     def keep_classes(self, count: int) -> ImageSet:
         """Only the first `count` classes by number, as in class-incremental protocols."""
@@ -159,6 +168,7 @@ class Data:
         same: query and gallery are one list of images, so each query leaves itself out.
         names: name of every label; None: the labels' own numbers.
         skipped: files that were left out because nothing could read them.
+        stored: name of the version whose embeddings come with the images, "" without one.
     """
 
     train: ImageSet
@@ -167,11 +177,16 @@ class Data:
     same: bool = False
     names: Sequence[str] | None = None
     skipped: int = 0
+    stored: str = ""
 
     @property
     def classes(self) -> list[ClassName]:
         """The classes trained on, in the order of their labels."""
-        return [int(label) if self.names is None else self.names[label] for label in np.unique(self.train.labels)]
+        return [self.name(int(label)) for label in np.unique(self.train.labels)]
+
+    def name(self, label: int) -> ClassName:
+        """The class of a label."""
+        return label if self.names is None else self.names[label]
 
     def split(self, classes: int | None = None, class_share: float = 1, fraction: float = 1, seed: int = 0) -> Data:
         """Train on the first classes, then on a share of those, then on a share of their images.

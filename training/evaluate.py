@@ -7,16 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from index.evaluation import MEAN_AP, Retrieval, negative_flips, paired_bootstrap, retrieval
+from index.evaluation import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
+from training.curves import Matching, fit_map
 from training.data import Data, ImageSet, batches
+from training.stored import Stored
 from training.trained import Trained
 
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
@@ -24,11 +27,16 @@ METRICS = ("cmc@1", "cmc@5", MEAN_AP)
 
 @dataclass(frozen=True)
 class Report:
-    """What a training measured on its query and gallery sets; `old_old` and `new_old` only beside an old version."""
+    """What a training measured on its query and gallery sets; all but `new_new` only beside an old version.
+
+    Attributes:
+        calibration: the edge's field of that name, see `calibrate`.
+    """
 
     new_new: Retrieval
     old_old: Retrieval | None = None
     new_old: Retrieval | None = None
+    calibration: Mapping[str, Any] | None = None
 
     def rows(self) -> Mapping[str, Retrieval]:
         """The measured pairs by name, as in the papers' tables."""
@@ -61,26 +69,58 @@ def gain(better: Retrieval, worse: Retrieval, metric: str = "cmc@1") -> Score:
     return paired_bootstrap(better.per_query(metric)[both], worse.per_query(metric)[both])
 
 
-def measure(new: Trained, old: Trained | None, data: Data) -> Report:
+def measure(new: Trained, old: Trained | Stored | None, data: Data) -> Report:
     """Measure a trained version by itself, and against the old version through its edge."""
     new_QD, new_ND = both_sides(new, data)
-    new_new = compare(new_QD, new_ND, data, new.recipe.space)
+    new_new = compare(new_QD, new_ND, data, new.space)
     if old is None:
         return Report(new_new)
     old_QD, old_ND = both_sides(old, data)
-    old_old = compare(old_QD, old_ND, data, old.recipe.space)
+    old_old = compare(old_QD, old_ND, data, old.space)
     if new.edge_kind is None:
         return Report(new_new, old_old)
-    space = new.recipe.space if new.edge_kind is EdgeKind.FORWARD else old.recipe.space
-    sides = cross(new, new_QD, old_ND, embed_side(old, data.gallery))
-    return Report(new_new, old_old, compare(*sides, data, space))
+    space = new.space if new.edge_kind is EdgeKind.FORWARD else old.space
+    side_NS = embed_side(old, data.gallery)
+    new_old = compare(*cross(new, new_QD, old_ND, side_NS), data, space)
+    return Report(new_new, old_old, new_old, calibrate(new, new_ND, old_ND, side_NS, space, data))
+
+
+def calibrate(
+    new: Trained, new_ND: Vectors, old_ND: Vectors, side_NS: Vectors | None, space: str, data: Data
+) -> dict[str, Any] | None:
+    """Score maps of a trained edge and of the new version's own items; the form is `index.calibration`'s.
+
+    They are fitted on the gallery images alone, each as a query that leaves itself out: no encoder has seen these, and
+    no query that is reported. (Training images would not do: the new encoder tells them apart as it does no others.)
+    Where query and gallery are one list, that is the list. For a forward edge "edge" is for queries of the new version
+    among items moved to its space.
+
+    Args:
+        new: the version with the edge.
+        new_ND: the gallery by the new version.
+        old_ND: the gallery by the old version.
+        side_NS: the side-information that the old version stores with it.
+        space: where the edge lets them meet.
+        data: of the gallery.
+
+    Returns:
+        {"edge": ..., "own": ...}; None where fewer than two gallery images have another one of their class.
+    """
+    codes = data.gallery.labels
+    matching = Matching(codes, codes, np.arange(len(codes)))
+    rows = np.flatnonzero(matching.valid)
+    if len(rows) < 2:
+        return None
+    edge = Compared(*cross(new, new_ND, old_ND, side_NS), space_from_json({"kind": space}))
+    own = Compared(new_ND, new_ND, space_from_json({"kind": new.space}))
+    return {name: fit_map(way, matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}
 
 
 def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None) -> tuple[Vectors, Vectors]:
     """Queries and items as the version's edge lets them meet; the torch twin of `index.transform`."""
     if new.edge_kind is EdgeKind.TRUNCATE:
         first_QD = new_QD[:, : old_ND.shape[1]]
-        return (F.normalize(torch.from_numpy(first_QD)).numpy() if new.recipe.space == "cosine" else first_QD), old_ND
+        return (F.normalize(torch.from_numpy(first_QD)).numpy() if new.space == "cosine" else first_QD), old_ND
     if new.edge is None:
         return new_QD, old_ND
     with torch.inference_mode():
@@ -90,22 +130,24 @@ def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | Non
         return new_QD, new.edge(torch.from_numpy(old_ND), *side).numpy()
 
 
-def both_sides(trained: Trained, data: Data) -> tuple[Vectors, Vectors]:
+def both_sides(version: Trained | Stored, data: Data) -> tuple[Vectors, Vectors]:
     """Embeddings of the queries (Q, D) and of the items (N, D)."""
-    items_ND = embed(trained, data.gallery)
-    return items_ND if data.same else embed(trained, data.query), items_ND
+    items_ND = embed(version, data.gallery)
+    return items_ND if data.same else embed(version, data.query), items_ND
 
 
-def embed(trained: Trained, images: ImageSet) -> Vectors:
+def embed(version: Trained | Stored, images: ImageSet) -> Vectors:
     """(N, dim) embeddings, ready to compare, of images seen through the version's own evaluation transform."""
-    return np.ascontiguousarray(run_over(images, trained, trained.recipe.preprocess).numpy())
+    if isinstance(version, Stored):
+        return version.embed(images)
+    return np.ascontiguousarray(run_over(images, version, version.recipe.preprocess).numpy())
 
 
-def embed_side(trained: Trained, images: ImageSet) -> Vectors | None:
+def embed_side(version: Trained | Stored, images: ImageSet) -> Vectors | None:
     """(N, S) side-information of images, as `embed`; None where the version has none."""
-    if trained.psi is None:
+    if isinstance(version, Stored) or version.psi is None:
         return None
-    return np.ascontiguousarray(run_over(images, trained.psi, trained.recipe.preprocess).numpy())
+    return np.ascontiguousarray(run_over(images, version.psi, version.recipe.preprocess).numpy())
 
 
 @torch.no_grad()

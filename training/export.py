@@ -74,7 +74,8 @@ def write_version(trained: Trained, report: Report, data: Data, old: Version | N
             write_models(trained, image_BCHW, folder, None if old is None else old.name)
         if old is not None and trained.edge_kind is not None:
             measured = {} if report.new_old is None else scores(report.new_old)
-            write_edge(folder, Edge(out.name, old.name, trained.edge_kind, measured, old.card.encoder))
+            edge = Edge(out.name, old.name, trained.edge_kind, measured, old.card.encoder, report.calibration)
+            write_edge(folder, edge)
             if trained.edge is not None and not can_export():
                 (folder / "edges").rename(folder / UNFINISHED)
         return write_card(folder, _card(trained, report, data, out.name, exported=can_export()))

@@ -56,6 +56,8 @@ def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
         print(f"going on after epoch {done} of {recipe.epochs}, from {keeper.path}")
     rank, world = processes.rank(), processes.world()
     cached = embeddings(module, images) if recipe.cache_old else {}
+    if images.stored is not None:
+        cached["old"] = torch.from_numpy(images.stored)
     loader = training_batches(images, recipe, cached, rank, world, done, module.views)
     with quiet(), cpu_threads(recipe.threads), interruptible():
         trainer = lightning.Trainer(
@@ -130,6 +132,8 @@ def identity(module: Loop, data: Data) -> dict[str, Any]:
     for model in module.looking_on.values():
         for weights in model.state_dict().values():
             seen.update(weights.numpy().tobytes())
+    if data.train.stored is not None:
+        seen.update(data.train.stored.tobytes())
     images = [len(data.train), data.classes]
     return {"recipe": module.recipe.as_json(), "images": images, "references": seen.hexdigest()}
 

@@ -59,7 +59,8 @@ class Old:
 
     Args:
         mean_CN: mean old embedding of each class of the new data.
-        label_C: row of the old head for each class of the new data, `losses.UNKNOWN` where it has none.
+        label_C: row of the old head for each class of the new data, `losses.UNKNOWN` where it has none. Without a head:
+            any other number for a class that the old version was made for.
         weight_KN: the old head; None when the old version was saved without one.
         bias_K: its bias, where it has one.
         space: how the old version compares.
@@ -82,14 +83,18 @@ class Old:
         """N."""
         return self.mean_CN.shape[1]
 
-    def head(self) -> tuple[Tensor, Tensor | None]:
+    def head(self, needed_by: str) -> tuple[Tensor, Tensor | None]:
         """The old head's weight and bias.
 
         Raises:
-            InvalidArgument: the old version holds none.
+            InvalidArgument: the old version holds none, as one whose embeddings come from a file.
         """
         if self.weight_KN is None:
-            raise InvalidArgument("the old version was saved without a classifier head; use influence=synthesised")
+            raise InvalidArgument(
+                f"{needed_by} needs the old version's classifier, and it was saved without a classifier head; "
+                "influence=synthesised of method bct needs none",
+                pointer="/old",
+            )
         return self.weight_KN, self.bias_K
 
 
@@ -104,6 +109,8 @@ class Setting:
         old: None for a first version.
         space: "cosine", "l2" or "lorentz".
         side_dim: T, how many numbers of side-information the new version will store; `side_bits`: they are signs.
+        independent_dim: M, 0 without an independent version; None where it does not matter any more, because a version
+            is read back.
     """
 
     dim: int
@@ -113,6 +120,7 @@ class Setting:
     space: str = "cosine"
     side_dim: int = 0
     side_bits: bool = False
+    independent_dim: int | None = None
 
     def require_old(self, method: str) -> Old:
         """The old version.

@@ -47,10 +47,14 @@ class Sides:
 def embed_sides(version: Version, data: Data) -> Sides:
     """Embed both sides of a data set; once, where they are the same images.
 
+    A version whose embeddings come with the data is not asked.
+
     Raises:
         NoEncoder: the folder holds nothing that embeds images.
         InvalidVersionFolder: an encoder is not what its card says.
     """
+    if version.name == data.stored and data.query.stored is not None and data.gallery.stored is not None:
+        return Sides(version, data.query.stored, data.gallery.stored)
     encode = open_encoder(version)
     items_ND, side_NS = encode(data.gallery)
     return Sides(version, items_ND if data.same else encode(data.query)[0], items_ND, side_NS)

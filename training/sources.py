@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 
 from index.errors import InvalidArgument, InvalidImage
 from index.image import FORMATS
+from index.version import Version
 from training.data import Arrays, Data, Files, ImageSet
 from training.digits import Digits, load_digits_split
+from training.stored import with_stored
 
 SUFFIXES = {f".{name.lower()}" for name in FORMATS} | {".jpg", ".tif"}
 UNREADABLE = ("refuse", "skip")
@@ -26,7 +28,7 @@ PARTS = ("train", "query", "gallery")
 _log = logging.getLogger(__name__)
 
 
-def load_data(source: str, root: str, unreadable: str = "refuse") -> Data:
+def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[Path, Version] | None = None) -> Data:
     """Read a source of `SOURCES`.
 
     Args:
@@ -34,10 +36,12 @@ def load_data(source: str, root: str, unreadable: str = "refuse") -> Data:
         root: its folder or file, where it has one.
         unreadable: `refuse`: an image that cannot be decoded ends the training, by its path, when its turn comes.
             `skip`: every file is decoded once up front, and those that cannot be are left out, counted and logged.
+        stored: a file of embeddings that go with the images, and the version that made them.
 
     Raises:
-        InvalidArgument: an unknown name (lists the legal ones), `root` does not hold what the source needs, or no
-            query has an item of its class.
+        InvalidArgument: an unknown name (lists the legal ones), `root` does not hold what the source needs, no query
+            has an item of its class, or the embeddings are not of these images.
+        InvalidVector: an embedding is not valid in its version's space.
     """
     if source not in SOURCES:
         raise InvalidArgument(f"data {source!r} is unknown; legal: {', '.join(SOURCES)}", pointer="/data")
@@ -51,6 +55,8 @@ def load_data(source: str, root: str, unreadable: str = "refuse") -> Data:
     if needed and not Path(root).exists():
         raise InvalidArgument(f"root {root} does not exist; it must be {needed}", pointer="/root")
     data = read(Path(root))
+    if stored is not None:
+        data = with_stored(data, *stored)
     if unreadable == "skip":
         data = without_unreadable(data)
     if data.lonely() == len(data.query):

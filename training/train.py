@@ -26,7 +26,8 @@ from training.recipes import RECIPES, Recipe, find_recipe
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
-from training.trained import Trained, build_method
+from training.stored import Stored, open_stored
+from training.trained import Trained, blank_old, build_method
 
 RUNS = Path("runs")
 """Where versions go that a recipe needs and names by their recipe."""
@@ -52,12 +53,14 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
         KeyboardInterrupt: stopped by Ctrl-C; likewise.
     """
     data = recipe_data(recipe)
-    old = load_reference(recipe, "old", progress)
+    old = load_old(recipe, progress)
     check_target(out, None if old is None else old.version)
+    check_sizes(recipe, old, data)
     independent = load_reference(recipe, "independent", progress)
 
     lightning.seed_everything(recipe.seed, verbose=False)
-    method = build_method(recipe, len(data.classes), None if old is None else describe(old, data))
+    described = None if old is None else describe(old, data)
+    method = build_method(recipe, len(data.classes), described, 0 if independent is None else independent.dim)
     backbone = new_backbone(recipe) if method.trains_encoder else adopt(independent, recipe)
     psi = train_psi(recipe, data, out, progress)
     stored = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
@@ -65,7 +68,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
         backbone,
         method,
         recipe,
-        look_on(old, recipe),
+        None if isinstance(old, Stored) else look_on(old, recipe),
         look_on(independent, recipe),
         *(None if one is None else Frozen(one) for one in stored),
     )
@@ -88,8 +91,15 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
 
 def recipe_data(recipe: Recipe) -> Data:
     """The images a recipe trains on and is measured on."""
-    data = load_data(recipe.data, recipe.root, recipe.unreadable)
+    path = recipe.old_embeddings
+    stored = (Path(path), open_stored(recipe.old).version) if path else None
+    data = load_data(recipe.data, recipe.root, recipe.unreadable, stored)
     return data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
+
+
+def load_old(recipe: Recipe, progress: bool) -> Trained | Stored | None:
+    """The old version, in torch or, with `old_embeddings`, as its embeddings. Raises as `load_reference`."""
+    return open_stored(recipe.old) if recipe.old_embeddings else load_reference(recipe, "old", progress)
 
 
 def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None:
@@ -115,6 +125,26 @@ def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None
             pointer=f"/{field}",
         )
     return Trained.load(Path(reference))
+
+
+def check_sizes(recipe: Recipe, old: Trained | Stored | None, data: Data) -> None:
+    """Refuse sizes and options that cannot work before hours go into an independent version.
+
+    Raises:
+        InvalidArgument: from the method; names what would work.
+    """
+    blank = None if old is None else blank_old(len(data.classes), old.dim, old.side_dim, old.space)
+    build_method(recipe, len(data.classes), blank, planned_dim(recipe))
+
+
+def planned_dim(recipe: Recipe) -> int | None:
+    """Dimension of the independent version before it is trained; 0 without one, None where nothing tells."""
+    if not recipe.independent:
+        return 0
+    if recipe.independent in RECIPES:
+        return find_recipe(recipe.independent).dim
+    folder = Path(recipe.independent)
+    return load_version(folder).card.dim if (folder / CARD).is_file() else None
 
 
 def run_of(recipe: Recipe, progress: bool) -> Path:
@@ -181,21 +211,27 @@ def look_on(trained: Trained | None, recipe: Recipe) -> Frozen | None:
     return Frozen(trained.raw)
 
 
-def describe(old: Trained, data: Data) -> Old:
-    """What the old version makes of the new data: its mean embedding of each class, and which classes it knows."""
+def describe(old: Trained | Stored, data: Data) -> Old:
+    """What the old version makes of the new data: its mean embedding of each class, and which classes it knows.
+
+    One whose embeddings come from a file knows every class, and has no head.
+    """
     images = data.train.dense()
-    raw_SN = run_over(images, old.raw, old.recipe.preprocess)
+    if isinstance(old, Stored):
+        raw_SN, known, head = torch.from_numpy(old.embed(images)), data.classes, None
+    else:
+        raw_SN, known, head = run_over(images, old.raw, old.recipe.preprocess), old.classes, old.head
     unit_SN, label_S, classes = F.normalize(raw_SN), torch.from_numpy(images.labels), len(data.classes)
     centre_CN = class_means(unit_SN, label_S, classes)
-    rows = {known: row for row, known in enumerate(old.classes)}
-    label_C = torch.tensor([rows.get(known, UNKNOWN) for known in data.classes])
-    weight_KN, bias_K = old.head or (None, None)
+    rows = {name: row for row, name in enumerate(known)}
+    label_C = torch.tensor([rows.get(name, UNKNOWN) for name in data.classes])
+    weight_KN, bias_K = head or (None, None)
     return Old(
         mean_CN=class_means(raw_SN, label_S, classes),
         label_C=label_C,
         weight_KN=weight_KN,
         bias_K=bias_K,
-        space=old.recipe.space,
+        space=old.space,
         centre_CN=centre_CN,
         radius_C=class_radii(unit_SN, label_S, centre_CN),
         side_dim=old.side_dim,

@@ -84,6 +84,11 @@ class Trained(nn.Module):
         return int(self.raw(probe).shape[1])
 
     @property
+    def space(self) -> str:
+        """How its embeddings compare."""
+        return self.recipe.space
+
+    @property
     def side_dim(self) -> int:
         """How many numbers of side-information are stored beside each embedding."""
         return dim_of(self.recipe)
@@ -112,11 +117,14 @@ class Trained(nn.Module):
         """
         version = load_version(folder)
         if WEIGHTS not in version.card.files:
-            raise InvalidVersionFolder(f"{folder} holds no {WEIGHTS}, so nothing can be trained against it")
+            raise InvalidVersionFolder(
+                f"{folder} holds no {WEIGHTS}, so nothing can be trained against it but its embeddings: "
+                "set old_embeddings=FILE"
+            )
         recipe = recipe_from_json(version.card.recipe)
         arrays, classes, old_dim, old_side_dim = _read_weights(folder)
         weight, bias = arrays.pop("head.weight", None), arrays.pop("head.bias", None)
-        blank = _blank(len(classes), old_dim, old_side_dim, recipe.space) if old_dim else None
+        blank = blank_old(len(classes), old_dim, old_side_dim, recipe.space) if old_dim else None
         method = build_method(recipe, len(classes), blank)
         backbone = build_backbone(recipe.backbone, recipe.preprocess.channels, recipe.dim)
         head = None if weight is None else (weight, bias)
@@ -131,8 +139,8 @@ class Trained(nn.Module):
         return trained
 
 
-def build_method(recipe: Recipe, classes: int, old: Old | None) -> Method:
-    """The recipe's method for this many classes.
+def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim: int | None = None) -> Method:
+    """The recipe's method for this many classes; `independent_dim` as in `Setting`.
 
     Raises:
         InvalidArgument: an unknown method, head, option or value; lists the legal ones.
@@ -147,7 +155,9 @@ def build_method(recipe: Recipe, classes: int, old: Old | None) -> Method:
     def classifier(dim: int) -> Classifier:
         return Classifier(HEADS[recipe.head](dim, classes), recipe.label_smoothing)
 
-    setting = Setting(recipe.dim, classes, classifier, old, recipe.space, dim_of(recipe), recipe.side_bits)
+    setting = Setting(
+        recipe.dim, classes, classifier, old, recipe.space, dim_of(recipe), recipe.side_bits, independent_dim
+    )
     return METHODS[recipe.method](setting, **recipe.options)
 
 
@@ -169,7 +179,7 @@ def _require_known(field: str, value: str, legal: Iterable[str]) -> None:
         raise InvalidArgument(f"{field} {value!r} is unknown; legal: {', '.join(legal)}", pointer=f"/{field}")
 
 
-def _blank(classes: int, dim: int, side_dim: int, space: str) -> Old:
+def blank_old(classes: int, dim: int, side_dim: int, space: str) -> Old:
     """An old version of the right size: a method built with it has the right parts to load weights into."""
     rows = torch.zeros(classes, dtype=torch.long)
     return Old(torch.zeros(classes, dim), rows, torch.zeros(1, dim), torch.zeros(1), space, side_dim=side_dim)

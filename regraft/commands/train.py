@@ -84,6 +84,14 @@ def evaluate(
     metric: Annotated[
         str, typer.Option("--metric", help="What the curves measure: cmc@1, cmc@5 or mAP@1.0.")
     ] = "cmc@1",
+    old_embeddings: Annotated[
+        Path | None,
+        typer.Option(
+            "--old-embeddings",
+            metavar="FILE",
+            help="An .npz of embeddings by the version that has no encoder; default: the one trained with.",
+        ),
+    ] = None,
     verification: Annotated[bool, typer.Option("--verification", help="Also TAR@FAR and TPIR@FPIR.")] = False,
     target: Annotated[
         Path | None, typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and pictures there.")
@@ -99,7 +107,7 @@ def evaluate(
 
         measured = evaluate_versions(
             versions,
-            _load(source, root, _newest(versions)),
+            _load(source, root, _newest(versions), _stored(old_embeddings, versions)),
             independents=_independents(independent or [], versions),
             orders=order or ORDERS,
             metric=metric,
@@ -159,14 +167,31 @@ def export(
     out.print(f"wrote {written}", markup=False)
 
 
-def _load(source: str | None, root: str, newest: Version | None = None) -> Data:
+def _load(
+    source: str | None, root: str, newest: Version | None = None, stored: tuple[Path, Version] | None = None
+) -> Data:
     """The data set named, else the one that the newest version was trained on."""
     from training.sources import load_data
 
     recipe = newest.card.recipe if newest else {}
     if source is None and "data" not in recipe:
         raise InvalidArgument("--data is needed: the newest version's card names no data set", pointer="/data")
-    return load_data(source, root) if source else load_data(recipe["data"], root or recipe["root"])
+    name, place = (source, root) if source else (recipe["data"], root or recipe["root"])
+    return load_data(name, place, stored=stored)
+
+
+def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] | None:
+    """The file of embeddings, and the version that it is of: the one that embeds no images."""
+    from training.trained import WEIGHTS
+
+    trained_with = _newest(versions).card.recipe.get("old_embeddings")
+    mute = [v for v in versions if not v.card.encoder and WEIGHTS not in v.card.files]
+    if file is not None and len(mute) != 1:
+        raise InvalidArgument(
+            f"--old-embeddings is for one version without an encoder; {len(mute)} were given", pointer="/old_embeddings"
+        )
+    chosen = file or (Path(trained_with) if trained_with else None)
+    return (chosen, mute[0]) if chosen and len(mute) == 1 else None
 
 
 def _newest(versions: list[Version]) -> Version:

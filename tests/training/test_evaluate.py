@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+from index.calibration import calibration_from_json, fit_calibration
 from index.evaluation import Retrieval
 from index.transform import Truncate
 from index.version import Card, Edge, EdgeKind
@@ -95,6 +96,30 @@ def test_crossing_an_edge_in_torch_equals_what_serving_does() -> None:
     crossed, unmoved = cross(new, queries, items)
     np.testing.assert_allclose(crossed, Truncate(edge, *cards)(queries), atol=1e-6)
     assert unmoved is items
+
+
+@pytest.mark.parametrize(("dim", "method"), [(3, "l2"), (5, "bct")])
+def test_an_edge_is_calibrated_on_the_gallery_alone_each_image_among_the_others(dim: int, method: str) -> None:
+    old, new = trained(3), trained(dim, method, described(3))
+    made = measure(new, old, DATA).calibration
+    other_queries = replace(DATA, query=DATA.train)
+    new_ND, old_ND = embed(new, DATA.gallery).astype(np.float64), embed(old, DATA.gallery).astype(np.float64)
+    asked_ND = new_ND[:, :3] / np.linalg.norm(new_ND[:, :3], axis=1, keepdims=True)
+    pairs = [(i, j) for i in range(len(new_ND)) for j in range(len(new_ND)) if i != j]
+    right = [DATA.gallery.labels[i] == DATA.gallery.labels[j] for i, j in pairs]
+
+    assert made is not None
+    for name, queries, items in (("edge", asked_ND, old_ND), ("own", new_ND, new_ND)):
+        naive = fit_calibration([queries[i] @ items[j] for i, j in pairs], right, higher_is_better=True)
+        fitted = calibration_from_json(made[name])
+        np.testing.assert_allclose(fitted(np.linspace(-1, 1, 9)), naive(np.linspace(-1, 1, 9)), atol=1e-4)
+    assert measure(new, old, other_queries).calibration == made
+
+
+def test_a_gallery_with_one_image_of_each_class_cannot_calibrate() -> None:
+    lone = replace(DATA, gallery=DATA.gallery.take(np.arange(3)))
+
+    assert measure(trained(3, "l2", described(3)), trained(3), lone).calibration is None
 
 
 def test_embedding_leaves_the_model_on_the_cpu_in_eval_mode() -> None:

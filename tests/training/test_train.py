@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from index.calibration import calibration_from_json
 from index.encoder import Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
 from index.folder import load_version
@@ -64,6 +65,11 @@ def test_what_was_trained_passes_every_check_of_a_registration(v1: Path, v2: Pat
     assert edge.old == "v1"
     assert edge.old_encoder == old.card.encoder
     assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
+    assert edge.calibration is not None
+    assert {name: calibration_from_json(fitted).slope > 0 for name, fitted in edge.calibration.items()} == {
+        "edge": True,
+        "own": True,
+    }
 
 
 def test_the_edge_carries_what_serving_measures_with_the_exported_files(v1: Path, v2: Path) -> None:
@@ -198,6 +204,38 @@ def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
         path.train(
             quick("digits_fct", old=str(v1), independent=str(independent), dim=24), tmp_path / "v2", progress=False
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("digits_bt2", {"dim": 40}, "dim must be the independent dimension 16 plus the old one 16, so 32, not 40"),
+        ("digits_bt2", {"options": {"extra": 17}}, "extra must be 1 to 16, not 17"),
+        ("digits_bt2", {"independent": ""}, "bt2 needs an independently trained new model"),
+        (
+            "digits_bct",
+            {"independent": "digits_independent", "options": {"influence": "new"}},
+            "influence must be one of",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_before_an_independent_version_is_trained_for_it(
+    v1: Path, name: str, changes: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained = []
+    monkeypatch.setattr(path, "run_of", lambda recipe, _: trained.append(recipe.name))
+
+    with pytest.raises(InvalidArgument, match=message):
+        path.train(quick(name, old=str(v1), **changes), tmp_path / "v2", progress=False)
+    assert trained == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_independent_folder_of_another_dimension_is_refused(v1: Path, independent: Path, tmp_path: Path) -> None:
+    recipe = quick("digits_bt2", old=str(v1), independent=str(independent), dim=33)
+
+    with pytest.raises(InvalidArgument, match="so 32, not 33"):
+        path.train(recipe, tmp_path / "v2", progress=False)
 
 
 def test_ctrl_c_leaves_no_version_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

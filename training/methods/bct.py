@@ -47,7 +47,10 @@ class Bct(Compatible):
         old = setting.require_old("bct")
         self.influence = influence
         self.scale = scale if logits == "cosine" else None
-        head_KN, bias_K, label_C = _synthesised(old) if influence == "synthesised" else (*old.head(), old.label_C)
+        if influence == "synthesised":
+            head_KN, bias_K, label_C = _synthesised(old)
+        else:
+            head_KN, bias_K, label_C = *old.head(f"influence={influence}"), old.label_C
         if influence == "old" and bool((label_C == UNKNOWN).all()):
             raise InvalidArgument("the old head knows none of the new classes; use influence=synthesised or distill")
         self.bias_K: Tensor | None
@@ -70,8 +73,8 @@ class Bct(Compatible):
 
 def _synthesised(old: Old) -> tuple[Tensor, Tensor | None, Tensor]:
     """The old head with a row for every new class that it does not know, and the row of each class."""
-    known_KN, bias_K = old.head() if old.weight_KN is not None else (old.mean_CN[:0], None)
-    missing_C = old.label_C == UNKNOWN
+    known_KN, bias_K = (old.mean_CN[:0], None) if old.weight_KN is None else (old.weight_KN, old.bias_K)
+    missing_C = (old.label_C == UNKNOWN) | (old.weight_KN is None)
     head, bias = synthesise_head(known_KN, bias_K, old.mean_CN[missing_C])
     appended_C = len(known_KN) + torch.cumsum(missing_C, 0) - 1
     return head, bias, torch.where(missing_C, appended_C, old.label_C)

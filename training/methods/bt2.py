@@ -92,7 +92,7 @@ class Bt2(nn.Module):
     ) -> None:
         super().__init__()
         old = setting.require_old("bt2")
-        independent_dim = _independent_dim(setting.dim, old.dim, extra)
+        independent_dim = _independent_dim(setting, old.dim, extra)
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
         self.classifier = setting.classifier(independent_dim)
         self.weights = independent_weight, influence_weight, old_weight
@@ -101,34 +101,16 @@ class Bt2(nn.Module):
     def forward(self, batch: Batch) -> Step:
         """The four terms; the means are read raw, the embedding as a unit vector, as in the public code."""
         assert batch.old_BN is not None
+        assert batch.independent_BM is not None
         phi3, phi5, _ = self.transform.parts(batch.new_BD)
         terms = {
             "base": self.classifier(phi3, batch.label_B),
-            "independent": cosine_alignment(phi3, self.independent(batch, phi3.shape[1])),
+            "independent": cosine_alignment(phi3, batch.independent_BM),
             "influence": F.cross_entropy(linear_logits(F.normalize(phi5), self.get_buffer("mean_CN")), batch.label_B),
             "old": cosine_alignment(phi5, batch.old_BN),
         }
         weighted = [weight * term for weight, term in zip((1.0, *self.weights), terms.values(), strict=True)]
         return Step(torch.stack(weighted).sum(), terms)
-
-    def independent(self, batch: Batch, dim: int) -> Tensor:
-        """The independently trained model's embedding (B, m).
-
-        Raises:
-            InvalidArgument: there is none, or it has another dimension than m.
-        """
-        if batch.independent_BM is None:
-            raise InvalidArgument(
-                "bt2 needs an independently trained new model: set independent=", pointer="/independent"
-            )
-        given = batch.independent_BM.shape[1]
-        if given != dim:
-            raise InvalidArgument(
-                f"bt2's dim must be the independent dimension plus the old one; the independent model has {given}, "
-                f"where dim leaves {dim}",
-                pointer="/dim",
-            )
-        return batch.independent_BM
 
     def head_weights(self) -> tuple[Tensor, Tensor | None]:
         """The head, which reads phi3, as one that reads phi_new."""
@@ -136,13 +118,22 @@ class Bt2(nn.Module):
         return weight @ self.transform.inverse().detach(), bias
 
 
-def _independent_dim(dim: int, old_dim: int, extra: int) -> int:
+def _independent_dim(setting: Setting, old_dim: int, extra: int) -> int:
     """Dimension m of the independent model that `dim` leaves.
 
     Raises:
-        InvalidArgument: `dim` leaves none, or d is outside n - m to n.
+        InvalidArgument: there is no such model, `dim` leaves none or another one, or d is outside n - m to n.
     """
+    dim, given = setting.dim, setting.independent_dim
+    if given == 0:
+        raise InvalidArgument("bt2 needs an independently trained new model: set independent=", pointer="/independent")
     independent_dim = dim - old_dim
+    if given is not None and given != independent_dim:
+        raise InvalidArgument(
+            f"bt2's dim must be the independent dimension {given} plus the old one {old_dim}, so {given + old_dim}, "
+            f"not {dim}",
+            pointer="/dim",
+        )
     if independent_dim < 1:
         raise InvalidArgument(
             f"bt2's dim is the independent dimension plus the old one, so above {old_dim}, not {dim}", pointer="/dim"

@@ -39,7 +39,7 @@ class Lwf(Compatible):
         super().__init__(setting, "lwf", weight)
         if logits not in {"cosine", "raw"}:
             raise InvalidArgument(f"logits must be one of cosine, raw, not {logits!r}", pointer="/logits")
-        weight_KN, bias_K = setting.require_old("lwf").head()
+        weight_KN, bias_K = setting.require_old("lwf").head("lwf")
         self.register_buffer("weight_KN", weight_KN)
         self.register_buffer("bias_K", bias_K)
         self.scale = scale if logits == "cosine" else None

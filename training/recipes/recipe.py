@@ -12,6 +12,8 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 Option = str | float | int | bool
+LATER = {"old_embeddings"}
+"""Fields younger than the first cards: left out where empty, so that those cards still equal their recipes."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,8 @@ class Recipe:
         head: a name of `training.heads.HEADS`, for the base loss.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
         old: the version to be compatible with: its folder, or a recipe that is trained first.
+        old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
+            `training.stored`.
         independent: the independently trained new model, where the method needs one; likewise.
         side: "none" or a kind of `training.side_information.KINDS`: what is stored of an item beside its embedding, for
             the forward transform of a later version.
@@ -77,6 +81,7 @@ class Recipe:
     label_smoothing: float = 0.0
     space: str = "cosine"
     old: str = ""
+    old_embeddings: str = ""
     independent: str = ""
     side: str = "none"
     side_dim: int = 0
@@ -98,7 +103,7 @@ class Recipe:
 
     def as_json(self) -> dict[str, Any]:
         """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
-        decides = {name: value for name, value in vars(self).items() if name != "summary"}
+        decides = {name: x for name, x in vars(self).items() if name != "summary" and (x or name not in LATER)}
         return {**decides, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
 
 

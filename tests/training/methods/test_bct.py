@@ -121,8 +121,11 @@ def test_the_loss_is_base_plus_weight_times_influence_and_the_old_side_never_lea
     assert {name for name, _ in method.named_parameters()} == {"classifier.head.weight", "classifier.head.bias"}
 
 
-def test_without_an_old_head_every_class_is_synthesised() -> None:
-    old = old_version((UNKNOWN,) * CLASSES, head=False)
+@pytest.mark.parametrize("known", [(UNKNOWN,) * CLASSES, (1, 0, UNKNOWN, UNKNOWN), (0, 1, 2, 3)])
+def test_without_an_old_head_every_class_is_synthesised_whatever_the_old_version_was_made_for(
+    known: tuple[int, ...],
+) -> None:
+    old = old_version(known, head=False)
     method = build(old=old, influence="synthesised")
 
     torch.testing.assert_close(method.get_buffer("head_KN"), old.mean_CN)

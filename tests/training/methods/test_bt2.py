@@ -165,9 +165,16 @@ def test_every_legal_dimension_works(dim: int, extra: int) -> None:
     assert method.transform(draw(2, dim)).shape == (2, dim - N + extra)
 
 
-def test_the_independent_model_must_be_there_and_fit() -> None:
-    method, given = build(), batch()
-    with pytest.raises(InvalidArgument, match="bt2 needs an independently trained new model"):
-        method(replace(given, independent_BM=None))
-    with pytest.raises(InvalidArgument, match="the independent model has 7, where dim leaves 5"):
-        method(replace(given, independent_BM=draw(6, 7)))
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (0, "bt2 needs an independently trained new model: set independent="),
+        (7, "dim must be the independent dimension 7 plus the old one 4, so 11, not 9"),
+    ],
+)
+def test_the_independent_model_must_be_there_and_fit(given: int, message: str) -> None:
+    setting = Setting(M + N, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version(), independent_dim=given)
+
+    with pytest.raises(InvalidArgument, match=message):
+        Bt2(setting, extra=D)
+    assert Bt2(replace(setting, independent_dim=M), extra=D).transform.independent_dim == M

@@ -1,0 +1,261 @@
+"""An old version of another modality: a tiny text tower, whose embeddings of class names come as a file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from index.encoder import Encoder, verify_version
+from index.errors import InvalidArgument, InvalidVector, NoEncoder, RegraftError
+from index.folder import load_version, write_card
+from index.transform import load_transform
+from index.version import Card, EdgeKind, Version
+from training import export, fitting
+from training import train as path
+from training.matrix import evaluate
+from training.module import Training
+from training.recipes import RECIPES, Recipe, recipe_from_json
+from training.sources import load_data
+from training.stored import with_stored
+from training.trained import Trained
+
+NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+DIM = 12
+
+
+def tower(texts: list[str]) -> np.ndarray:
+    """A text encoder: pairs of neighbouring letters, projected at random."""
+    projection_LD = np.random.default_rng(0).standard_normal((27 * 27, DIM))
+    bags_NL = np.zeros((len(texts), 27 * 27))
+    for row, text in enumerate(texts):
+        for first, second in zip(f"`{text}", f"{text}`", strict=True):
+            bags_NL[row, 27 * (ord(first) - 96) + ord(second) - 96] += 1
+    return bags_NL @ projection_LD
+
+
+def quick(name: str, **changes: object) -> Recipe:
+    return replace(RECIPES[name](), **{"epochs": 1, "warmup_epochs": 0, "batch_size": 256, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tower's folder `text`, its embeddings `e.npz`, and an independent image version."""
+    place = tmp_path_factory.mktemp("text")
+    (place / "text").mkdir()
+    write_card(place / "text", Card("text", DIM, {"kind": "cosine"}, method="letters"))
+    np.savez(place / "e.npz", classes=np.arange(10), embeddings=tower(list(NAMES)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "can_export", lambda: False)
+        path.train(quick("digits_independent", epochs=3), place / "independent", progress=False)
+    return place
+
+
+def against_text(place: Path, name: str, **changes: object) -> Recipe:
+    given = {"old": str(place / "text"), "old_embeddings": str(place / "e.npz"), "dim": DIM, **changes}
+    return quick(name, **given)
+
+
+@pytest.fixture
+def weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "can_export", lambda: False)
+
+
+def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: Path, tmp_path: Path) -> None:
+    recipe = against_text(place, "digits_bt2", dim=DIM + 16, independent=str(place / "independent"))
+    out = path.train(replace(recipe, epochs=8, batch_size=64), tmp_path / "v2", progress=False)
+    old, new, data = load_version(place / "text"), load_version(out), load_data("digits_new", "")
+    (edge,) = new.edges
+    verify_version(out, {"text": old.card})
+    shown = [Image.fromarray(data.query.images.images[row]) for row in range(len(data.query))]  # type: ignore[attr-defined]
+    asked = load_transform(edge, new.card, old.card)(Encoder(new).encode(shown).vectors)
+    # What the old version stored: one embedding of a name for each item.
+    nearest = np.argmax(asked @ tower(list(NAMES)).T / np.linalg.norm(tower(list(NAMES)), axis=1), axis=1)
+
+    assert (edge.kind, edge.old, edge.old_encoder) == (EdgeKind.TRUNCATE, "text", "")
+    assert np.mean(nearest == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+    assert edge.scores["cmc@1"].value > 0.8
+    assert edge.calibration is not None
+    assert set(new.card.metrics) == {"old/old", "new/old", "new/new"}
+
+    measured = evaluate([old, new], load_data("digits_new", "", stored=(place / "e.npz", old)), points=2)
+    assert measured.cells["v2", "text"].retrieval.cmc(1) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+    with pytest.raises(NoEncoder, match="'text' cannot embed images here"):
+        evaluate([old, new], data)
+
+
+@pytest.mark.usefixtures("weights_only")
+@pytest.mark.parametrize(
+    ("method", "changes"),
+    [
+        ("l2", {}),
+        ("bct", {}),
+        ("oca", {"dim": DIM + 8}),
+        ("contrast", {}),
+        ("advbct", {}),
+        ("hoc", {}),
+        ("fct", {"dim": 16, "options": {"branch": 8, "trunk": 8}}),
+    ],
+)
+def test_methods_that_need_no_more_than_old_embeddings_learn_from_text(
+    method: str, changes: dict[str, object], place: Path, tmp_path: Path
+) -> None:
+    changes |= {"independent": str(place / "independent")} if method == "fct" else {}
+    made = load_version(path.train(against_text(place, f"digits_{method}", **changes), tmp_path / "v2", False))
+
+    assert made.card.recipe["old_embeddings"] == str(place / "e.npz")
+    assert made.card.metrics["new/old"]["cmc@1"]["value"] >= 0
+    assert Trained.load(made.folder).old_dim == DIM
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_every_batch_goes_with_the_embeddings_of_its_own_classes(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = [], Training.training_step
+
+    def watched(module: Training, drawn: tuple, number: int) -> object:
+        seen.append(drawn)
+        return step(module, drawn, number)
+
+    monkeypatch.setattr(Training, "training_step", watched)
+    path.train(against_text(place, "digits_l2", split_seed=1, fraction=0.5), tmp_path / "v2", False)
+    unit_KN = tower(list(NAMES)) / np.linalg.norm(tower(list(NAMES)), axis=1, keepdims=True)
+
+    assert seen
+    for _, label_B, cached in seen:
+        np.testing.assert_allclose(cached["old"], unit_KN[label_B], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("lwf", {}), ("bct", {"influence": "old"}), ("bct", {"influence": "distill"})]
+)
+def test_methods_that_need_the_old_classifier_say_so(
+    method: str, options: dict[str, object], place: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(InvalidArgument, match="needs the old version's classifier"):
+        path.train(against_text(place, f"digits_{method}", options=options), tmp_path / "v2", False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_embeddings_may_be_given_for_each_image_and_stay_with_it_through_every_split(place: Path) -> None:
+    version, plain = load_version(place / "text"), load_data("digits_new", "")
+    sets = {"train": plain.train, "query": plain.query, "gallery": plain.gallery}
+    drawn = {part: np.random.default_rng(7).standard_normal((len(s), DIM)) for part, s in sets.items()}
+    np.savez(place / "images.npz", **drawn)
+    data = with_stored(plain, place / "images.npz", version).split(classes=4, fraction=0.3, seed=2)
+    unit = drawn["train"] / np.linalg.norm(drawn["train"], axis=1, keepdims=True)
+    kept = [
+        int(np.flatnonzero((plain.train.images.images == image).all((1, 2)))[0])  # type: ignore[attr-defined]
+        for image in data.train.images.images  # type: ignore[attr-defined]
+    ]
+
+    assert data.stored == "text"
+    assert data.train.stored is not None
+    assert data.gallery.stored is not None
+    np.testing.assert_allclose(data.train.stored, unit[kept], atol=1e-6)
+    np.testing.assert_allclose(
+        data.gallery.stored * np.linalg.norm(drawn["gallery"], axis=1, keepdims=True), drawn["gallery"], atol=1e-5
+    )
+
+
+def test_where_both_sides_are_one_list_one_set_of_embeddings_does(place: Path) -> None:
+    plain = load_data("digits_new", "")
+    np.savez(place / "same.npz", train=np.ones((900, DIM)), query=np.ones((320, DIM)))
+    same = with_stored(replace(plain, gallery=plain.query, same=True), place / "same.npz", load_version(place / "text"))
+
+    assert same.gallery is same.query
+    with pytest.raises(InvalidArgument, match="holds no embeddings for the 577 gallery images"):
+        with_stored(plain, place / "same.npz", load_version(place / "text"))
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"classes": np.arange(8), "embeddings": np.ones((8, DIM))}, "has no embedding of 2 classes: 8, 9"),
+        ({"classes": np.arange(10), "embeddings": np.ones((9, DIM))}, "one embedding for each class, not 9 for 10"),
+        ({"classes": np.zeros(10), "embeddings": np.ones((10, DIM))}, "one embedding for each class, not 10 for 1"),
+        ({"classes": np.arange(10), "embeddings": np.ones((10, 3))}, "an embedding has 12 numbers"),
+        ({"classes": np.arange(10), "embeddings": np.zeros((10, DIM))}, "all-zero"),
+        ({"classes": np.arange(10), "embeddings": np.full((10, DIM), np.nan)}, "finite"),
+        ({"train": np.ones((3, DIM)), "query": np.ones((3, DIM))}, "holds 3 embeddings for the 900 train images"),
+        ({"old": np.ones((3, DIM))}, "holds old, not classes and embeddings or train and query and gallery"),
+        (None, "cannot be used"),
+    ],
+)
+def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(
+    arrays: dict[str, np.ndarray] | None, message: str, place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "e.npz").write_bytes(b"no numbers")
+    if arrays is not None:
+        np.savez(tmp_path / "e.npz", **arrays)  # type: ignore[arg-type]
+
+    with pytest.raises((InvalidArgument, InvalidVector), match=message):
+        path.train(against_text(place, "digits_bct", old_embeddings=str(tmp_path / "e.npz")), tmp_path / "v2", False)
+    assert [p.name for p in tmp_path.iterdir()] == ["e.npz"]
+
+
+def folder(place: Path, name: str, **fields: object) -> str:
+    (place / name).mkdir()
+    write_card(place / name, Card(**{"name": name, "dim": DIM, "space": {"kind": "cosine"}, **fields}))  # type: ignore[arg-type]
+    return str(place / name)
+
+
+def test_an_old_version_that_cannot_go_with_a_file_is_refused(place: Path, tmp_path: Path) -> None:
+    wide = folder(tmp_path, "wide", space={"kind": "lorentz", "curvature": 2.0})
+    sided = folder(tmp_path, "sided", side_dim=3)
+    for old, message in {
+        "": "old_embeddings belong to a version",
+        str(tmp_path / "nowhere"): "old_embeddings belong to a version",
+        str(place / "independent"): "embeds images itself",
+        wide: "curvature 1",
+        sided: "stores side-information",
+    }.items():
+        with pytest.raises(RegraftError, match=message):
+            path.train(against_text(place, "digits_bct", old=old), tmp_path / "v2", False)
+
+
+def test_a_text_version_alone_says_that_it_needs_a_file(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(RegraftError, match="old_embeddings=FILE"):
+        path.train(against_text(place, "digits_bct", old_embeddings=""), tmp_path / "v2", False)
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_other_embeddings_are_another_training(place: Path) -> None:
+    version = load_version(place / "text")
+    np.savez(place / "other.npz", classes=np.arange(10), embeddings=-tower(list(NAMES)))
+    module = type("Module", (), {"recipe": RECIPES["digits_l2"](), "looking_on": {}})()
+    one, other = (
+        fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)))  # type: ignore[arg-type]
+        for name in ("e.npz", "other.npz")
+    )
+
+    assert one["references"] != other["references"]
+
+
+def test_cards_from_before_there_was_such_a_file_still_equal_their_recipes() -> None:
+    recipe = RECIPES["digits_bct"]()
+
+    assert "old_embeddings" not in recipe.as_json()
+    assert recipe_from_json(recipe.as_json()) == replace(recipe, summary="")
+    assert recipe_from_json(replace(recipe, old_embeddings="e.npz").as_json()).old_embeddings == "e.npz"
+
+
+def test_the_command_evaluates_with_the_file_that_was_trained_with(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from regraft.commands.train import _stored
+
+    version = load_version(place / "text")
+    trained: Version = replace(version, card=replace(version.card, name="v2", files={"encoder.onnx": "0" * 64}))
+    trained = replace(trained, card=replace(trained.card, recipe={"old_embeddings": "kept.npz"}), edges=())
+
+    assert _stored(None, [trained]) is None
+    assert _stored(None, [version]) is None
+    assert _stored(None, [version, trained]) == (Path("kept.npz"), version)
+    assert _stored(Path("e.npz"), [version, trained]) == (Path("e.npz"), version)
+    with pytest.raises(InvalidArgument, match="0 were given"):
+        _stored(Path("e.npz"), [trained])

@@ -1,0 +1,151 @@
+"""An old version that embeds no images: its embeddings, of text say, were made elsewhere and come as a file.
+
+So a text tower can be the old version of an image model (BT2's change of modality, Zhou 2023, arXiv 2211.03989): each
+image goes with the old embedding of its caption, or of its class's name. `old` is the tower's version folder (its card
+says dimension and space), `old_embeddings` an .npz of one of two forms:
+
+    classes (K,) names or numbers, embeddings (K, N)    one for each class
+    train (S, N), query (Q, N), gallery (G, N)          one for each image of the data source, in its order, before any
+                                                        share is taken; no gallery where both sides are one list
+
+Shape suffixes: K classes, S, Q, G images, N old dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zipfile import BadZipFile
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument
+from index.folder import load_version
+from index.space import Vectors, check_vectors, space_from_json
+from index.version import CARD, Version
+from training.data import Data, ImageSet
+from training.trained import WEIGHTS
+
+PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
+POINTER = "/old_embeddings"
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The old version beside a file of its embeddings; it has no head, and stores no side-information.
+
+    Raises:
+        InvalidArgument: a method could not use it.
+    """
+
+    version: Version
+    side_dim = 0
+    psi = None
+
+    def __post_init__(self) -> None:
+        if WEIGHTS in self.version.card.files:
+            raise InvalidArgument(
+                f"{self.version.name} embeds images itself, by its {WEIGHTS}; leave old_embeddings out", pointer=POINTER
+            )
+        if self.version.card.side_dim:
+            raise InvalidArgument(
+                f"{self.version.name} stores side-information, which no file of embeddings holds", pointer="/old"
+            )
+        if space_from_json(self.version.card.space) != space_from_json({"kind": self.space}):
+            raise InvalidArgument(f"{self.version.name} must have curvature 1 to be trained against", pointer="/old")
+
+    @property
+    def dim(self) -> int:
+        """N."""
+        return self.version.card.dim
+
+    @property
+    def space(self) -> str:
+        """How its embeddings compare."""
+        return str(self.version.card.space["kind"])
+
+    def embed(self, images: ImageSet) -> Vectors:
+        """(S, N) its embeddings of images from `with_stored`."""
+        assert images.stored is not None
+        return images.stored
+
+
+def open_stored(folder: str) -> Stored:
+    """The old version of a recipe that has `old_embeddings`.
+
+    Raises:
+        InvalidArgument: there is none, or it cannot be used.
+        InvalidVersionFolder: the folder does not match its card.
+    """
+    if not folder or not (Path(folder) / CARD).is_file():
+        raise InvalidArgument(
+            f"old_embeddings belong to a version: set old=FOLDER, one with a {CARD}, not {folder!r}", pointer="/old"
+        )
+    return Stored(load_version(Path(folder)))
+
+
+def with_stored(data: Data, path: Path, version: Version) -> Data:
+    """Give every image the old embedding that a file holds for it.
+
+    Args:
+        data: as its source gave it.
+        path: the .npz.
+        version: whose embeddings they are.
+
+    Raises:
+        InvalidArgument: not such a file, or embeddings of other classes, images or dimensions; says what is missing.
+        InvalidVector: embeddings that are not valid in the version's space.
+    """
+    arrays = _read(path)
+    sets = {"train": data.train, "query": data.query, "gallery": data.gallery}
+    if set(PER_CLASS) <= set(arrays):
+        stored = {part: _of_classes(arrays, images, data, path) for part, images in sets.items()}
+    elif set(PER_IMAGE) <= set(arrays):
+        arrays = {"gallery": arrays["query"], **arrays} if data.same else arrays
+        stored = {part: _of_images(arrays, part, images, path) for part, images in sets.items()}
+    else:
+        forms = " or ".join(" and ".join(names) for names in (PER_CLASS, (*PER_IMAGE, "gallery")))
+        raise InvalidArgument(f"{path} holds {', '.join(arrays) or 'nothing'}, not {forms}", pointer=POINTER)
+    space = space_from_json(version.card.space)
+    train, query, gallery = (
+        replace(images, stored=check_vectors(stored[part], version.card.dim, space, pointer=f"{POINTER}/{part}"))
+        for part, images in sets.items()
+    )
+    return replace(data, train=train, query=query, gallery=query if data.same else gallery, stored=version.name)
+
+
+def _read(path: Path) -> dict[str, NDArray[np.generic]]:
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as held:
+            return {name: held[name] for name in held.files}
+    except (OSError, ValueError, AttributeError, TypeError, EOFError, BadZipFile) as error:
+        raise InvalidArgument(f"old_embeddings {path} cannot be used: {error}", pointer=POINTER) from error
+
+
+def _of_classes(
+    arrays: dict[str, NDArray[np.generic]], images: ImageSet, data: Data, path: Path
+) -> NDArray[np.generic]:
+    """(S, N) the embedding of each image's class. Classes are told apart by name, numbers as they are written."""
+    given, embeddings_KN = [str(name) for name in arrays["classes"].tolist()], arrays["embeddings"]
+    if len(set(given)) != len(given) or len(given) != len(embeddings_KN):
+        raise InvalidArgument(
+            f"{path} must hold one embedding for each class, not {len(embeddings_KN)} for {len(set(given))} names",
+            pointer=POINTER,
+        )
+    row = {name: number for number, name in enumerate(given)}
+    wanted = {int(label): str(data.name(int(label))) for label in np.unique(images.labels)}
+    missing = [name for name in wanted.values() if name not in row]
+    if missing:
+        shown = ", ".join(missing[:5]) + (", ..." if len(missing) > 5 else "")
+        raise InvalidArgument(f"{path} has no embedding of {len(missing)} classes: {shown}", pointer=POINTER)
+    return np.asarray(embeddings_KN[[row[wanted[int(label)]] for label in images.labels]])
+
+
+def _of_images(arrays: dict[str, NDArray[np.generic]], part: str, images: ImageSet, path: Path) -> NDArray[np.generic]:
+    if part not in arrays or len(arrays[part]) != len(images):
+        count = len(arrays[part]) if part in arrays else "no"
+        raise InvalidArgument(
+            f"{path} holds {count} embeddings for the {len(images)} {part} images", pointer=f"{POINTER}/{part}"
+        )
+    return arrays[part]
