@@ -5,15 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
+from index.calibration import calibration_from_json
 from index.encoder import Encoder, verify_version
 from index.evaluation import Retrieval, paired_bootstrap, retrieval
 from index.folder import load_version
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import EdgeKind, Score, Version
+from training.curves import backfill_values
 from training.digits import Digits, load_digits_split
 from training.recipes import find_recipe, recipe_from_json
 from training.train import train
@@ -43,7 +46,7 @@ def test_an_example_was_made_by_its_recipe_as_it_is_today(version: Version) -> N
     assert version.card.data["images"] == (100 if version.name == "v1" else 900)
 
 
-def embed(version: Version, part: Digits) -> object:
+def embed(version: Version, part: Digits) -> np.ndarray:
     return Encoder(version).encode([Image.fromarray(image) for image in part.images]).vectors
 
 
@@ -82,6 +85,24 @@ def test_a_new_version_is_compatible_and_worth_the_upgrade(served: tuple[Version
 
     assert paired_bootstrap(new_old, old_old).low > 0
     assert paired_bootstrap(new_new, new_old).low > 0
+
+
+@pytest.mark.parametrize("name", NEW)
+def test_the_maps_of_a_committed_edge_rank_a_half_moved_gallery_better_than_raw_scores(name: str) -> None:
+    split, old, new = load_digits_split(), load_version(EXAMPLES / "v1"), load_version(EXAMPLES / name)
+    edge, relevant = new.edges[0], split.query.labels[:, None] == split.gallery.labels
+    transform = load_transform(edge, new.card, old.card)
+    queries, items, old_items = embed(new, split.query), embed(new, split.gallery), embed(old, split.gallery)
+    before = queries @ transform(old_items).T if edge.kind is EdgeKind.FORWARD else transform(queries) @ old_items.T
+    after, order = queries @ items.T, np.random.default_rng(0).permutation(len(items))
+    assert edge.calibration is not None
+    maps = {way: calibration_from_json(edge.calibration[way]) for way in ("edge", "own")}
+    mapped = -maps["edge"].log_odds(before), -maps["own"].log_odds(after)
+
+    raw, calibrated = (
+        backfill_values(*costs, relevant, order, "mAP@1.0", points=3)[1].mean() for costs in ((-before, -after), mapped)
+    )
+    assert calibrated > raw
 
 
 @pytest.mark.slow

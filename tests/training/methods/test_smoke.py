@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from index.calibration import calibration_from_json
 from index.encoder import Encoder, verify_version
 from index.folder import load_version
 from index.transform import load_transform
@@ -104,6 +105,10 @@ def test_the_edge_leads_new_queries_to_valid_vectors_of_the_old_space(made: Made
     queries = Encoder(made.version).encode_arrays(images().numpy()).vectors
     arrived = load_transform(edge, made.version.card, made.old.card)(queries)
 
+    assert edge.calibration is not None
+    for fitted in edge.calibration.values():
+        # Scores of hyperbolic space are distances: the higher, the less likely a match.
+        assert (calibration_from_json(fitted).slope > 0) == (made.version.card.space["kind"] == "cosine")
     assert edge.kind is METHODS[made.version.card.method]
     assert edge.old == made.old.name
     assert arrived.shape == (20, made.old.card.dim)
