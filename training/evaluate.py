@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.evaluation import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
+from index.matching import Matching, fit_map
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
-from training.curves import Matching, fit_map
 from training.data import Data, ImageSet, batches
 from training.stored import Stored
 from training.trained import Trained
