@@ -12,7 +12,7 @@ import shutil
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from index.version import EdgeKey, EdgeKind
 from service.blobs import sync_all
 from service.catalog import Catalog
 from service.edge_rows import Declared, delete_edge, files_of, insert_edge
+from service.errors import UnknownGallery
 from service.placement import activate, preference, route_to
 from service.planner import ACTIVE, Kind
 from service.repository import all_galleries, take_seq
@@ -205,9 +206,9 @@ def incoming_folder(edges: Path) -> Iterator[Path]:
 
 def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:
     """Every gallery that has a current version, ours until the commit: nobody deploys or writes meanwhile."""
-    rows = all_galleries(connection)
-    for row in rows:
-        take_seq(connection, row.id, 0)
+    for row in all_galleries(connection):
+        with suppress(UnknownGallery):  # deleted since
+            take_seq(connection, row.id, 0)
     return [row for row in all_galleries(connection) if row.current_id is not None]
 
 
