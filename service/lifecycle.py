@@ -157,6 +157,8 @@ def become_current(moving: Moving) -> Evidence:
     foreign = (backfill.c.gallery_id == moving.gallery.id, backfill.c.version_id != moving.row.version_id)
     cancelled = update(backfill).where(*foreign, backfill.c.state.in_(ACTIVE))
     stopped = connection.execute(cancelled.values(state=BackfillState.CANCELLED, finished=now)).rowcount
+    # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
+    moving.catalog.sync_edges()
     moved = activate(connection, moving.catalog, moving.gallery.id, moving.version)
     moving.change(since=now, previous_id=moving.gallery.current_id, activated=moved)
     if moving.row.undoes_id is None:

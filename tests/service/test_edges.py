@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import select
 
 from index.errors import NoRoute
 from index.version import Version
 from service.edge_changes import INCOMING
 from service.runtime import Runtime, running
+from service.tables import calibration
 from service.worker import Worker
 
 Problem = Callable[..., dict[str, Any]]
@@ -510,6 +512,12 @@ def test_a_bad_archive_is_refused_by_file_and_field(
     assert list(served.runtime.settings.edges.glob(f"{INCOMING}*")) == []
 
 
+def routes_with_maps(served: Any) -> list[list[list[str]]]:
+    """The routes for which gates have fitted score maps."""
+    with served.runtime.database.lookup() as connection:
+        return list(connection.execute(select(calibration.c.route).order_by(calibration.c.id)).scalars())
+
+
 class TestRemove:
     @pytest.fixture
     def needing(self, served: Any) -> str:
@@ -600,6 +608,24 @@ class TestRemove:
         assert remove(served, "fct", "v1", "forward").status_code == 200
         problem(served.http.post(f"{path}/backfills", json={"kind": "transform"}), 409, "no_route")
         assert send(served, zipped(folder_of(more["fct"], "v1")), new="fct", old="v1").status_code == 201
+
+    def test_maps_fitted_for_routes_along_it_go_with_it(
+        self, served: Any, more: dict[str, Version], versions: dict[str, Version], many: dict[str, bytes]
+    ) -> None:
+        path = served.gallery("v1")
+        for label in range(5):
+            some = {name: image for name, image in many.items() if int(name) % 5 == label}
+            served.ingest(path, some, label=label)
+        gate = served.http.post(f"{path}/gates", json={"version": "v2", "label": "label"})
+        assert gate.status_code == 201, gate.text
+        fitted = routes_with_maps(served)
+        assert [["v2", "v1", "truncate"]] in fitted
+
+        assert remove(served, "v2", "v1", "truncate").status_code == 200
+
+        left = routes_with_maps(served)
+        assert [route for route in fitted if ["v2", "v1", "truncate"] not in route] == left
+        assert send(served, zipped(folder_of(versions["v2"], "v1")), new="v2", old="v1").status_code == 201
 
     def test_what_is_not_there_cannot_be_removed(self, served: Any, problem: Problem) -> None:
         problem(remove(served, "v2", "v1", "magic"), 404, "unknown_edge")
