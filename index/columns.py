@@ -26,8 +26,6 @@ NULL, FALSE, TRUE, CONTAINER = range(4)
 FIRST_WORD = 4
 """Codes from here on number the words of a vocabulary."""
 
-SPARSE = 16
-"""With fewer than one hit in so many entries, it is faster to look up the slots of the hits alone."""
 FEW = 8
 """Up to so many numbers are looked for one after the other."""
 BUCKETS = 1 << 16
@@ -70,7 +68,7 @@ class Column:
 class Entries:
     """Values of one kind and the slots of the items that hold them."""
 
-    __slots__ = ("_aligned", "_appended", "_last", "_single", "_slots", "_values")
+    __slots__ = ("_aligned", "_appended", "_slots", "_values")
 
     def __init__(self, dtype: Any) -> None:
         self._slots = Column(np.int32)
@@ -78,16 +76,11 @@ class Entries:
         # Whether entry n is of slot n, as in a gallery whose every item has one value here and never changed.
         self._aligned = True
         self._appended = 0
-        # Whether no slot has two entries. The entries of one item are added one after the other.
-        self._single = True
-        self._last = -1
 
     def append(self, slot: int, value: object) -> None:
         """Add one entry, to be found after `flush`."""
         self._aligned = self._aligned and slot == self._appended
         self._appended += 1
-        self._single = self._single and slot != self._last
-        self._last = slot
         self._slots.append(slot)
         self._values.append(value)
 
@@ -105,7 +98,6 @@ class Entries:
         kept_E = kept_S[self._slots.values]
         self._slots.values = self._slots.values[kept_E]
         self._values.values = self._values.values[kept_E]
-        self._last = -1
         self._appended = self.count()
         self._aligned = bool(np.array_equal(self._slots.values, np.arange(self._appended)))
 
@@ -115,13 +107,10 @@ class Entries:
 
     def _mark(self, hit_E: Mask, into_S: Mask) -> None:
         """Set the slots of some entries."""
-        slots_E = self._slots.values
         if self._aligned:
             into_S[: len(hit_E)] |= hit_E
-        elif self._single and np.count_nonzero(hit_E) * SPARSE > len(hit_E):
-            into_S[slots_E] |= hit_E
         else:
-            into_S[slots_E[hit_E]] = True
+            into_S[self._slots.values.take(np.flatnonzero(hit_E))] = True
 
 
 class Words(Entries):

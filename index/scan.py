@@ -1,6 +1,6 @@
 """Exact search over rows in memory, all of them or some, by FAISS's kernels. No state, no threads of its own.
 
-Restricting FAISS's own scan by an `IDSelector` costs up to three times the whole scan at middling selectivity, because
+Restricting FAISS's own scan by an `IDSelector` costs up to 2.4 times the whole scan at middling selectivity, because
 it decides row by row; here whole blocks are compared, and what may not be found is struck out afterwards.
 
 Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that may be found, B rows of one block.
