@@ -23,6 +23,7 @@ from index.errors import InvalidArgument, RegraftError
 from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.blobs import sync_all
+from service.calibrations import forget_edge
 from service.catalog import Catalog
 from service.edge_rows import Declared, delete_edge, files_of, insert_edge
 from service.placement import activate, preference, route_to
@@ -131,6 +132,7 @@ def accept(service: Runtime, declared: Declared, *, replacing: bool = False) -> 
             before = service.catalog.edge(edge.key)
             if before is not None:
                 delete_edge(connection, before.id)
+                forget_edge(connection, edge.key)
             new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
             insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
             for gallery in galleries:
@@ -172,6 +174,7 @@ def remove(service: Runtime, key: EdgeKey, *, force: bool, reason: str, dry_run:
             if not dry_run:
                 _check(removal, force)
                 delete_edge(connection, declared.id)
+                forget_edge(connection, declared.edge.key)
         if not dry_run:
             _forget_files(declared)
     if not dry_run:

@@ -234,7 +234,7 @@ class Machine(RuleBasedStateMachine):
 
 def test_deployments_do_what_the_model_does(served: Any, pictures: list[bytes]) -> None:
     small = settings(
-        max_examples=int(os.environ.get("REGRAFT_TEST_EXAMPLES", "8")),
+        max_examples=int(os.environ.get("REGRAFT_TEST_EXAMPLES", "4")),
         stateful_step_count=30,
         deadline=None,
         derandomize=True,
