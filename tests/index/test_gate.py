@@ -95,3 +95,27 @@ def test_a_gate_refuses_what_cannot_be_compared() -> None:
         gate(answers(np.ones(3), np.zeros(3, bool)), answers(np.ones(3), np.zeros(3, bool)))
     with pytest.raises(InvalidArgument, match="metric must be one of"):
         gate(first_right(10), first_right(10), metric="accuracy")
+
+
+def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:
+    old = np.arange(200) % 2 == 0
+    new = old | (np.arange(200) >= 50)
+    new[:20] = False
+    slices = ["bad" if n < 20 else "rest" for n in range(200)]
+
+    assert gate(answers(old), answers(new)).verdict is Answer.PASS
+    verdict = gate(answers(old), answers(new), slice_of=slices)
+
+    assert verdict.verdict is Answer.WARN
+    assert [(s.value, s.queries) for s in verdict.slices] == [("bad", 20), ("rest", 180)]
+    assert verdict.slices[0].difference.value == pytest.approx(-0.5)
+
+
+def test_slices_count_valid_queries_and_small_ones_are_left_out() -> None:
+    right = np.ones(20, bool)
+    valid = np.arange(20) >= 4
+    slices = ["a"] * 8 + [None] * 4 + ["b"] * 8
+
+    verdict = gate(answers(right, valid), answers(right, valid), slice_of=slices)
+
+    assert [(s.value, s.queries) for s in verdict.slices] == [("b", 8)]

@@ -311,3 +311,19 @@ class TestCalibrations:
         served.http.post(f"{path}/deployments", json={"version": "v2"})
 
         assert self.ask(served, path, pictures[0])["mode"] == "raw"
+
+    def test_those_of_a_replaced_edge_are_forgotten(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        number = gate(served, path, label="digit").json()["id"]
+        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
+        assert self.ask(served, path, pictures[0])["mode"] == "calibrated"
+
+        body = {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
+        assert served.http.post("/edges", json=body).status_code == 201
+
+        assert self.ask(served, path, pictures[0])["mode"] == "raw"
+        with served.runtime.database.lookup() as connection:
+            left = connection.execute(select(calibration.c.route).where(calibration.c.gate_id == number)).scalars()
+            assert list(left) == [[]]

@@ -13,6 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 import service.database
 from service.database import MIGRATIONS, Database, migrating, upgrade
+from service.history import history, standing
 from service.settings import Settings
 from service.tables import edge, embedding, gallery, item, metadata, version
 
@@ -236,3 +237,44 @@ def test_two_edges_of_one_kind_between_two_versions_are_refused(settings: Settin
     with pytest.raises(IntegrityError), database.write() as connection:
         connection.execute(insert(edge).values(origin="dreamt", **{**same, "kind": "matrix"}))
     database.close()
+
+
+def test_deployments_of_the_first_release_keep_their_history(settings: Settings) -> None:
+    """v1, v2, rolled back to v1, v3: what stands is v1 and v3, as it was."""
+    with migrating(settings.database_url) as config:
+        command.upgrade(config, "0001")
+    engine = create_engine(settings.database_url)
+    with engine.begin() as connection:
+        for number in (1, 2, 3):
+            connection.execute(text(f"insert into version values ({number}, 'v{number}', '{{}}', '', 0)"))
+        connection.execute(text("insert into gallery values (1, 'g', 3, 9, 0), (2, 'other', 1, 9, 0)"))
+        rows = [
+            (1, 1, "null", "superseded"),
+            (2, 2, 1, "rolled_back"),
+            (3, 1, 2, "superseded"),
+            (4, 3, 1, "current"),
+        ]
+        for number, held, previous, state in rows:
+            values = f"{number}, 1, {held}, {previous}, null, '{state}', 0, '', {number}.5"
+            connection.execute(text(f"insert into deployment values ({values})"))
+        connection.execute(text("insert into deployment values (5, 2, 1, null, null, 'current', 0, '', 9.5)"))
+    engine.dispose()
+
+    upgrade(settings)
+
+    database = Database(settings.database_url)
+    with database.read() as connection:
+        rows = history(connection, 1)
+        other = history(connection, 2)
+    database.close()
+    assert [(row.id, row.undoes_id, row.since) for row in rows] == [
+        (1, None, 1.5),
+        (2, None, 2.5),
+        (3, 2, 3.5),
+        (4, None, 4.5),
+    ]
+    assert [row.id for row in standing(rows)] == [3, 4]
+    assert [row.undoes_id for row in other] == [None]
+    with migrating(settings.database_url) as config:
+        command.downgrade(config, "0001")
+        command.upgrade(config, "head")

@@ -1,0 +1,44 @@
+"""A real service that kills itself, without a chance to clean up, at the n-th pass of one point: `PORT POINT N`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from service import app, deployments, lifecycle, retiring, watching
+from service.settings import Settings
+
+POINTS: dict[str, list[tuple[Any, str, bool]]] = {
+    # point: (where, which function, at its end instead of its beginning); every name it is called by
+    "stepped": [(deployments, "move", True), (lifecycle, "move", True), (retiring, "move", True)],
+    "committed": [(deployments, "_answer", False)],
+    "retired": [(deployments, "free", False)],
+    "freeing": [(retiring, "_free_block", True)],
+    "rolled_back": [(watching, "roll_back", True)],
+}
+
+
+def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Callable[..., Any]:
+    def doomed(*args: Any, **options: Any) -> Any:
+        due = next(calls) == number
+        if due and not at_end:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*args, **options)
+        if due and at_end:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return doomed
+
+
+if __name__ == "__main__":
+    port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    retiring.BLOCK = 10
+    counter = itertools.count(1)
+    for where, name, at_end in POINTS[point]:
+        setattr(where, name, doom(getattr(where, name), at_end, number, counter))
+    app.serve(Settings(port=port))

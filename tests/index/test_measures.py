@@ -1,0 +1,104 @@
+"""index.measures: TAR@FAR and recall per query, against naive loops in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from index.evaluation import Compared
+from index.measures import PerQuery, first_items, recall, tar
+from index.space import space_from_json
+
+COSINE, L2 = space_from_json({"kind": "cosine"}), space_from_json({"kind": "l2"})
+
+
+def drawn(seed: int, size: int = 40, dim: int = 6, classes: int = 5) -> tuple[np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(classes, size=size)
+    x = draw.normal(size=(classes, dim))[labels] + draw.normal(scale=0.8, size=(size, dim))
+    return (x / np.linalg.norm(x, axis=1, keepdims=True)).astype(np.float32), labels
+
+
+def naive_tar(queries: np.ndarray, items: np.ndarray, labels: np.ndarray, far: float) -> list[float]:
+    """Every pair but a query with itself; the lowest threshold that at most the share `far` of others pass."""
+    pairs = [
+        (float(np.float32(queries[i].astype(np.float64) @ items[j].astype(np.float64))), labels[i] == labels[j], i)
+        for i in range(len(labels))
+        for j in range(len(labels))
+        if i != j
+    ]
+    others = sorted((score for score, same, _ in pairs if not same), reverse=True)
+    limit = others[int(far * len(others) + 1e-9)]
+    return [
+        float(np.mean([score > limit for score, same, q in pairs if same and q == i] or [0.0]))
+        for i in range(len(labels))
+    ]
+
+
+@pytest.mark.parametrize("far", [0.001, 0.05, 0.3])
+def test_tar_against_the_naive_version(far: float) -> None:
+    (old, labels), (new, _) = drawn(0), drawn(1)
+
+    for queries, items in ((old, old), (new, old)):
+        measured = tar(Compared(queries, items, COSINE), labels, labels, far, np.arange(40))
+        expected = naive_tar(queries, items, labels, far)
+        np.testing.assert_allclose(measured.per_query(f"TAR@FAR={far:g}"), expected)
+        scores = queries.astype(np.float64) @ items.T.astype(np.float64)
+        np.fill_diagonal(scores, -np.inf)
+        first = labels[scores.argmax(axis=1)] == labels
+        np.testing.assert_array_equal(measured.per_query("cmc@1"), first)
+        assert measured.valid.all()
+
+
+def test_tar_by_hand() -> None:
+    """Points on a line: a at 0 and 1, b at 10 and 13. Other pairs are 9 to 13 apart, so all own ones pass at FAR 0."""
+    x = np.array([[0.0], [1], [10], [13]], np.float32)
+    labels = np.array(["a", "a", "b", "b"])
+
+    strict = tar(Compared(x, x, L2), labels, labels, 1e-6, np.arange(4))
+
+    assert strict.per_query("TAR@FAR=1e-06").tolist() == [1, 1, 1, 1]
+    near = np.array([[0.0], [4], [5], [13]], np.float32)
+    mixed = tar(Compared(near, near, L2), labels, labels, 1e-6, np.arange(4))
+    # b's closest pair (5, 13) is 8 apart, while 4 and 5 are of different labels and 1 apart.
+    assert mixed.per_query("TAR@FAR=1e-06").tolist() == [0, 0, 0, 0]
+    assert mixed.per_query("cmc@1").tolist() == [1, 0, 0, 1]
+
+
+def test_a_label_of_its_own_is_not_valid_and_one_sided_labels_are_refused() -> None:
+    x, _ = drawn(2, size=5)
+    measured = tar(Compared(x, x, COSINE), [0, 0, 1, 1, 2], [0, 0, 1, 1, 2], 0.1, np.arange(5))
+
+    assert measured.valid.tolist() == [True, True, True, True, False]
+    for labels in ([0] * 5, [0, 1, 2, 3, 4]):
+        with pytest.raises(InvalidArgument, match="one label and pairs of different"):
+            tar(Compared(x, x, COSINE), labels, labels, 0.1, np.arange(5))
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_recall_against_the_naive_version(k: int) -> None:
+    (old, _), (new, _) = drawn(3), drawn(4)
+
+    def first(queries: np.ndarray, items: np.ndarray) -> list[list[int]]:
+        ranked = [[j for j in np.argsort(-(items.astype(np.float64) @ q), kind="stable") if j != i]
+                  for i, q in enumerate(queries.astype(np.float64))]  # fmt: skip
+        return [row[:k] for row in ranked]
+
+    found, truth = (first_items(Compared(q, old, COSINE), k, np.arange(40)) for q in (old, new))
+    assert found.tolist() == first(old, old)
+    measured = recall(found, truth)
+    expected = [len(set(a) & set(b)) / k for a, b in zip(first(old, old), first(new, old), strict=True)]
+    np.testing.assert_allclose(measured.per_query(f"recall@{k}"), expected)
+    right = [a[0] in b for a, b in zip(first(old, old), first(new, old), strict=True)]
+    np.testing.assert_array_equal(measured.per_query("cmc@1"), right)
+
+
+def test_bad_k_and_unknown_metrics_are_refused() -> None:
+    x, _ = drawn(5, size=4)
+
+    for k in (0, 4):
+        with pytest.raises(InvalidArgument, match="k must be 1 to 3"):
+            first_items(Compared(x, x, COSINE), k, np.arange(4))
+    with pytest.raises(InvalidArgument, match="one of a, not 'b'"):
+        PerQuery({"a": np.zeros(1)}, np.ones(1, bool)).per_query("b")
