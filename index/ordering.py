@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
+from index.space import Vectors
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -28,11 +29,15 @@ class Waiting:
     Attributes:
         stored: (N,) when each was stored; any number that grows with time.
         uncertainty: (N,) how unsure the forward transform is of each, where that is known.
+        matches: (N,) how often each was matched by queries, where that is counted.
+        transformed: (N,) whether each has been moved by an item edge already, where that can be.
         seed: of a random order.
     """
 
     stored: ArrayLike
     uncertainty: ArrayLike | None = None
+    matches: ArrayLike | None = None
+    transformed: ArrayLike | None = None
     seed: int = 0
 
 
@@ -49,9 +54,21 @@ def _oldest(waiting: Waiting) -> Ints:
 
 
 def _uncertainty(waiting: Waiting) -> Ints:
-    scores_N = np.asarray(waiting.uncertainty, np.float64)
+    return _highest_first("uncertainty", "uncertainty", waiting.uncertainty, waiting)
+
+
+def _traffic(waiting: Waiting) -> Ints:
+    return _highest_first("traffic", "number of matches", waiting.matches, waiting)
+
+
+def _transformed(waiting: Waiting) -> Ints:
+    return _highest_first("transformed", "mark", waiting.transformed, waiting)
+
+
+def _highest_first(order: str, what: str, scores: ArrayLike | None, waiting: Waiting) -> Ints:
+    scores_N = np.asarray(scores, np.float64)
     if scores_N.shape != np.shape(waiting.stored):
-        raise InvalidArgument("order 'uncertainty' needs one uncertainty per item", pointer="/order")
+        raise InvalidArgument(f"order {order!r} needs one {what} per item", pointer="/order")
     return np.argsort(-scores_N, kind="stable")
 
 
@@ -60,8 +77,32 @@ ORDERS: dict[str, Callable[[Waiting], Ints]] = {
     "newest": _newest,
     "oldest": _oldest,
     "uncertainty": _uncertainty,
+    "traffic": _traffic,
+    "transformed": _transformed,
 }
-"""Which items move first. `uncertainty`: those the forward transform is least sure of (FastFill)."""
+"""Which items move first. `uncertainty`: those the forward transform is least sure of (FastFill); `traffic`: those that
+queries match most; `transformed`: those that an item edge moved, before those that nothing moved yet."""
+
+
+def hyperbolic_uncertainty(curvature: float, x_ND: Vectors) -> Floats:
+    """(N,) in (0, 1]: an embedding near the origin of hyperbolic space is unsure.
+
+    1 - tanh(sqrt(K) |v|), v the tangent vector at the origin (HBCT, Bui 2025, 2506.05826, eq. 10, for any K).
+
+    Args:
+        curvature: K, above 0; the space has curvature -K.
+        x_ND: (N, D) space parts, as stored.
+    """
+    scaled_N = np.sqrt(curvature) * np.linalg.norm(x_ND.astype(np.float64), axis=1)
+    uncertain_N: Floats = 1.0 - np.tanh(np.arcsinh(scaled_N))
+    return uncertain_N
+
+
+def ranks(scores_N: ArrayLike) -> Floats:
+    """(N,) in [0, 1): the share of scores below each. Equal scores rank equally; makes scores of two scales one."""
+    given_N = np.asarray(scores_N, np.float64)
+    below_N: Floats = np.searchsorted(np.sort(given_N), given_N) / max(len(given_N), 1)
+    return below_N
 
 
 def backfill_order(order: str, waiting: Waiting) -> Ints:

@@ -140,6 +140,11 @@ class Forward:
     def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
         return self.carry(x_ND, beside_NS).vectors_ND
 
+    @property
+    def tells_variance(self) -> bool:
+        """Whether the edge tells how unsure it is of each item."""
+        return "variance" in self.model.widths
+
     def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
         """Everything that the edge tells of (N, old dim) vectors and, where it takes it, side-information."""
         given, extras = self.model.run(x_ND, side_NS)

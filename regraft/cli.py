@@ -8,7 +8,18 @@ import typer
 
 from index.errors import RegraftError
 from regraft import __version__
-from regraft.commands import backfills, edges, evaluations, galleries, processes, train, upgrades, versions
+from regraft.commands import (
+    backfills,
+    doctor,
+    edges,
+    evaluations,
+    galleries,
+    plan,
+    processes,
+    train,
+    upgrades,
+    versions,
+)
 from regraft.commands.options import err
 
 app = typer.Typer(
@@ -24,6 +35,7 @@ SERVICE, GALLERY, UPGRADE, TRAINING = "Service", "Galleries", "Upgrades", "Train
 app.command(rich_help_panel=SERVICE)(processes.serve)
 app.command(rich_help_panel=SERVICE)(processes.worker)
 app.command(rich_help_panel=SERVICE)(processes.migrate)
+app.command(rich_help_panel=SERVICE)(doctor.doctor)
 app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(galleries.ingest)
 app.command(rich_help_panel=GALLERY)(galleries.query)
@@ -36,6 +48,7 @@ app.add_typer(upgrades.deployment, name="deployment", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=UPGRADE)(upgrades.rollback)
 app.command(rich_help_panel=UPGRADE)(upgrades.retire)
 app.add_typer(backfills.backfill, name="backfill", rich_help_panel=UPGRADE)
+app.command(rich_help_panel=UPGRADE)(plan.plan)
 app.command(rich_help_panel=TRAINING)(train.train)
 app.command(rich_help_panel=TRAINING)(train.recipes)
 app.command(rich_help_panel=TRAINING)(train.evaluate)

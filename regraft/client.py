@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,11 @@ import httpx
 
 from index.errors import RegraftError
 from index.folder import pack_version
+from regraft.backfill_routes import BackfillRoutes
 from regraft.edge_routes import EdgeRoutes
 from regraft.paths import flag, path_of
 from regraft.upgrade_routes import UpgradeRoutes
+from regraft.work_routes import WorkRoutes
 
 Json = dict[str, Any]
 
@@ -81,7 +83,7 @@ class QueryOptions(TypedDict, total=False):
     explain: bool
 
 
-class Client(UpgradeRoutes, EdgeRoutes):
+class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     """Speaks to one service; safe to share between threads.
 
     Every method raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests
@@ -241,46 +243,6 @@ class Client(UpgradeRoutes, EdgeRoutes):
         body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, **options}
         return self._json("POST", path_of("galleries", gallery, "query"), json=body)
 
-    # backfills
-
-    def start_backfill(
-        self,
-        gallery: str,
-        *,
-        version: str | None = None,
-        kind: str = "reencode",
-        order: str = "random",
-        chunk_size: int = 64,
-        rate: float | None = None,
-    ) -> Json:
-        """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
-        body = {"version": version, "kind": kind, "order": order, "chunk_size": chunk_size, "rate": rate}
-        return self._json("POST", path_of("galleries", gallery, "backfills"), json=body)
-
-    def backfills(self, gallery: str) -> list[Json]:
-        """GET /v1/galleries/{gallery}/backfills."""
-        return list(self._json("GET", path_of("galleries", gallery, "backfills"))["backfills"])
-
-    def backfill(self, backfill: int) -> Json:
-        """GET /v1/backfills/{backfill}: state and counters."""
-        return self._json("GET", path_of("backfills", backfill))
-
-    def backfill_failures(self, backfill: int) -> list[Json]:
-        """GET /v1/backfills/{backfill}/failures."""
-        return list(self._json("GET", path_of("backfills", backfill, "failures"))["failures"])
-
-    def pause_backfill(self, backfill: int) -> Json:
-        """POST /v1/backfills/{backfill}/pause."""
-        return self._json("POST", path_of("backfills", backfill, "pause"))
-
-    def resume_backfill(self, backfill: int) -> Json:
-        """POST /v1/backfills/{backfill}/resume."""
-        return self._json("POST", path_of("backfills", backfill, "resume"))
-
-    def cancel_backfill(self, backfill: int) -> Json:
-        """POST /v1/backfills/{backfill}/cancel."""
-        return self._json("POST", path_of("backfills", backfill, "cancel"))
-
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
         try:
@@ -291,6 +253,18 @@ class Client(UpgradeRoutes, EdgeRoutes):
         if not response.is_success:
             raise Problem(response.status_code, _problem(response))
         return response
+
+    def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> Iterator[str]:
+        """The lines of a streamed answer, as they come; Unreachable after `silence` seconds without one."""
+        timeout = httpx.Timeout(silence, connect=silence)
+        try:
+            with self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise Problem(response.status_code, _problem(response))
+                yield from response.iter_lines()
+        except httpx.TransportError as error:
+            raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
 
 
 def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:

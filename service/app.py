@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import FrameType
 
 import uvicorn
@@ -22,8 +23,10 @@ from service import (
     gates,
     health,
     items,
+    progress,
     search,
     versions,
+    work,
 )
 from service.auth import Guard, check_exposure
 from service.runtime import running
@@ -41,8 +44,12 @@ ROUTERS = (
     gates.router,
     deployments.router,
     backfills.router,
+    progress.router,
+    work.router,
 )
 
+NOT_STARTED = 3
+"""Exit code when the address could not be listened on."""
 GRACE_SECONDS = 10
 """How long requests may take to end once the server was asked to stop."""
 
@@ -78,13 +85,28 @@ def serve(settings: Settings) -> None:
     check_exposure(settings)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGTERM, _ended)
-    uvicorn.run(
-        create_app(settings),
-        host=settings.host,
-        port=settings.port,
-        access_log=False,
-        timeout_graceful_shutdown=GRACE_SECONDS,
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
     )
+    server = _Server(config, app)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(NOT_STARTED)
+
+
+class _Server(uvicorn.Server):
+    """Tells streams to end before it waits for its connections."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if (runtime := getattr(self._app.state, "runtime", None)) is not None:
+            runtime.stopping.set()
+        super().handle_exit(sig, frame)
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

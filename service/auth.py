@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 OPEN = {"/v1/health"}
 """Answered without a key, so that a load balancer needs none."""
+WORK = "/v1/work"
+"""Where the worker key is enough."""
 UPLOADS = {"/v1/versions"}
 """Where a body may be as large as a version archive."""
 
@@ -67,8 +69,9 @@ class Guard:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
         self.settings = settings
-        key = settings.api_key
+        key, worker_key = settings.api_key, settings.worker_key
         self._expected = None if key is None else f"Bearer {key.get_secret_value()}".encode()
+        self._worker = None if worker_key is None else f"Bearer {worker_key.get_secret_value()}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -101,11 +104,17 @@ class Guard:
             self._check_local(headers)
         elif scope["path"] not in OPEN:
             given = headers.get("authorization", "").encode("latin-1")
-            if not hmac.compare_digest(given, self._expected):
+            known = hmac.compare_digest(given, self._expected)
+            if not known and not self._is_worker(scope["path"], given):
                 raise Unauthorized
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
             raise BodyTooLarge(_too_large(limit))
+
+    def _is_worker(self, path: str, given: bytes) -> bool:
+        """A remote worker may do its work and nothing else."""
+        work = path == f"{WORK}:claim" or path.startswith(f"{WORK}/")
+        return work and self._worker is not None and hmac.compare_digest(given, self._worker)
 
     def _check_local(self, headers: Headers) -> None:
         """Without a key, keep out web pages that speak to this machine through a user's browser.

@@ -1,34 +1,33 @@
-"""Backfills: start, list, watch, pause, resume, cancel. `service.worker` does the work."""
+"""Backfills: start, list, pause, resume, cancel. `service.progress` shows them, `service.worker` does the work."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from service.catalog import Catalog, Registered
 from service.errors import NoCurrentVersion
-from service.planner import ACTIVE, Kind, State, forward_from, plan
+from service.estimates import EstimateOut, estimate
+from service.moving import Mover
+from service.orders import Scope, uncertainties
+from service.planner import ACTIVE, Kind, State, forward_from, plan, turn
+from service.progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.repository import gallery_named, gallery_row, take_seq
-from service.runtime import Service
-from service.schemas import Body
+from service.runtime import Runtime, Service
+from service.schemas import BackfillNumber, Body
 from service.tables import backfill, backfill_failure, item
 
 router = APIRouter(tags=["backfills"])
 
-Number = Annotated[int, Path(ge=1, lt=1 << 63)]
-
-
-class UnknownBackfill(RegraftError):
-    """There is no backfill of this number."""
-
-    status = 404
-    code = "unknown_backfill"
+CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
+"""Items a worker takes at once: enough that claiming and committing them costs little beside computing them."""
 
 
 class BackfillActive(RegraftError):
@@ -53,33 +52,22 @@ class NotCurrent(RegraftError):
 
 
 class BackfillIn(Body):
-    """What to move, and how fast: `rate` is items per second over all workers. `version` must be the current one."""
+    """What to move, in which order, and how fast: `rate` is items per second over all workers.
+
+    `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
+    moved; `origin` leaves out items whose active embedding came about otherwise. `attempts` at an item before it is
+    given up.
+    """
 
     version: str | None = None
     kind: Literal["reencode", "transform"] = "reencode"
-    order: Literal["random", "newest", "oldest"] = "random"
-    chunk_size: Annotated[int, Field(ge=1, le=4096)] = 64
+    order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
+    chunk_size: Annotated[int | None, Field(ge=1, le=4096)] = None
     rate: Annotated[float | None, Field(ge=0.001)] = None
-
-
-class BackfillOut(BaseModel):
-    """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`."""
-
-    id: int
-    gallery: str
-    version: str
-    kind: str
-    order: str
-    state: str
-    total: int
-    done: int
-    skipped: int
-    failed: int
-    remaining: int
-    rate: float | None
-    created: float
-    finished: float | None
-    eta_seconds: float | None
+    share: Annotated[float | None, Field(gt=0, le=1)] = None
+    limit: Annotated[int | None, Field(ge=1, lt=1 << 31)] = None
+    origin: Literal["encoded", "transformed", "supplied"] | None = None
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
 
 
 class Backfills(BaseModel):
@@ -89,10 +77,17 @@ class Backfills(BaseModel):
 
 
 class Failure(BaseModel):
-    """An item that could not be moved, and why."""
+    """An item that could not be moved, and why; it stays reachable in `version`. `next_try`: it will be tried again.
+
+    `code`: `image_missing`, `image_invalid`, `image_unreadable` or `refused` (by the encoder or the edge).
+    """
 
     item: str
+    code: str
     reason: str
+    attempts: int
+    next_try: float | None
+    version: str | None
     at: float
 
 
@@ -104,10 +99,16 @@ class Failures(BaseModel):
 
 
 @router.post("/galleries/{name}/backfills", status_code=202)
-def create(name: str, body: BackfillIn, response: Response, service: Service) -> BackfillOut:
-    """Plan moving the gallery's items to its current version; workers start at once."""
+def create(
+    name: str, body: BackfillIn, response: Response, service: Service, dry_run: bool = False
+) -> BackfillOut | EstimateOut:
+    """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
+    if dry_run:
+        response.status_code = 200
+        return _estimate(service, name, body)
+    uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
     with service.database.write() as connection:
-        row = start(connection, service.catalog, gallery_named(connection, name).id, body)
+        row = start(connection, service.catalog, gallery_named(connection, name).id, body, uncertain)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
     return describe(service.catalog, name, row)
 
@@ -116,57 +117,56 @@ def create(name: str, body: BackfillIn, response: Response, service: Service) ->
 def list_all(name: str, service: Service) -> Backfills:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
-        mine = select(backfill).where(backfill.c.gallery_id == gallery_named(connection, name).id)
-        rows = connection.execute(mine.order_by(backfill.c.id)).all()
+        rows = backfill_rows(connection, gallery_named(connection, name).id)
     return Backfills(backfills=[describe(service.catalog, name, row) for row in rows])
 
 
 @router.get("/backfills/{number}")
-def show(number: Number, service: Service) -> BackfillOut:
+def show(number: BackfillNumber, service: Service) -> BackfillOut:
     """State and progress of a backfill."""
-    with service.database.read() as connection:
-        row = _row(connection, number)
-        name = _gallery_name(connection, row)
-    return describe(service.catalog, name, row)
+    return look(service, number)[1]
 
 
 @router.get("/backfills/{number}/failures")
-def failures(number: Number, service: Service, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000) -> Failures:
+def failures(
+    number: BackfillNumber, service: Service, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
+) -> Failures:
     """Items that could not be moved, with the reason."""
     with service.database.read() as connection:
-        row = _row(connection, number)
+        row = backfill_row(connection, number)
         rows = _failures(connection, number, limit)
-    found = [Failure(item=f.external_id, reason=f.reason, at=f.at) for f in rows]
+    found = [_failure(service.catalog, f) for f in rows]
     return Failures(failures=found, failed=row.failed)
 
 
 @router.post("/backfills/{number}/pause")
-def pause(number: Number, service: Service) -> BackfillOut:
+def pause(number: BackfillNumber, service: Service) -> BackfillOut:
     """Let no chunk be claimed or committed until it is resumed."""
-    return _turn(service, number, State.RUNNING, State.PAUSED)
+    return _turn(service, number, (State.RUNNING,), State.PAUSED)
 
 
 @router.post("/backfills/{number}/resume")
-def resume(number: Number, service: Service) -> BackfillOut:
+def resume(number: BackfillNumber, service: Service) -> BackfillOut:
     """Go on with a paused backfill."""
-    return _turn(service, number, State.PAUSED, State.RUNNING)
+    return _turn(service, number, (State.PAUSED,), State.RUNNING)
 
 
 @router.post("/backfills/{number}/cancel")
-def cancel(number: Number, service: Service) -> BackfillOut:
+def cancel(number: BackfillNumber, service: Service) -> BackfillOut:
     """End a backfill; what it moved stays moved."""
-    with service.database.write() as connection:
-        active = update(backfill).where(backfill.c.id == number, backfill.c.state.in_(ACTIVE))
-        connection.execute(active.values(state=State.CANCELLED, finished=time.time()))
-        row = _row(connection, number)
-        if row.state != State.CANCELLED:
-            raise BackfillEnded(f"backfill {number} is {row.state}")
-        name = _gallery_name(connection, row)
-    return describe(service.catalog, name, row)
+    return _turn(service, number, ACTIVE, State.CANCELLED)
 
 
-def start(connection: Connection, catalog: Catalog, gallery_id: int, asked: BackfillIn) -> Row[Any]:
+def start(
+    connection: Connection,
+    catalog: Catalog,
+    gallery_id: int,
+    asked: BackfillIn,
+    uncertain: Mapping[int, float] | None = None,
+) -> Row[Any]:
     """Add a backfill with its chunks and return its row; one without any item to move is done at once.
+
+    `uncertain` is what `orders.uncertainties` says of the items, for the order `uncertainty`.
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
@@ -185,37 +185,43 @@ def start(connection: Connection, catalog: Catalog, gallery_id: int, asked: Back
         "kind": asked.kind,
         "item_order": asked.order,
         "state": State.RUNNING,
-        "chunk_size": asked.chunk_size,
+        "chunk_size": asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)],
         "rate": asked.rate,
         "next_claim": now,
         "total": 0,
         "created": now,
+        "resumed": now,
+        "share": asked.share,
+        "item_limit": asked.limit,
+        "origin": asked.origin,
+        "attempts": asked.attempts,
     }
     row = connection.execute(insert(backfill).values(values).returning(backfill)).one()
-    if not plan(connection, row):
-        connection.execute(update(backfill).where(backfill.c.id == row.id).values(state=State.DONE, finished=now))
-    return _row(connection, row.id)
+    if not plan(connection, row, uncertain):
+        turn(connection, row.id, (State.RUNNING,), State.DONE)
+    return backfill_row(connection, row.id)
 
 
-def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
-    """What a user sees of a backfill."""
-    return BackfillOut(
-        id=row.id,
-        gallery=gallery_name,
-        version=catalog.by_id(row.version_id).name,
-        kind=row.kind,
-        order=row.item_order,
-        state=row.state,
-        total=row.total,
-        done=row.done,
-        skipped=row.skipped,
-        failed=row.failed,
-        remaining=_remaining(row),
-        rate=row.rate,
-        created=row.created,
-        finished=row.finished,
-        eta_seconds=_eta(row),
-    )
+def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, float]:
+    """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
+    with _asked(service, name, asked) as (connection, mover, _, scope):
+        return uncertainties(connection, service.catalog, mover, scope)
+
+
+def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
+    with _asked(service, name, asked) as (connection, mover, target, scope):
+        return estimate(service, connection, mover, target, scope, asked)
+
+
+@contextmanager
+def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Connection, Mover, Registered, Scope]]:
+    """What a backfill would move, with one view of the database. Raises as `start` does."""
+    mover = Mover(service.catalog, service.blobs, service.settings.max_image_pixels)
+    with service.database.read() as connection:
+        gallery_id = gallery_named(connection, name).id
+        target = _target(connection, service.catalog, gallery_id, asked.version)
+        _check_possible(connection, Kind(asked.kind), target)
+        yield connection, mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 
 
 def _target(connection: Connection, catalog: Catalog, gallery_id: int, asked: str | None) -> Registered:
@@ -242,22 +248,14 @@ def _check_possible(connection: Connection, kind: Kind, target: Registered) -> N
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
 
 
-def _turn(service: Service, number: int, before: State, after: State) -> BackfillOut:
+def _turn(service: Runtime, number: int, before: Sequence[State], after: State) -> BackfillOut:
     with service.database.write() as connection:
-        turned = update(backfill).where(backfill.c.id == number, backfill.c.state == before)
-        connection.execute(turned.values(state=after))
-        row = _row(connection, number)
+        turn(connection, number, before, after)
+        row = backfill_row(connection, number)
         if row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
         name = _gallery_name(connection, row)
     return describe(service.catalog, name, row)
-
-
-def _row(connection: Connection, number: int) -> Row[Any]:
-    row = connection.execute(select(backfill).where(backfill.c.id == number)).first()
-    if row is None:
-        raise UnknownBackfill(f"there is no backfill {number}")
-    return row
 
 
 def _gallery_name(connection: Connection, row: Row[Any]) -> str:
@@ -266,20 +264,20 @@ def _gallery_name(connection: Connection, row: Row[Any]) -> str:
     return str(found.name)
 
 
-def _failures(connection: Connection, number: int, limit: int) -> Sequence[Row[str, str, float]]:
-    columns = (item.c.external_id, backfill_failure.c.reason, backfill_failure.c.at)
+def _failures(connection: Connection, number: int, limit: int) -> Sequence[Row[Any]]:
+    columns = (item.c.external_id, item.c.active_id, backfill_failure)
     statement = select(*columns).join(item, item.c.id == backfill_failure.c.item_id)
     mine = statement.where(backfill_failure.c.backfill_id == number)
     return connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)).all()
 
 
-def _remaining(row: Row[Any]) -> int:
-    return int(row.total - row.done - row.skipped - row.failed)
-
-
-def _eta(row: Row[Any]) -> float | None:
-    """Seconds left at the mean speed since the start; None while nobody can know."""
-    processed = row.total - _remaining(row)
-    if row.state != State.RUNNING or not processed:
-        return None
-    return float(_remaining(row) * (time.time() - row.created) / processed)
+def _failure(catalog: Catalog, row: Row[Any]) -> Failure:
+    return Failure(
+        item=row.external_id,
+        code=row.code,
+        reason=row.reason,
+        attempts=row.attempts,
+        next_try=row.next_try,
+        version=None if row.active_id is None else catalog.by_id(row.active_id).name,
+        at=row.at,
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +50,19 @@ class Blobs:
     def read(self, key: str) -> bytes:
         """The image of a key. Raises FileNotFoundError."""
         return bytes(self._store.cat_file(self._path(key)))
+
+    def exists(self, key: str) -> bool:
+        """Whether there is an image of this key."""
+        return bool(self._store.exists(self._path(key)))
+
+    def all(self) -> Iterator[tuple[str, float]]:
+        """Every key there is, with its age in seconds; a store that does not tell the age says 0."""
+        found = self._store.find(self._root, detail=True) if self._store.exists(self._root) else {}
+        now = time.time()
+        for path, details in found.items():
+            written = details.get("mtime") or details.get("LastModified") or now
+            seconds = written if isinstance(written, (int, float)) else written.timestamp()
+            yield str(path).removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove images; one that cannot be removed is logged and left as an orphan."""

@@ -11,11 +11,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Update, and_, bindparam, case, false, insert, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    false,
+    insert,
+    or_,
+    select,
+    update,
+)
 
 from index.errors import RegraftError
 from index.space import Vectors
-from service.planner import QUALIFIES, Kind, State
+from service.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State
 from service.repository import put_embeddings, take_seq, to_bytes
 from service.tables import backfill, backfill_chunk, backfill_failure, embedding, item
 
@@ -24,6 +38,8 @@ BURST_SECONDS = 1.0
 PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
 REASON_LENGTH = 1024
+PAUSE_SECONDS = 2.0
+"""How long an item that failed waits before it is tried again; twice as long after each further failure."""
 
 
 class ChunkLost(RegraftError):
@@ -44,48 +60,71 @@ class Chunk:
     version_id: int
     kind: Kind
     item_ids: tuple[int, ...]
+    attempts: int
 
 
 @dataclass(frozen=True)
 class Moved:
-    """An item's new embedding, made from the item as it was at `seq`: `vector` (D,), `side` (S,) or None."""
+    """An item's new embedding, made from the item as it was at `seq`: `vector` (D,), `side` (S,) or None.
+
+    `uncertainty` is how unsure the transform was of it, where the edge tells.
+    """
 
     item_id: int
     seq: int
     vector: Vectors
     side: Vectors | None
+    uncertainty: float | None = None
 
 
 @dataclass(frozen=True)
 class Failed:
-    """An item that could not be moved as it was at `seq`, and why."""
+    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
 
     item_id: int
     seq: int
     reason: str
+    code: str = "refused"
+    retry: bool = False
 
 
 # Claiming
 
 
-def claimable(connection: Connection) -> list[Row[Any]]:
-    """The running backfills whose rate allows another chunk now, the one that waits longest first."""
+def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[Row[Any]]:
+    """The running backfills of these kinds whose rate allows another chunk now, the one that waits longest first."""
     now = time.time()
     next_claim = backfill.c.next_claim
     due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
-    statement = select(backfill).where(backfill.c.state == State.RUNNING, due)
+    statement = select(backfill).where(backfill.c.state == State.RUNNING, backfill.c.kind.in_(kinds), due)
     return list(connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
 
 
-def claim(connection: Connection, owner: str, lease_seconds: float) -> Chunk | None:
+def claim(
+    connection: Connection, owner: str, lease_seconds: float, kinds: Sequence[Kind] = tuple(Kind)
+) -> Chunk | None:
     """Lease the next chunk that nobody holds, or whose holder gave no sign of life before its lease ran out."""
-    for job in claimable(connection):
+    for job in claimable(connection, kinds):
         taken = _take(connection, job.id, owner, time.time() + lease_seconds)
         if taken is not None:
             _pace(connection, job, len(taken.item_ids))
-            items = tuple(taken.item_ids)
-            return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items)
+            return _chunk(job, taken, owner)
     return None
+
+
+def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
+    """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
+    mine = (backfill_chunk.c.id == chunk_id, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner == owner)
+    taken = connection.execute(select(backfill_chunk).where(*mine)).first()
+    if taken is None:
+        raise ChunkLost("this lease is over: the chunk is done, or another worker's")
+    job = connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)).one()
+    return _chunk(job, taken, owner)
+
+
+def _chunk(job: Row[Any], taken: Row[Any], owner: str) -> Chunk:
+    items = tuple(taken.item_ids)
+    return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
 
 
 def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
@@ -156,8 +195,15 @@ def read_embeddings(connection: Connection, chunk: Chunk) -> Sequence[Row[int, i
     return connection.execute(select(*columns).select_from(item.join(embedding, active)).where(_still(chunk))).all()
 
 
+def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:
+    """The chunk's items that still qualify."""
+    return list(connection.execute(select(item.c.id).where(_still(chunk))).scalars())
+
+
 def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed: Sequence[Failed]) -> dict[str, int]:
     """Write a chunk's results, of the items that are still as they were read, and count them.
+
+    `retried` items are neither done nor failed: they wait to be planned again.
 
     Raises:
         ChunkLost: another worker holds the chunk, or its backfill was paused, cancelled or deleted; nothing is written.
@@ -170,13 +216,13 @@ def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed:
     moved = [m for m in moved if m.item_id in unchanged]
     failed = [f for f in failed if f.item_id in unchanged]
     _write_moved(connection, chunk, moved, first_seq)
-    _write_failed(connection, chunk, failed)
-    counts = {"done": len(moved), "failed": len(failed), "skipped": len(chunk.item_ids) - len(moved) - len(failed)}
-    counted = {name: backfill.c[name] + count for name, count in counts.items()}
+    given_up = _write_failed(connection, chunk, failed)
+    counts = {"done": len(moved), "failed": given_up, "skipped": len(chunk.item_ids) - len(moved) - len(failed)}
+    counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
     running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == State.RUNNING)
     if not connection.execute(running.values(counted)).rowcount:
         raise ChunkLost("the backfill is not running")
-    return counts
+    return {**counts, "retried": len(failed) - given_up}
 
 
 def _still(chunk: Chunk) -> ColumnElement[bool]:
@@ -202,6 +248,7 @@ def _write_moved(connection: Connection, chunk: Chunk, moved: Sequence[Moved], f
                 "item_id": m.item_id,
                 "vector": to_bytes(m.vector),
                 "side": None if m.side is None else to_bytes(m.side),
+                "uncertainty": m.uncertainty,
             }
             for m in moved
         ],
@@ -210,8 +257,42 @@ def _write_moved(connection: Connection, chunk: Chunk, moved: Sequence[Moved], f
     connection.execute(place, [{"key": m.item_id, "at": first_seq + number} for number, m in enumerate(moved)])
 
 
-def _write_failed(connection: Connection, chunk: Chunk, failed: Sequence[Failed]) -> None:
-    if failed:
-        same = {"backfill_id": chunk.backfill_id, "at": time.time()}
-        rows = [{**same, "item_id": f.item_id, "reason": f.reason[:REASON_LENGTH]} for f in failed]
+def _write_failed(connection: Connection, chunk: Chunk, failed: Sequence[Failed]) -> int:
+    """Note what failed, and when it is tried again; returns how many were given up."""
+    tried = _take_earlier_attempts(connection, chunk)
+    now = time.time()
+    rows = []
+    for f in failed:
+        attempts = tried.get(f.item_id, 0) + 1
+        final = not f.retry or attempts >= chunk.attempts
+        rows.append(
+            {
+                "backfill_id": chunk.backfill_id,
+                "item_id": f.item_id,
+                "seq": f.seq,
+                "reason": f.reason[:REASON_LENGTH],
+                "code": f.code,
+                "attempts": attempts,
+                "final": final,
+                "next_try": None if final else now + pause_seconds(attempts),
+                "at": now,
+            }
+        )
+    if rows:
         connection.execute(insert(backfill_failure), rows)
+    return sum(bool(row["final"]) for row in rows)
+
+
+def _take_earlier_attempts(connection: Connection, chunk: Chunk) -> dict[int, int]:
+    """How often each of the chunk's items was tried before; what is noted about them is removed."""
+    mine = (backfill_failure.c.backfill_id == chunk.backfill_id, backfill_failure.c.item_id.in_(chunk.item_ids))
+    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*mine)
+    tried = {row.item_id: row.attempts for row in connection.execute(noted)}
+    if tried:
+        connection.execute(delete(backfill_failure).where(*mine))
+    return tried
+
+
+def pause_seconds(attempts: int) -> float:
+    """How long an item rests after it failed so many times."""
+    return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))

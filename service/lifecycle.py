@@ -23,10 +23,8 @@ from service.catalog import Catalog, Registered, registered_sha256
 from service.errors import NoCurrentVersion
 from service.history import State, etag, history, on_its_way, standing
 from service.placement import activate, check_reachable
-from service.planner import ACTIVE
-from service.planner import State as BackfillState
 from service.repository import gallery_row, take_seq
-from service.tables import backfill, deployment, deployment_transition, gallery, gate_report, trial_report
+from service.tables import deployment, deployment_transition, gallery, gate_report, trial_report
 from service.trials import summary
 
 Evidence = Mapping[str, Any]
@@ -154,9 +152,7 @@ def become_current(moving: Moving) -> Evidence:
     _end_current(moving, State.SUPERSEDED)
     mine = update(gallery).where(gallery.c.id == moving.gallery.id)
     connection.execute(mine.values(current_id=moving.row.version_id))
-    foreign = (backfill.c.gallery_id == moving.gallery.id, backfill.c.version_id != moving.row.version_id)
-    cancelled = update(backfill).where(*foreign, backfill.c.state.in_(ACTIVE))
-    stopped = connection.execute(cancelled.values(state=BackfillState.CANCELLED, finished=now)).rowcount
+    stopped = cancel_backfills(connection, moving.gallery.id, moving.row.version_id)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
     moving.catalog.sync_edges()
     moved = activate(connection, moving.catalog, moving.gallery.id, moving.version)

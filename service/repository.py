@@ -31,6 +31,7 @@ from service.tables import (
     gallery,
     gate_report,
     item,
+    item_traffic,
     trial_report,
 )
 
@@ -133,6 +134,7 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
         delete(deployment).where(deployment.c.gallery_id == gallery_id),
         delete(gate_report).where(gate_report.c.gallery_id == gallery_id),
         delete(embedding).where(embedding.c.item_id.in_(items)),
+        delete(item_traffic).where(item_traffic.c.item_id.in_(items)),
         delete(item).where(item.c.gallery_id == gallery_id),
         delete(gallery).where(gallery.c.id == gallery_id),
     ):
@@ -184,6 +186,7 @@ def store_items(
                 "origin": n.origin,
                 "vector": to_bytes(n.vector),
                 "side": None if n.side is None else to_bytes(n.side),
+                "uncertainty": None,
             }
             for n in new
         ],
@@ -195,10 +198,11 @@ def put_embeddings(connection: Connection, rows: Sequence[Mapping[str, Any]]) ->
     """Insert embeddings, replacing those of the same item and version. Keys: the columns of the table, all of them."""
     if not rows:
         return
-    same = and_(embedding.c.item_id == bindparam("item"), embedding.c.version_id == bindparam("version"))
-    connection.execute(
-        delete(embedding).where(same), [{"item": r["item_id"], "version": r["version_id"]} for r in rows]
-    )
+    # One statement a version and block: several times as fast as one a row.
+    for version_id in {row["version_id"] for row in rows}:
+        for block in blocks([row["item_id"] for row in rows if row["version_id"] == version_id]):
+            held = (embedding.c.version_id == version_id, embedding.c.item_id.in_(block))
+            connection.execute(delete(embedding).where(*held))
     connection.execute(insert(embedding), rows)
 
 
@@ -255,7 +259,7 @@ def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]
         .order_by(embedding.c.version_id)
     )
     found: dict[str, list[Any]] = {}
-    for block in _blocks([external_id for external_id in external_ids if external_id.isprintable()]):
+    for block in blocks([external_id for external_id in external_ids if external_id.isprintable()]):
         for row in connection.execute(statement.where(item.c.external_id.in_(block))):
             found.setdefault(row.external_id, []).append(row)
     return found
@@ -271,7 +275,7 @@ _DESCRIBE = (
 def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int], tuple[str, dict[str, Any], str]]:
     """What a match shows: (key, version id) -> (external id, metadata, origin), for the embeddings that still exist."""
     found: dict[tuple[int, int], tuple[str, dict[str, Any], str]] = {}
-    for block in _blocks(keys):
+    for block in blocks(keys):
         for key, version_id, external_id, metadata, origin in connection.execute(_DESCRIBE, {"keys": block}):
             found[key, version_id] = external_id, metadata, origin
     return found
@@ -306,7 +310,7 @@ def _rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str
     external_ids = [external_id for external_id in external_ids if external_id.isprintable()]
     statement = select(item).where(item.c.gallery_id == gallery_id)
     found: list[Row[Any]] = []
-    for block in _blocks(external_ids):
+    for block in blocks(external_ids):
         found.extend(connection.execute(statement.where(item.c.external_id.in_(block))))
     return found
 
@@ -320,9 +324,10 @@ def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
-    for block in _blocks(keys):
+    for block in blocks(keys):
         connection.execute(delete(embedding).where(embedding.c.item_id.in_(block)))
 
 
-def _blocks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+def blocks(values: Sequence[T]) -> Iterator[Sequence[T]]:
+    """Values in pieces that fit one statement."""
     return (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
@@ -18,6 +19,7 @@ from service.replica import Replica
 from service.resting import Rester
 from service.retiring import resume
 from service.settings import Settings
+from service.traffic import Traffic
 from service.watching import Watch
 
 P = ParamSpec("P")
@@ -33,8 +35,11 @@ class Runtime:
     blobs: Blobs
     catalog: Catalog
     replica: Replica
+    traffic: Traffic
     watch: Watch
     threads: ThreadPoolExecutor
+    stopping: threading.Event = field(default_factory=threading.Event)
+    """Set when the server is asked to stop: answers that never end by themselves end then."""
 
     async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
@@ -54,10 +59,13 @@ def running(settings: Settings) -> Iterator[Runtime]:
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
         rester.start()
         watch.start()
+        traffic = Traffic(database)
+        traffic.start()
         resume(database)
         try:
-            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, watch, threads)
+            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, traffic, watch, threads)
         finally:
+            traffic.stop()
             watch.stop()
             rester.stop()
             replica.stop()

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import chain
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import numpy as np
+from fastapi import Path
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from index.errors import InvalidVector
 from index.space import Space, Vectors, check_vectors
 from service.errors import InvalidBody
+
+BackfillNumber = Annotated[int, Path(ge=1, lt=1 << 63)]
 
 
 class Body(BaseModel):

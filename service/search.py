@@ -157,6 +157,7 @@ def _page(service: Runtime, live: Live, question: Question, part: Part, key: str
         if complete:
             break
         service.replica.refresh(live.id)
+    service.traffic.count(np.asarray([key for row in shown for _, _, key, _ in row], np.int64))
     more = any(len(row) > question.offset + question.k for row in rows)
     return Page(part, found, results, more, fetch_seconds)
 

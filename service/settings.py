@@ -26,6 +26,9 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(None, min_length=1)
     """Every request must carry it as `Authorization: Bearer <key>`; needed to listen beyond loopback."""
 
+    worker_key: SecretStr | None = Field(None, min_length=1)
+    """What remote workers send instead of the API key; it opens the routes below /v1/work and no others."""
+
     max_image_pixels: int = Field(50_000_000, ge=1)
     max_body_bytes: int = Field(256 << 20, ge=1)
     max_archive_bytes: int = Field(2 << 30, ge=1)

@@ -21,6 +21,8 @@ from sqlalchemy import (
     String,
     Table,
     UniqueConstraint,
+    text,
+    true,
 )
 
 metadata = MetaData(
@@ -112,8 +114,18 @@ embedding = Table(
     Column("origin", String(16), nullable=False),
     Column("vector", LargeBinary, nullable=False),
     Column("side", LargeBinary),
+    # How unsure the forward transform that made it was, where its edge tells; higher is less sure.
+    Column("uncertainty", Float),
     CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
     Index(None, "version_id"),
+)
+
+item_traffic = Table(
+    "item_traffic",
+    metadata,
+    Column("item_id", Id, ForeignKey("item.id"), primary_key=True),
+    # How often queries have matched the item; counted in memory, so the last seconds before a crash are missing.
+    Column("matches", BigInteger, nullable=False),
 )
 
 gate_report = Table(
@@ -260,8 +272,22 @@ backfill = Table(
     Column("failed", Integer, nullable=False, default=0),
     Column("created", Float, nullable=False),
     Column("finished", Float),
+    # Scope: the share of what qualified at the start, the most items to be moved, the origin of the active embedding.
+    Column("share", Float),
+    Column("item_limit", Integer),
+    Column("origin", String(16)),
+    Column("filter", JSON),
+    # How often an item is tried before it is given up.
+    Column("attempts", Integer, nullable=False, server_default=text("3")),
+    # Grows with each change that a user sees: the id of its event.
+    Column("revision", Integer, nullable=False, server_default=text("0")),
+    # Seconds it ran before it was last paused, and since when it runs; null while it does not.
+    Column("active_seconds", Float, nullable=False, server_default=text("0")),
+    Column("resumed", Float),
     CheckConstraint("kind in ('reencode', 'transform')", name="kind"),
-    CheckConstraint("item_order in ('random', 'newest', 'oldest')", name="item_order"),
+    CheckConstraint(
+        "item_order in ('random', 'newest', 'oldest', 'uncertainty', 'traffic', 'transformed')", name="item_order"
+    ),
     CheckConstraint("state in ('running', 'paused', 'done', 'cancelled')", name="state"),
     Index(None, "gallery_id"),
     sqlite_autoincrement=True,
@@ -289,4 +315,11 @@ backfill_failure = Table(
     Column("item_id", Id, ForeignKey("item.id"), primary_key=True),
     Column("reason", String(1024), nullable=False),
     Column("at", Float, nullable=False),
+    Column("code", String(16), nullable=False, server_default=text("'refused'")),
+    # The item as it was when it failed; written since, it is tried again.
+    Column("seq", BigInteger, nullable=False, server_default=text("0")),
+    Column("attempts", Integer, nullable=False, server_default=text("1")),
+    Column("final", Boolean, nullable=False, server_default=true()),
+    # When it is tried again; null: given up, or in a chunk already.
+    Column("next_try", Float),
 )

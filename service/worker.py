@@ -1,7 +1,8 @@
-"""The worker: claim -> encode or transform -> persist, chunk by chunk, until it is told to stop.
+"""The worker: claim -> read -> encode or transform -> persist, chunk by chunk, until it is told to stop.
 
-It holds no transaction while it computes, so it may be killed at any moment: what it has not committed it has not done,
-and its chunk is free again when the lease runs out.
+Three steps overlap: while one chunk is computed, the next is read and decoded and the last is committed. No transaction
+is open while something is computed, so a worker may be killed at any moment: what it has not committed it has not done,
+and its chunks are free again when their leases run out.
 """
 
 from __future__ import annotations
@@ -12,10 +13,9 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import TypeVar
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import OperationalError
 
 from service import chunks
@@ -24,9 +24,13 @@ from service.catalog import Catalog
 from service.chunks import Chunk, ChunkLost
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
-from service.moving import Mover, Outcome
+from service.leases import Leases
+from service.moving import Compute, Mover, Outcome, outcome_of
+from service.orders import NoUncertainty, Scope, uncertainties
+from service.pipeline import Pipeline
 from service.planner import Kind, State, drained, finish_or_extend
 from service.settings import Settings
+from service.tables import backfill
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +38,6 @@ IDLE_SECONDS = 0.5
 """The longest wait of an idle worker between two looks for work."""
 RETRY_SECONDS = 5.0
 """The longest wait between two attempts while the database does not answer."""
-SIGNS_PER_LEASE = 4
 
 T = TypeVar("T")
 
@@ -60,36 +63,48 @@ class Worker:
         self._database = Database(settings.database_url)
         self._catalog = Catalog(self._database, settings)
         self._mover = Mover(self._catalog, Blobs(settings.blobs_url), settings.max_image_pixels)
+        self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:
-        """Step until told to stop, waiting longer and longer while there is nothing to do."""
+        """Work until told to stop, reading ahead and committing behind what is computed."""
         self._log("worker_started")
-        idle = self._settings.poll_seconds
-        while not self._stop.is_set():
-            self._catalog.rest()
-            if self.step():
-                idle = self._settings.poll_seconds
-            else:
-                self._stop.wait(idle)
-                idle = min(2 * idle, IDLE_SECONDS)
+        Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
         self._log("worker_stopped")
 
     def step(self) -> bool:
         """Move one chunk, or end or extend a backfill that has none left. False: there was nothing to do."""
+        chunk: Chunk | None = None
         try:
             chunk = self._patiently(self._claim)
             if chunk is None:
                 return self._patiently(self._finish_or_extend)
-            self._process(chunk)
+            self._leases.hold(chunk)
+            self._finish(chunk, self._move(chunk))
         except Exception:
-            # A lease runs out by itself, which is also the pause before the chunk is tried again.
             logger.exception("action=step_failed worker=%s", self.owner)
+            if chunk is not None:
+                self._let_go(chunk, failed=True)
             return False
         return True
 
     def close(self) -> None:
         """Close the database."""
+        self._leases.close()
         self._database.close()
+
+    def _next(self) -> Chunk | None:
+        """A chunk to work on; None once the worker is told to stop. Waits longer and longer while there is none."""
+        idle = self._settings.poll_seconds
+        while not self._stop.is_set():
+            if chunk := self._patiently(self._claim):
+                self._leases.hold(chunk)
+                return chunk
+            self._catalog.rest()
+            if self._patiently(self._finish_or_extend):
+                continue
+            self._stop.wait(idle)
+            idle = min(2 * idle, IDLE_SECONDS)
+        return None
 
     def _claim(self) -> Chunk | None:
         with self._database.lookup() as connection:
@@ -98,22 +113,31 @@ class Worker:
         with self._database.write() as connection:
             return chunks.claim(connection, self.owner, self._settings.lease_seconds)
 
-    def _process(self, chunk: Chunk) -> None:
-        try:
-            with self._holding(chunk):
-                outcome = self._move(chunk)
-            counts = self._patiently(lambda: self._persist(chunk, outcome))
-        except (ChunkLost, UnknownGallery) as error:
-            self._patiently(lambda: self._release(chunk))
-            self._log("chunk_lost", backfill=chunk.backfill_id, chunk=chunk.id, reason=error.message)
-        else:
-            self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
-
-    def _move(self, chunk: Chunk) -> Outcome:
+    def _load(self, chunk: Chunk) -> Iterator[Compute]:
+        """Read a chunk, a step at a time."""
         target = self._catalog.by_id(chunk.version_id)
         if chunk.kind is Kind.REENCODE:
             return self._mover.reencode(target, self._read(chunks.read_images, chunk))
         return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
+
+    def _move(self, chunk: Chunk) -> Outcome:
+        return outcome_of(self._load(chunk))
+
+    def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
+        try:
+            counts = self._patiently(lambda: self._persist(chunk, outcome))
+        except (ChunkLost, UnknownGallery) as error:
+            self._let_go(chunk, failed=False)
+            self._log("chunk_lost", backfill=chunk.backfill_id, chunk=chunk.id, reason=error.message)
+        else:
+            self._leases.drop(chunk)
+            self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
+
+    def _let_go(self, chunk: Chunk, failed: bool) -> None:
+        """Give a chunk back; one that failed rests until its lease has run out, which is the pause it needs."""
+        self._leases.drop(chunk)
+        if not failed:
+            self._patiently(lambda: self._release(chunk))
 
     def _read(self, read: Callable[[Connection, Chunk], T], chunk: Chunk) -> T:
         def attempt() -> T:
@@ -136,32 +160,32 @@ class Worker:
             waiting = drained(connection)
         extended = False
         for backfill_id in waiting:
+            uncertain = self._uncertain(backfill_id)
             with self._database.write() as connection:
-                state = finish_or_extend(connection, backfill_id)
+                state = finish_or_extend(connection, backfill_id, uncertain)
             extended |= state is State.RUNNING
             if state is not None:
                 self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=backfill_id)
         return extended
 
-    @contextmanager
-    def _holding(self, chunk: Chunk) -> Iterator[None]:
-        """Keep the lease alive while the body computes."""
-        done = threading.Event()
-        signs = threading.Thread(target=self._give_signs, args=(chunk, done), name="lease", daemon=True)
-        signs.start()
-        try:
-            yield
-        finally:
-            done.set()
-            signs.join()
-
-    def _give_signs(self, chunk: Chunk, done: threading.Event) -> None:
-        while not done.wait(self._settings.lease_seconds / SIGNS_PER_LEASE):
+    def _uncertain(self, backfill_id: int) -> dict[int, float]:
+        """For the order `uncertainty`: how unsure the transform is of the items that came meanwhile."""
+        with self._database.read() as connection:
+            job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
+            if job is None or job.item_order != "uncertainty":
+                return {}
+            scope = Scope(job.gallery_id, job.kind, job.version_id, job.origin)
             try:
-                with self._database.write() as connection:
-                    chunks.extend(connection, chunk, self._settings.lease_seconds)
-            except OperationalError as error:
-                self._log("lease_not_extended", chunk=chunk.id, reason=error.orig)
+                return uncertainties(connection, self._catalog, self._mover, scope)
+            except NoUncertainty:
+                return {}
+
+    def _extend(self, chunk: Chunk) -> None:
+        try:
+            with self._database.write() as connection:
+                chunks.extend(connection, chunk, self._settings.lease_seconds)
+        except OperationalError as error:
+            self._log("lease_not_extended", chunk=chunk.id, reason=error.orig)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Try again while the database is locked or away; give up when told to stop."""

@@ -14,6 +14,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.evaluation import Compared
 from index.graph import Graph
+from index.ordering import hyperbolic_uncertainty
 from index.space import Lorentz, Vectors
 from index.transform import Carried
 from index.version import Edge, EdgeKind, Version
@@ -121,8 +122,7 @@ class Crossings:
     def uncertainty(self, new: str, old: str) -> Vectors | None:
         """(N,) how unsure something is of each item on its way from `old` to `new`; None where nothing says.
 
-        The forward edge may tell a variance (FastFill). In hyperbolic space an embedding near the origin is unsure:
-        1 - tanh(sqrt(K) |v|), v its tangent vector at the origin (HBCT, Bui 2025, 2506.05826, eq. 10, for any K).
+        The forward edge may tell a variance (FastFill); in hyperbolic space the norm does (HBCT).
         """
         moved = self._moved_to(new, old)
         if moved is not None and moved.carried.variance_N is not None:
@@ -130,8 +130,7 @@ class Crossings:
         space = self.sides[old].space
         if not isinstance(space, Lorentz):
             return None
-        scaled_N = np.sqrt(space.curvature) * np.linalg.norm(self.sides[old].items_ND.astype(np.float64), axis=1)
-        return np.asarray(1.0 - np.tanh(np.arcsinh(scaled_N)), np.float32)
+        return hyperbolic_uncertainty(space.curvature, self.sides[old].items_ND).astype(np.float32)
 
     def _moved_to(self, new: str, old: str) -> Moved | None:
         return next((moved for moved in self.moved(old) if moved.version == new and moved.kinds), None)

@@ -2,42 +2,89 @@
 
 from __future__ import annotations
 
-import time
 from typing import Annotated
 
 import typer
 
 from regraft.client import Client, Json
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, out, print_table, progress
-
-WATCH_SECONDS = 0.5
-ACTIVE = frozenset({"running", "paused"})
+from regraft.commands.plan import print_estimate
 
 backfill = typer.Typer(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the backfill.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until it ends; Ctrl-C only stops watching.")]
 
 
+Version = Annotated[str | None, typer.Option("--version", help="Target; default the current version.")]
+Kind = Annotated[str, typer.Option("--kind", help="reencode (from images) or transform (from stored embeddings).")]
+Order = Annotated[
+    str, typer.Option("--order", help="random, newest, oldest, uncertainty, traffic or transformed (those first).")
+]
+ChunkSize = Annotated[
+    int | None, typer.Option("--chunk-size", min=1, help="Items a worker takes at once.", show_default=False)
+]
+Rate = Annotated[float | None, typer.Option("--rate", help="Items a second at most.", show_default=False)]
+Share = Annotated[
+    float | None, typer.Option("--share", help="At most this share of the items, above 0 to 1.", show_default=False)
+]
+Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so many items.", show_default=False)]
+Origin = Annotated[
+    str | None, typer.Option("--origin", help="Only items encoded, transformed or supplied.", show_default=False)
+]
+Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Tries at an item before it is given up.")]
+
+
 @backfill.command("start")
 def start(
     name: Gallery,
-    version: Annotated[
-        str | None, typer.Option(help="Target; default the current version.", show_default=False)
-    ] = None,
-    kind: Annotated[
-        str, typer.Option(help="reencode (from images) or transform (from stored embeddings).")
-    ] = "reencode",
-    order: Annotated[str, typer.Option(help="random, newest or oldest.")] = "random",
-    chunk_size: Annotated[int, typer.Option(min=1, help="Items a worker takes at once.")] = 64,
-    rate: Annotated[float | None, typer.Option(help="Items a second at most.", show_default=False)] = None,
+    version: Version = None,
+    kind: Kind = "reencode",
+    order: Order = "random",
+    chunk_size: ChunkSize = None,
+    rate: Rate = None,
+    share: Share = None,
+    limit: Limit = None,
+    origin: Origin = None,
+    attempts: Attempts = 3,
     watch: Watch = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Start moving a gallery's items to a version."""
     with connect(url, api_key) as client:
-        started = client.start_backfill(name, version=version, kind=kind, order=order, chunk_size=chunk_size, rate=rate)
+        started = client.start_backfill(
+            name,
+            version=version,
+            kind=kind,
+            order=order,
+            chunk_size=chunk_size,
+            rate=rate,
+            share=share,
+            limit=limit,
+            origin=origin,
+            attempts=attempts,
+        )
         _show(client, started, watch)
+
+
+@backfill.command("estimate")
+def estimate(
+    name: Gallery,
+    version: Version = None,
+    kind: Kind = "reencode",
+    rate: Rate = None,
+    share: Share = None,
+    limit: Limit = None,
+    origin: Origin = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Say what a backfill would take, without starting it."""
+    with connect(url, api_key) as client:
+        shown = client.estimate_backfill(
+            name, version=version, kind=kind, rate=rate, share=share, limit=limit, origin=origin
+        )
+    print_estimate(shown)
 
 
 @backfill.command("list")
@@ -54,6 +101,13 @@ def show(number: Number, watch: Watch = False, url: Url = URL, api_key: ApiKey =
     """Show one backfill and the items it could not move."""
     with connect(url, api_key) as client:
         _show(client, client.backfill(number), watch)
+
+
+@backfill.command("watch")
+def watch(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+    """Show a progress bar until a backfill ends; Ctrl-C only stops watching."""
+    with connect(url, api_key) as client:
+        _show(client, client.backfill(number), True)
 
 
 @backfill.command("pause")
@@ -78,7 +132,8 @@ def cancel(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
 
 
 def _show(client: Client, shown: Json, watch: bool) -> None:
-    _print(_watch(client, shown) if watch else shown)
+    shown = _watch(client, shown) if watch else shown
+    _print(shown)
     if shown["failed"]:
         for failure in client.backfill_failures(shown["id"]):
             out.print(f"  {failure['item']}: {failure['reason']}", markup=False)
@@ -87,13 +142,10 @@ def _show(client: Client, shown: Json, watch: bool) -> None:
 def _watch(client: Client, watched: Json) -> Json:
     with progress() as bar:
         task = bar.add_task(f"backfill {watched['id']} to {watched['version']}", total=watched["total"])
-        while True:
-            moved = watched["total"] - watched["remaining"]
-            bar.update(task, completed=moved, total=watched["total"])
-            if watched["state"] not in ACTIVE:
-                return watched
-            time.sleep(WATCH_SECONDS)
-            watched = client.backfill(watched["id"])
+        newest = watched
+        for newest in client.watch_backfill(watched["id"]):
+            bar.update(task, completed=newest["total"] - newest["remaining"], total=newest["total"])
+    return newest
 
 
 def _print(shown: Json) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -41,10 +42,10 @@ def serve(
         from service.app import serve as run_service
         from service.auth import check_exposure
         from service.database import upgrade
-    settings = _settings()
+    settings = checked_settings()
     check_exposure(settings)
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
-    with _database():
+    with usable_database():
         upgrade(settings)
     # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
@@ -53,19 +54,45 @@ def serve(
         run_service(settings)
 
 
-def worker(data: Data = None) -> None:
+def worker(
+    data: Data = None,
+    url: Annotated[
+        str | None, typer.Option(help="Work for this service over HTTP, without its database.", show_default=False)
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="REGRAFT_WORKER_KEY", help="The service's worker key.", show_default=False)
+    ] = None,
+) -> None:
     """Run one worker; any number may run beside a service."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    if url is not None:
+        _work_remotely(url, key, data, stop)
+        return
     _settle({"data": data})
     with needs(""):
         from service.worker import run
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
     if os.environ.get(FOLLOW_PARENT):
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
-    with _database():
-        run(_settings(), stop)
+    with usable_database():
+        run(checked_settings(), stop)
+
+
+def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading.Event) -> None:
+    with needs(""):
+        from regraft.client import Client
+        from regraft.remote import RemoteWorker
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    settings = checked_settings()
+    folder = (data or settings.data) / "worker"
+    with Client(url, key) as client:
+        RemoteWorker(
+            client, folder, stop, threads=settings.encoder_threads, max_pixels=settings.max_image_pixels
+        ).work()
 
 
 def migrate(data: Data = None) -> None:
@@ -73,8 +100,8 @@ def migrate(data: Data = None) -> None:
     _settle({"data": data})
     with needs(""):
         from service.database import upgrade
-    settings = _settings()
-    with _database():
+    settings = checked_settings()
+    with usable_database():
         upgrade(settings)
     out.print(f"{settings.database_url} is up to date")
 
@@ -140,7 +167,7 @@ def _stop_at_end_of_input(stop: threading.Event) -> None:
 
 
 @contextmanager
-def _database() -> Iterator[None]:
+def usable_database() -> Iterator[None]:
     """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -152,7 +179,8 @@ def _database() -> Iterator[None]:
         raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}") from error
 
 
-def _settings() -> Settings:
+def checked_settings() -> Settings:
+    """The settings of the environment; one line of an error for each that is wrong."""
     from pydantic import ValidationError
 
     from service.settings import Settings

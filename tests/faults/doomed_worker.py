@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from service.settings import Settings
 
 POINTS: dict[str, tuple[Any, str, bool, signal.Signals]] = {
     # point: (where, which function, at its end instead of its beginning, how)
-    "claimed": (worker.Worker, "_move", False, signal.SIGKILL),
+    "claimed": (worker.Worker, "_load", False, signal.SIGKILL),
     "computed": (worker.Worker, "_persist", False, signal.SIGKILL),
     "written": (chunks, "commit", True, signal.SIGKILL),
     "committed": (worker.Worker, "_persist", True, signal.SIGKILL),
@@ -29,7 +30,12 @@ def doom(call: Callable[..., Any], at_end: bool, how: signal.Signals, number: in
 
     def doomed(*args: Any) -> Any:
         due = next(calls) == number
-        if due and not at_end:
+        if due and how is signal.SIGSTOP:
+            # Between transactions: a process that freezes inside one locks SQLite for everyone.
+            with args[0]._database._turn:
+                os.kill(os.getpid(), how)
+                time.sleep(0.5)  # the signal may take effect a moment later, in another thread first
+        elif due and not at_end:
             os.kill(os.getpid(), how)
         result = call(*args)
         if due and at_end:

@@ -20,7 +20,8 @@ def test_a_worker_killed_at_any_point_of_a_chunk_changes_nothing_of_the_end(site
     between = site.mix("g").get(V2, 0) + site.mix("h").get(V2, 0)
     site.work()
 
-    assert between == (18 if point == "committed" else 12)
+    # Chunks are committed one by one behind the one that is computed: two may be missing when the third is claimed.
+    assert between in {"claimed": (0, 6, 12), "committed": (18,)}.get(point, (12,))
     assert site.state("g") == site.state("h")
     assert site.mix("g") == {V2: 48}
     for number in (killed, undisturbed):

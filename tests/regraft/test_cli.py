@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 from index.errors import InvalidArgument
-from regraft import cli
+from regraft import backfill_routes, cli
 from regraft.client import Client
-from regraft.commands import backfills, galleries, options
+from regraft.commands import galleries, options
 
 GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3, "created": 0.0}
 BACKFILL = {
@@ -30,7 +30,21 @@ BACKFILL = {
 }
 
 COMMANDS = [
-    *("serve", "worker", "migrate", "gallery", "ingest", "query", "version", "gate", "deploy", "rollback", "backfill"),
+    *(
+        "serve",
+        "worker",
+        "migrate",
+        "doctor",
+        "plan",
+        "gallery",
+        "ingest",
+        "query",
+        "version",
+        "gate",
+        "deploy",
+        "rollback",
+        "backfill",
+    ),
     *("edges", "evaluation", "deployment", "retire"),
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 ]
@@ -371,16 +385,25 @@ def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, 
 
 
 def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
-    monkeypatch.setattr(backfills, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(backfill_routes, "RECONNECT_SECONDS", 0.0)
     running = {**BACKFILL, "state": "running", "done": 1, "remaining": 3}
     service.answers["POST /v1/galleries/g/backfills"] = running
-    service.answers["GET /v1/backfills/3"] = [httpx.Response(200, json=b) for b in (running, BACKFILL)]
+    first, second = (f"id: {n}\nevent: progress\ndata: {json.dumps(b)}\n\n" for n, b in ((7, running), (9, BACKFILL)))
+    # The stream breaks in the middle of an event, and is taken up behind the last whole one.
+    streams = [first + second[:20], ": hello\n\n" + second + "event: end\ndata: {}\n\n"]
+    service.answers["GET /v1/backfills/3/events"] = [httpx.Response(200, text=text) for text in streams]
 
     code, shown, _ = run("backfill", "start", "g", "--rate", 100, "--watch")
 
     assert code == 0
     assert shown == "backfill 3: reencode to v2 is done (4 done, 0 skipped, 0 failed, 0 remaining)\n"
-    assert json.loads(service.requests[0].content)["rate"] == 100.0
+    assert json.loads(service.requests[0].content) == {
+        "kind": "reencode",
+        "order": "random",
+        "rate": 100,
+        "attempts": 3,
+    }
+    assert [r.headers.get("last-event-id") for r in service.requests[1:]] == [None, "7"]
 
 
 def test_a_backfill_that_failed_for_items_names_them(run, service):

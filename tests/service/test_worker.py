@@ -13,9 +13,9 @@ import pytest
 from sqlalchemy import select, update
 from sqlalchemy.exc import OperationalError
 
-from index.encoder import Embedded, Encoder
+from index.encoder import Encoder
 from index.errors import InvalidVector, InvalidVersionFolder
-from index.transform import load_forward, load_transform
+from index.transform import Carried, load_forward, load_transform
 from index.version import Version
 from service import chunks, worker
 from service.moving import _embed
@@ -154,7 +154,7 @@ def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
 def test_an_image_that_the_encoder_refuses_fails_alone(
     served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, make_image: Callable[..., Any]
 ) -> None:
-    path = filled()
+    path = filled(attempts=1)
     whole = Encoder.encode_arrays
     bad = np.float32(np.asarray(make_image(13 % 5, 13))[0, 0]) / 255
 
@@ -383,13 +383,14 @@ def test_waiting_for_a_database_that_stays_away_ends_with_the_stop(tmp_path: Pat
 
 
 def test_one_bad_input_never_costs_the_others_theirs() -> None:
-    def picky(xs: Any) -> Embedded:
+    def picky(xs: Any) -> Carried:
         if -1 in xs:
             raise InvalidVector("below zero")
-        return Embedded(np.float32([[x] for x in xs]), None)
+        return Carried(np.float32([[x] for x in xs]), None, np.float32(xs) / 10)
 
     inputs = [(SimpleNamespace(id=n, seq=10 + n), -1 if n in {2, 5} else n) for n in range(7)]
     moved, failed = _embed(inputs, picky)  # type: ignore[arg-type]
 
     assert [(m.item_id, m.seq, float(m.vector[0])) for m in moved] == [(n, 10 + n, n) for n in (0, 1, 3, 4, 6)]
+    assert [m.uncertainty for m in moved] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6])
     assert [(f.item_id, f.seq, f.reason) for f in failed] == [(2, 12, "below zero"), (5, 15, "below zero")]

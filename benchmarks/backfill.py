@@ -1,0 +1,408 @@
+"""What a backfill reaches, and what it costs the queries beside it.
+
+    python benchmarks/backfill.py small        # worker against plain loops, re-encoding with a small encoder
+    python benchmarks/backfill.py resnet50     # with a ResNet-50-sized one
+    python benchmarks/backfill.py transform    # over a stored item edge
+    python benchmarks/backfill.py queries      # p50 and p99 of queries: no backfill, rate-limited, full speed
+
+Everything is made here: a ResNet-50-sized encoder with random weights, a small one, an item edge, random pictures. The
+plain loops are what a script would do without any bookkeeping: `compute` only computes (images decoded, nothing read
+from or written to a database); `script` also reads its inputs and writes its results, a block a transaction. Rounds of
+worker and loops take turns, so that a busy machine slows all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+from PIL import Image
+from sqlalchemy import create_engine, delete, select, text, update
+
+from index.cost import encoder_macs, forward_macs
+from index.encoder import BATCH, Encoder
+from index.folder import load_version, pack_version, write_card, write_edge
+from index.image import decode_image, preprocess
+from index.transform import load_forward
+from index.version import EDGE_MODEL, ENCODER, PROBE, Card, Edge, EdgeKind, Preprocess, Score, Version
+from service.blobs import Blobs
+from service.repository import from_bytes, to_bytes
+from service.settings import Settings
+from service.tables import backfill, embedding, item
+from service.worker import Worker
+
+SIDE = 224
+RNG = np.random.default_rng(0)
+
+
+def weights(*shape: int) -> np.ndarray:
+    fan = int(np.prod(shape[1:])) or 1
+    return RNG.normal(scale=fan**-0.5, size=shape).astype(np.float32)
+
+
+class Net:
+    """Builds an ONNX graph node by node."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Any] = []
+        self.arrays: list[Any] = []
+
+    def add(self, kind: str, inputs: list[str], arrays: dict[str, np.ndarray] | None = None, **attributes: Any) -> str:
+        number = len(self.nodes)
+        names = []
+        for name, array in (arrays or {}).items():
+            names.append(f"{name}{number}")
+            self.arrays.append(numpy_helper.from_array(array, names[-1]))
+        self.nodes.append(helper.make_node(kind, [*inputs, *names], [f"y{number}"], name=f"n{number}", **attributes))
+        return f"y{number}"
+
+    def conv(self, x: str, into: int, out: int, size: int, stride: int = 1, relu: bool = True) -> str:
+        arrays = {"w": weights(out, into, size, size)}
+        y = self.add("Conv", [x], arrays, strides=[stride] * 2, pads=[size // 2] * 4, kernel_shape=[size] * 2)
+        return self.add("Relu", [y]) if relu else y
+
+
+def resnet50(net: Net) -> tuple[str, int]:
+    x = net.add("MaxPool", [net.conv("image", 3, 64, 7, 2)], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    width = 64
+    for stage, (blocks, inner) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
+        for block in range(blocks):
+            stride = 2 if stage and not block else 1
+            y = net.conv(
+                net.conv(net.conv(x, width, inner, 1), inner, inner, 3, stride), inner, 4 * inner, 1, relu=False
+            )
+            x = x if block else net.conv(x, width, 4 * inner, 1, stride, relu=False)
+            width = 4 * inner
+            x = net.add("Relu", [net.add("Add", [x, y])])
+    return net.add("Flatten", [net.add("GlobalAveragePool", [x])]), width
+
+
+def small(net: Net) -> tuple[str, int]:
+    x = net.conv(net.conv(net.conv("image", 3, 16, 7, 4), 16, 32, 3, 4), 32, 64, 3, 2)
+    return net.add("Flatten", [net.add("GlobalAveragePool", [x])]), 64
+
+
+def write_version(
+    folder: Path, name: str, dim: int, body: Callable[[Net], tuple[str, int]], old: Version | None
+) -> Version:
+    folder.mkdir()
+    net = Net()
+    features, width = body(net)
+    last = net.add("MatMul", [features], {"w": weights(width, dim)})
+    net.nodes.append(helper.make_node("LpNormalization", [last], ["out"], axis=1))
+    save(folder / ENCODER, net, {"image": ("N", 3, SIDE, SIDE)}, dim)
+    spec = Preprocess(height=SIDE, width=SIDE, resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    card = Card(name, dim, {"kind": "cosine"}, spec, method="random")
+    if old is not None:
+        score = {"cmc@1": Score(0.5, 0.4, 0.6)}
+        for kind, place in ((EdgeKind.FORWARD, old),):
+            write_edge(folder, Edge(name, place.name, kind, score, place.card.encoder))
+            mlp = Net()
+            hidden = mlp.add("Relu", [mlp.add("MatMul", ["embedding"], {"w": weights(old.card.dim, 512)})])
+            out = mlp.add("MatMul", [hidden], {"w": weights(512, dim)})
+            mlp.nodes.append(helper.make_node("LpNormalization", [out], ["out"], axis=1))
+            save(folder / "edges" / old.name / EDGE_MODEL[kind], mlp, {"embedding": ("N", old.card.dim)}, dim)
+    import onnxruntime as ort
+
+    image = RNG.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
+    (probe,) = ort.InferenceSession(str(folder / ENCODER)).run(None, {"image": image})
+    np.savez(folder / PROBE, image=image, embedding=probe)
+    write_card(folder, card)
+    return load_version(folder)
+
+
+def save(path: Path, net: Net, inputs: dict[str, tuple[Any, ...]], dim: int) -> None:
+    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ("N", dim))
+    graph = helper.make_graph(net.nodes, "g", given, [out], net.arrays)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
+
+
+def picture(number: int) -> bytes:
+    rng = np.random.default_rng(number)
+    pixels = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((40, 40, 1))).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
+class Server:
+    """A real service in a process of its own, and a client."""
+
+    def __init__(self, data: Path) -> None:
+        self.settings = Settings(data=data)
+        with closing(socket.socket()) as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "regraft", "serve", "--workers", "0", "--port", str(port), "--data", str(data)]
+        self.log = (data.parent / "server.log").open("wb")
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=600)
+        while True:
+            try:
+                if self.http.get("/health/ready").status_code == 200:
+                    return
+            except httpx.TransportError:
+                time.sleep(0.05)
+
+    def post(self, path: str, **body: Any) -> Any:
+        answer = self.http.post(path, json=body)
+        assert answer.is_success, answer.text
+        return answer.json()
+
+    def register(self, version: Version) -> None:
+        archive = version.folder.parent / f"{version.name}.zip"
+        pack_version(version.folder, archive)
+        answer = self.http.post("/versions", files={"archive": archive.read_bytes()})
+        assert answer.is_success, answer.text
+
+    def close(self) -> None:
+        self.http.close()
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
+
+
+def fill(server: Server, name: str, old: str, new: str, images: int, vectors: int, dim: int) -> None:
+    server.post("/galleries", name=name)
+    server.post(f"/galleries/{name}/deployments", version=old)
+    for start in range(0, images, 200):
+        listed = [{"id": f"p{n}", "metadata": {}, "image": str(n)} for n in range(start, min(start + 200, images))]
+        files = [("images", (i["image"], picture(int(i["image"])))) for i in listed]
+        answer = server.http.post(f"/galleries/{name}/items", data={"items": json.dumps(listed)}, files=files)
+        assert answer.is_success, answer.text
+    for start in range(0, vectors, 5000):
+        rows = RNG.normal(size=(min(5000, vectors - start), dim)).round(4)
+        items = [{"id": f"v{start + n}", "metadata": {}, "embedding": row.tolist()} for n, row in enumerate(rows)]
+        server.post(f"/galleries/{name}/items", version=old, items=items)
+    server.post(f"/galleries/{name}/deployments", version=new)
+
+
+def back(settings: Settings, old: str, new: str) -> None:
+    """Undo a backfill, so that the next round finds what this one found."""
+    engine = create_engine(settings.database_url)
+    with engine.begin() as connection:
+        ids = dict(tuple(r) for r in connection.execute(text("select name, id from version")))
+        connection.execute(delete(embedding).where(embedding.c.version_id == ids[new]))
+        connection.execute(update(item).values(active_id=ids[old]))
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+    engine.dispose()
+
+
+def run_worker(server: Server, gallery: str, kind: str) -> float:
+    """Items a second of a worker, from its first claim to its last commit; loading the models is left out."""
+    started = server.post(f"/galleries/{gallery}/backfills", kind=kind)
+    stop = threading.Event()
+    worker = Worker(server.settings, stop)
+    if kind == "reencode":
+        worker._catalog.by_id(2).encoder()  # noqa: SLF001 - loading is not what is measured
+    thread = threading.Thread(target=worker.work)
+    begin = time.perf_counter()
+    thread.start()
+    engine = create_engine(server.settings.database_url)
+    done = select(backfill.c.done, backfill.c.state).where(backfill.c.id == started["id"])
+    while True:
+        with engine.connect() as connection:
+            row = connection.execute(done).one()
+        if row.done == started["total"]:
+            break
+        assert row.state == "running", row
+        time.sleep(0.005)
+    seconds = time.perf_counter() - begin
+    stop.set()
+    thread.join()
+    worker.close()
+    engine.dispose()
+    return started["total"] / seconds
+
+
+def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:
+    engine = create_engine(server.settings.database_url)
+    blobs = Blobs(server.settings.blobs_url)
+    with engine.connect() as connection:
+        rows = connection.execute(select(item.c.id, item.c.blob).where(item.c.blob.is_not(None))).all()
+    begin = time.perf_counter()
+    for start in range(0, len(rows), BATCH):
+        block = rows[start : start + BATCH]
+        images = [decode_image(blobs.read(row.blob)) for row in block]
+        made = encoder.encode_arrays(np.stack([preprocess(image, encoder.spec) for image in images]))
+        if write:
+            put(engine, [row.id for row in block], made.vectors, "encoded")
+    seconds = time.perf_counter() - begin
+    engine.dispose()
+    return len(rows) / seconds
+
+
+def plain_transform(server: Server, transform: Any, dim: int, write: bool) -> float:
+    engine = create_engine(server.settings.database_url)
+    with engine.connect() as connection:
+        ids = connection.execute(select(item.c.id)).scalars().all()
+    begin = time.perf_counter()
+    for start in range(0, len(ids), 512):
+        block = ids[start : start + 512]
+        with engine.connect() as connection:
+            stored = connection.execute(
+                select(embedding.c.item_id, embedding.c.vector).where(embedding.c.item_id.in_(block))
+            ).all()
+        made = transform.carry(from_bytes([row.vector for row in stored], dim))
+        if write:
+            put(engine, [row.item_id for row in stored], made.vectors_ND, "transformed")
+    seconds = time.perf_counter() - begin
+    engine.dispose()
+    return len(ids) / seconds
+
+
+def compute_only(run: Callable[[], Any], size: int, seconds: float = 1.5) -> float:
+    run()
+    begin, count = time.perf_counter(), 0
+    while time.perf_counter() - begin < seconds:
+        run()
+        count += size
+    return count / (time.perf_counter() - begin)
+
+
+def put(engine: Any, ids: list[int], vectors: np.ndarray, origin: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text("PRAGMA synchronous=FULL"))
+        rows = [
+            {"item_id": key, "version_id": 2, "origin": origin, "vector": to_bytes(vector)}
+            for key, vector in zip(ids, vectors, strict=True)
+        ]
+        connection.execute(embedding.insert(), rows)
+        place = update(item).where(item.c.id == text(":key")).values(active_id=2)
+        connection.execute(place, [{"key": key} for key in ids])
+
+
+@contextmanager
+def served(
+    body: Callable[[Net], tuple[str, int]], images: int, vectors: int
+) -> Iterator[tuple[Server, Version, Version]]:
+    """A service with one gallery `g` of v1, v2 current; v2 has the encoder `body`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        root = Path(scratch)
+        v1 = write_version(root / "v1", "v1", 128, small, None)
+        v2 = write_version(root / "v2", "v2", 256, body, v1)
+        server = Server(root / "data")
+        try:
+            for version in (v1, v2):
+                server.register(version)
+            fill(server, "g", "v1", "v2", images, vectors, 128)
+            yield server, v1, v2
+        finally:
+            server.close()
+
+
+def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, rounds: int) -> None:
+    with served(body, images, 0) as (server, _, v2):
+        encoder = Encoder(v2)
+        loops = {
+            "script": lambda: plain_reencode(server, encoder, True),
+            "compute": lambda: plain_reencode(server, encoder, False),
+        }
+        show(title, "reencode", server, rounds, loops)
+        print(f"  {encoder_macs(v2):.3g} multiply-accumulates an image", flush=True)
+
+
+def transform(vectors: int, rounds: int) -> None:
+    with served(small, 0, vectors) as (server, v1, v2):
+        edge = load_forward(v2.edges[0], v2.card, v1.card)
+        batch = RNG.normal(size=(512, 128)).astype(np.float32)
+        loops = {
+            "script": lambda: plain_transform(server, edge, 128, True),
+            "read and compute": lambda: plain_transform(server, edge, 128, False),
+            "compute": lambda: compute_only(lambda: edge.carry(batch), 512),
+        }
+        show("128 -> 512 -> 256", "transform", server, rounds, loops)
+        print(f"  {forward_macs(v2.edges[0], v1.card):.3g} multiply-accumulates an item", flush=True)
+
+
+def show(title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]]) -> None:
+    found: dict[str, list[float]] = {name: [] for name in ("worker", *loops)}
+    for _ in range(rounds):
+        found["worker"].append(run_worker(server, "g", kind))
+        back(server.settings, "v1", "v2")
+        for name, loop in loops.items():
+            found[name].append(loop())
+            back(server.settings, "v1", "v2")
+    worker = statistics.median(found["worker"])
+    print(f"{title}, {kind}: worker {worker:.1f} items/s", flush=True)
+    for name in loops:
+        ratios = [w / other for w, other in zip(found["worker"], found[name], strict=True)]
+        speed = statistics.median(found[name])
+        print(f"  {name}: {speed:.1f} items/s, worker / {name} = {statistics.median(ratios):.2f}", flush=True)
+
+
+def queries(args: argparse.Namespace) -> None:
+    with served(small, 0, args.vectors) as (server, _, _):
+        for title, rate in (("none", None), (f"rate {args.rate:g} items/s", args.rate), ("full speed", 0.0)):
+            measure_queries(server, title, rate, args)
+            restart_backfills(server)
+            back(server.settings, "v1", "v2")
+
+
+def restart_backfills(server: Server) -> None:
+    for each in server.http.get("/galleries/g/backfills").json()["backfills"]:
+        if each["state"] in {"running", "paused"}:
+            server.http.post(f"/backfills/{each['id']}/cancel")
+
+
+def measure_queries(server: Server, title: str, rate: float | None, args: argparse.Namespace) -> None:
+    worker = None
+    if rate is not None:
+        started = server.post("/galleries/g/backfills", kind="transform", **({"rate": rate} if rate else {}))
+        command = [sys.executable, "-m", "regraft", "worker", "--data", str(server.settings.data)]
+        worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while server.http.get(f"/backfills/{started['id']}").json()["done"] == 0:
+            time.sleep(0.02)
+    asked = [{"version": "v1", "embeddings": [row.tolist()], "k": 10} for row in RNG.normal(size=(200, 128)).round(4)]
+    took, moved, begin = [], 0.0, time.perf_counter()
+    before = server.http.get(f"/backfills/{started['id']}").json()["done"] if worker else 0
+    number = 0
+    while time.perf_counter() - begin < args.seconds:
+        start = time.perf_counter()
+        answer = server.http.post("/galleries/g/query", json=asked[number % len(asked)])
+        took.append(1000 * (time.perf_counter() - start))
+        assert answer.status_code in {200, 409}, answer.text
+        number += 1
+    if worker:
+        moved = (server.http.get(f"/backfills/{started['id']}").json()["done"] - before) / (time.perf_counter() - begin)
+        worker.terminate()
+        worker.wait()
+    p50, p99 = np.percentile(took, [50, 99])
+    print(
+        f"backfill {title}: {moved:.0f} items/s moved, query p50 {p50:.1f} ms, p99 {p99:.1f} ms, n {len(took)}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["resnet50", "small", "transform", "queries"])
+    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("--vectors", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--rate", type=float, default=500.0)
+    args = parser.parse_args()
+    {
+        "resnet50": lambda: reencode("ResNet-50-sized", resnet50, args.images, args.rounds),
+        "small": lambda: reencode("small", small, args.images, args.rounds),
+        "transform": lambda: transform(args.vectors, args.rounds),
+        "queries": lambda: queries(args),
+    }[args.what]()

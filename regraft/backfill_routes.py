@@ -1,0 +1,125 @@
+"""The part of the client that speaks about backfills."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, TypedDict, Unpack
+
+from index.errors import RegraftError
+from regraft.paths import path_of
+
+Json = dict[str, Any]
+
+SILENCE_SECONDS = 30.0
+"""A stream that says nothing for so long is broken; the service sends a sign of life every ten."""
+RECONNECTS = 5
+RECONNECT_SECONDS = 0.5
+
+
+class BackfillOptions(TypedDict, total=False):
+    """What may be said about a backfill; what is left out is the service's default (docs/http-api.md)."""
+
+    version: str | None
+    kind: str
+    order: str
+    chunk_size: int | None
+    rate: float | None
+    share: float | None
+    limit: int | None
+    origin: str | None
+    attempts: int
+
+
+class BackfillRoutes:
+    """Methods of `regraft.client.Client`."""
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        raise NotImplementedError
+
+    def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> Iterator[str]:
+        raise NotImplementedError
+
+    def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
+        """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
+        return self._json("POST", path_of("galleries", gallery, "backfills"), json=_given(options))
+
+    def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
+        """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
+        dry = {"dry_run": "true"}
+        return self._json("POST", path_of("galleries", gallery, "backfills"), params=dry, json=_given(options))
+
+    def backfills(self, gallery: str) -> list[Json]:
+        """GET /v1/galleries/{gallery}/backfills."""
+        return list(self._json("GET", path_of("galleries", gallery, "backfills"))["backfills"])
+
+    def backfill(self, backfill: int) -> Json:
+        """GET /v1/backfills/{backfill}: state and counters."""
+        return self._json("GET", path_of("backfills", backfill))
+
+    def watch_backfill(self, backfill: int) -> Iterator[Json]:
+        """GET /v1/backfills/{backfill}/events: the backfill now and after each change, until it ends.
+
+        A stream that breaks is taken up again behind the last event that came.
+
+        Raises:
+            Unreachable: it broke several times in a row.
+        """
+        last, failures = "", 0
+        while True:
+            headers = {"last-event-id": last} if last else {}
+            try:
+                for event, number, data in events(
+                    self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)
+                ):
+                    failures = 0
+                    if event == "progress":
+                        last = number
+                        yield json.loads(data)
+                    elif event in {"end", "gone"}:
+                        return
+                broken: RegraftError | None = None
+            except RegraftError as error:
+                if error.code != "unreachable":
+                    raise
+                broken = error
+            failures += 1
+            if failures > RECONNECTS:
+                if broken is not None:
+                    raise broken
+                return
+            time.sleep(RECONNECT_SECONDS)
+
+    def backfill_failures(self, backfill: int) -> list[Json]:
+        """GET /v1/backfills/{backfill}/failures."""
+        return list(self._json("GET", path_of("backfills", backfill, "failures"))["failures"])
+
+    def pause_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/pause."""
+        return self._json("POST", path_of("backfills", backfill, "pause"))
+
+    def resume_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/resume."""
+        return self._json("POST", path_of("backfills", backfill, "resume"))
+
+    def cancel_backfill(self, backfill: int) -> Json:
+        """POST /v1/backfills/{backfill}/cancel."""
+        return self._json("POST", path_of("backfills", backfill, "cancel"))
+
+
+def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:
+    """(event, id, data) of each server-sent event; comments and fields without a use here are passed over."""
+    fields = {"event": "message", "id": "", "data": ""}
+    for line in lines:
+        if line:
+            name, _, value = line.partition(":")
+            if name in fields:
+                fields[name] = value.removeprefix(" ")
+        elif fields["data"]:
+            yield fields["event"], fields["id"], fields["data"]
+            fields = {"event": "message", "id": fields["id"], "data": ""}
+
+
+def _given(options: BackfillOptions) -> Json:
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,0 +1,44 @@
+"""`regraft doctor`: look through the data folder for what should not be there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regraft.commands.options import needs, out
+
+DATA_HELP = "Folder of the database, images and versions."
+COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
+
+
+def doctor(
+    data: Annotated[Path | None, typer.Option(help=DATA_HELP, show_default=False)] = None,
+    fix: Annotated[bool, typer.Option("--fix", help="Mend what is safe to mend.")] = False,
+) -> None:
+    """Find damaged or lost data, and say what to do."""
+    if data is not None:
+        os.environ["REGRAFT_DATA"] = str(data)
+    with needs(""):
+        from regraft.commands.processes import checked_settings, usable_database
+        from service.database import Database, upgrade
+        from service.doctor import Doctor
+
+    settings = checked_settings()
+    with usable_database():
+        upgrade(settings)
+        database = Database(settings.database_url)
+        try:
+            findings = Doctor(settings, database).examine(fix=fix)
+        finally:
+            database.close()
+    for finding in findings:
+        out.print(f"[{COLOURS[finding.severity]}]{finding.severity}[/] {finding.code}: {finding.count} {finding.what}")
+        out.print(f"  {', '.join(finding.examples)}{' ...' * (finding.count > len(finding.examples))}", markup=False)
+        out.print(f"  {f'mended {finding.fixed}; ' * bool(finding.fixed)}{finding.advice}", markup=False)
+    if not findings:
+        out.print("nothing is wrong")
+    if any(f.severity == "error" and f.fixed < f.count for f in findings):
+        raise typer.Exit(1)

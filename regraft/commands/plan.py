@@ -1,0 +1,152 @@
+"""`regraft plan`: what moving a gallery to a new version would take, on paper, up to billions of items."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.commands.options import out, print_table
+
+if TYPE_CHECKING:
+    from index.cost import Cost, Reckoned
+    from index.version import Version
+
+MEASURE_SECONDS = 1.0
+BATCH = 32
+
+
+def plan(
+    old: Annotated[Path, typer.Argument(help="Folder of the version the items are stored in.")],
+    new: Annotated[Path, typer.Argument(help="Folder of the version they would move to.")],
+    items: Annotated[int, typer.Option(min=1, help="How many items are stored.")] = 1_000_000,
+    workers: Annotated[int, typer.Option(min=1, help="Workers that share the work.")] = 1,
+    reencode_rate: Annotated[
+        float | None, typer.Option(help="Images a second of one worker; default: measured here.", show_default=False)
+    ] = None,
+    transform_rate: Annotated[
+        float | None, typer.Option(help="Transforms a second of one worker; default: measured.", show_default=False)
+    ] = None,
+    image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image.")] = 100_000,
+) -> None:
+    """Compare re-encoding with transforming, on paper."""
+    from index.folder import load_version
+
+    before, after = load_version(old), load_version(new)
+    rows = []
+    for way, cost in (
+        ("reencode", _reencode(after, reencode_rate)),
+        ("transform", _transform(before, after, transform_rate)),
+    ):
+        if cost is not None:
+            rows.append(_row(way, cost, before, after, items, workers, image_bytes if way == "reencode" else 0))
+    if not rows:
+        raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
+    print_table(["way", "wall clock", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
+    out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
+
+
+def print_estimate(shown: dict[str, Any]) -> None:
+    """An estimate of the service, in words."""
+    macs = shown["macs_per_item"]
+    no_image = f" ({shown['without_image']:,} more have no image)" if shown["without_image"] else ""
+    ways = f"{_count(macs['reencode'])} to reencode, {_count(macs['transform'])} to transform"
+    lines = {
+        "items": f"{shown['items']:,}{no_image}",
+        "time": f"{_seconds(shown['seconds'])} with one worker (measured on {shown['sampled']} items)",
+        "stored": f"{_bytes(shown['bytes_now'])} now, {_bytes(shown['bytes_after'])} after, "
+        f"{_bytes(shown['bytes_after_retiring'])} once older versions are retired",
+        "multiply-accumulates an item": ways,
+    }
+    out.print(f"{shown['kind']} to {shown['version']}: an estimate, nothing was started")
+    print_table(["", ""], [[name, line] for name, line in lines.items()])
+
+
+def _reencode(new: Version, rate: float | None) -> Cost | None:
+    from index.cost import Cost, encoder_macs
+    from index.encoder import Encoder
+
+    if not new.card.encoder:
+        return None
+    if rate is None:
+        import numpy as np
+
+        encoder = Encoder(new)
+        pixels = np.zeros((BATCH, encoder.spec.channels, encoder.spec.height, encoder.spec.width), np.float32)
+        return Cost(encoder_macs(new), _measure(lambda: encoder.encode_arrays(pixels)))
+    return Cost(encoder_macs(new), 1 / rate)
+
+
+def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
+    from index.cost import Cost, forward_macs
+    from index.transform import load_forward
+    from index.version import EdgeKind
+
+    edge = next((e for e in new.edges if e.old == old.name and e.kind is EdgeKind.FORWARD), None)
+    if edge is None:
+        return None
+    if rate is None:
+        import numpy as np
+
+        transform = load_forward(edge, new.card, old.card)
+        vectors = np.full((BATCH, old.card.dim), old.card.dim**-0.5, np.float32)
+        sides = np.zeros((BATCH, old.card.side_dim), np.float32)
+        return Cost(forward_macs(edge, old.card), _measure(lambda: transform.carry(vectors, sides)))
+    return Cost(forward_macs(edge, old.card), 1 / rate)
+
+
+def _measure(run: Callable[[], object]) -> float:
+    """Seconds an item takes; the first batch only warms up."""
+    run()
+    started, batches = time.perf_counter(), 0
+    while time.perf_counter() - started < MEASURE_SECONDS:
+        run()
+        batches += 1
+    return (time.perf_counter() - started) / (batches * BATCH)
+
+
+def _row(way: str, cost: Cost, old: Version, new: Version, items: int, workers: int, image_bytes: int) -> list[str]:
+    from index.cost import reckon
+
+    reckoned: Reckoned = reckon(
+        items,
+        cost,
+        old_floats=old.card.dim + old.card.side_dim,
+        new_floats=new.card.dim + new.card.side_dim,
+        workers=workers,
+    )
+    return [
+        way,
+        _seconds(reckoned.seconds),
+        _bytes(items * image_bytes),
+        _count(cost.macs),
+        _count(reckoned.macs),
+        _bytes(reckoned.bytes_before),
+        _bytes(reckoned.bytes_after),
+    ]
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    for size, unit in ((86_400, "days"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:.3g} s"
+
+
+def _bytes(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.3g} {unit}"
+        size /= 1024
+    return f"{size:,.3g} TiB"
+
+
+def _count(number: float | None) -> str:
+    return "unknown" if number is None else f"{number:.3g}"

@@ -1,0 +1,306 @@
+"""A worker on a machine without access to the database: the same steps as a local one, over HTTP.
+
+It needs the worker key and nothing else: versions are fetched from the service, verified against the hash the service
+names, and kept in a folder for the next time.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import shutil
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.encoder import Encoder
+from index.errors import RegraftError
+from index.folder import load_version, unpack_version
+from index.version import Card, Edge, EdgeKey, Version
+from regraft.client import Client
+from service.catalog import card_sha256
+from service.chunks import Failed, Moved
+from service.leases import Leases
+from service.moving import Compute, Mover, Outcome
+from service.pipeline import Pipeline
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.2
+MOST_IDLE_SECONDS = 5.0
+"""The first and the longest pause between two looks for work."""
+
+Json = dict[str, Any]
+Originals = Callable[[str], bytes]
+"""A device's own images: item id -> file; FileNotFoundError where it has none."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A leased chunk."""
+
+    chunk: int
+    lease: str
+    kind: str
+    version: str
+    card_sha256: str
+    lease_seconds: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """An item as it was read; `blob` is where its image lies in the task."""
+
+    id: int
+    seq: int
+    blob: str = ""
+    active_id: int = 0
+    vector: bytes = b""
+    side: bytes | None = None
+
+
+class RemoteWorker:
+    """Works for one service until it is told to stop."""
+
+    def __init__(
+        self,
+        client: Client,
+        folder: Path,
+        stop: threading.Event,
+        *,
+        threads: int = 1,
+        max_pixels: int = 50_000_000,
+        originals: Originals | None = None,
+    ) -> None:
+        """Say where the work comes from.
+
+        Args:
+            client: made with the worker key.
+            folder: where version folders are kept.
+            stop: ends the work; the chunk in hand is finished.
+            threads: of onnxruntime.
+            max_pixels: larger images are refused.
+            originals: images by item id, for a device that holds them itself; None: fetched from the service.
+        """
+        self.name = f"{socket.gethostname()[:40]}:{uuid.uuid4().hex[:8]}"
+        self._client = client
+        self._stop = stop
+        self._originals = originals
+        self._versions = RemoteVersions(client, folder, threads)
+        self._max_pixels = max_pixels
+        self._leases: Leases[Task] | None = None
+        self._refused: RegraftError | None = None
+
+    def work(self) -> None:
+        """Read ahead, compute, and send back behind. Raises Problem when the service does not accept the key."""
+        self._log("worker_started", url=self._client.url)
+        Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
+        if self._leases is not None:
+            self._leases.close()
+        self._log("worker_stopped")
+        if self._refused is not None:
+            raise self._refused
+
+    def _next(self) -> Task | None:
+        idle = IDLE_SECONDS
+        while not self._stop.is_set():
+            if claimed := self._claim():
+                return claimed
+            self._stop.wait(idle)
+            idle = min(2 * idle, MOST_IDLE_SECONDS)
+        return None
+
+    def _claim(self) -> Task | None:
+        try:
+            found = self._client.claim_work(self.name)
+        except RegraftError as error:
+            if error.status in {401, 403}:
+                self._refused = error
+                self._stop.set()
+                return None
+            self._log("service_away", reason=error.message)
+            return None
+        if found is None:
+            return None
+        task = Task(**{name: found[name] for name in Task.__dataclass_fields__})
+        if self._leases is None:
+            self._leases = Leases(self._extend, task.lease_seconds)
+        self._leases.hold(task)
+        return task
+
+    def _load(self, task: Task) -> Iterator[Compute]:
+        target = self._versions.fetch(task.version, task.card_sha256)
+        items = self._client.work(task.chunk, task.lease, inputs=self._originals is None)["items"]
+        if task.kind == "reencode":
+            yield from self._mover(items).reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
+        else:
+            yield from self._mover(items).transform(target, [self._stored(i) for i in items])
+
+    def _mover(self, items: list[Json]) -> Mover:
+        return Mover(self._versions, _Sent(items, self._originals), self._max_pixels)
+
+    def _stored(self, item: Json) -> Row:
+        old = self._versions.fetch(item["from_version"])
+        side = None if item["side"] is None else base64.b64decode(item["side"])
+        return Row(item["item"], item["seq"], active_id=old.id, vector=base64.b64decode(item["embedding"]), side=side)
+
+    def _finish(self, task: Task, outcome: Outcome) -> None:
+        moved, failed = outcome
+        result = {"moved": [_moved(m) for m in moved], "failed": [_failed(f) for f in failed]}
+        try:
+            counts = self._client.return_work(task.chunk, task.lease, result)
+        except RegraftError as error:
+            self._let_go(task, failed=error.code != "chunk_lost")
+            self._log("chunk_lost" if error.code == "chunk_lost" else "chunk_refused", reason=error.message)
+        else:
+            self._drop(task)
+            self._log("chunk_done", chunk=task.chunk, **counts)
+
+    def _let_go(self, task: Task, failed: bool) -> None:
+        self._drop(task)
+        if failed:
+            return
+        try:
+            self._client.release_work(task.chunk, task.lease)
+        except RegraftError as error:
+            self._log("chunk_not_released", chunk=task.chunk, reason=error.message)
+
+    def _extend(self, task: Task) -> None:
+        try:
+            self._client.extend_work(task.chunk, task.lease)
+        except RegraftError as error:
+            self._log("lease_not_extended", chunk=task.chunk, reason=error.message)
+
+    def _drop(self, task: Task) -> None:
+        if self._leases is not None:
+            self._leases.drop(task)
+
+    def _log(self, action: str, **details: object) -> None:
+        named = "".join(f" {name}={value!r}" for name, value in details.items())
+        logger.info("action=%s worker=%s%s", action, self.name, named)
+
+
+class RemoteVersion:
+    """A version that was fetched."""
+
+    def __init__(self, number: int, loaded: Version, threads: int) -> None:
+        self.id = number
+        self.version = loaded
+        self._threads = threads
+        self._encoder: Encoder | None = None
+
+    @property
+    def name(self) -> str:
+        """The version's name."""
+        return self.version.name
+
+    @property
+    def card(self) -> Card:
+        """The version's card."""
+        return self.version.card
+
+    def encoder(self) -> Encoder:
+        """Its encoder, loaded on first use."""
+        if self._encoder is None:
+            self._encoder = Encoder(self.version, self._threads)
+        return self._encoder
+
+
+@dataclass(frozen=True)
+class RemoteEdge:
+    """An edge of a version that was fetched; versions are only added, so its number stays."""
+
+    id: int
+    edge: Edge
+
+
+class RemoteVersions:
+    """The versions this worker has needed so far, kept as folders."""
+
+    def __init__(self, client: Client, folder: Path, threads: int) -> None:
+        self._client = client
+        self._folder = folder
+        self._threads = threads
+        self._known: dict[str, RemoteVersion] = {}
+
+    def fetch(self, name: str, expected: str | None = None) -> RemoteVersion:
+        """The version of a name. Raises InvalidVersionFolder when it is not what the service said."""
+        if name not in self._known:
+            folder = self._folder / name
+            if not folder.is_dir() or (expected is not None and card_sha256(folder) != expected):
+                self._download(name, folder)
+            loaded = load_version(folder, expect_card=expected)
+            self._known[name] = RemoteVersion(len(self._known), loaded, self._threads)
+        return self._known[name]
+
+    def by_id(self, version_id: int) -> RemoteVersion:
+        """The version of a number that `fetch` gave."""
+        return next(known for known in self._known.values() if known.id == version_id)
+
+    def sync_edges(self) -> None:
+        """A folder does not change."""
+
+    def edge(self, key: EdgeKey) -> RemoteEdge | None:
+        """An edge that came with a version's folder; None: it was added later, and a local worker has to apply it."""
+        edges = [edge for known in self._known.values() for edge in known.version.edges]
+        return next((RemoteEdge(number, edge) for number, edge in enumerate(edges) if edge.key == key), None)
+
+    def _download(self, name: str, folder: Path) -> None:
+        scratch = self._folder / f".incoming-{uuid.uuid4().hex}"
+        scratch.mkdir(parents=True)
+        try:
+            (scratch / "archive.zip").write_bytes(self._client.work_version(name))
+            unpack_version(scratch / "archive.zip", scratch / "folder")
+            load_version(scratch / "folder")
+            shutil.rmtree(folder, ignore_errors=True)
+            (scratch / "folder").rename(folder)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Sent:
+    """The images of one task, by item number."""
+
+    def __init__(self, items: list[Json], originals: Originals | None) -> None:
+        self._items: Mapping[str, Json] = {str(item["item"]): item for item in items}
+        self._originals = originals
+
+    def read(self, key: str) -> bytes:
+        item = self._items[key]
+        if self._originals is not None:
+            return self._originals(item["id"])
+        if item["image"] is None:
+            raise FileNotFoundError(key)
+        return base64.b64decode(item["image"])
+
+
+def _moved(moved: Moved) -> Json:
+    return {
+        "item": moved.item_id,
+        "seq": moved.seq,
+        "vector": _text(moved.vector),
+        "side": None if moved.side is None else _text(moved.side),
+        "uncertainty": moved.uncertainty,
+    }
+
+
+def _failed(failed: Failed) -> Json:
+    # Sent as one line that any database can store.
+    reason = " ".join(failed.reason.replace("\x00", " ").split())[:1024]
+    return {
+        "item": failed.item_id,
+        "seq": failed.seq,
+        "reason": reason,
+        "code": failed.code,
+        "retry": failed.retry,
+    }
+
+
+def _text(vector: Any) -> str:
+    return base64.b64encode(np.asarray(vector, "<f4").tobytes()).decode()

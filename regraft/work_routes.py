@@ -1,0 +1,47 @@
+"""The part of the client that a remote worker uses, with the worker key."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regraft.paths import path_of
+
+Json = dict[str, Any]
+
+
+class WorkRoutes:
+    """Methods of `regraft.client.Client`."""
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        raise NotImplementedError
+
+    def _send(self, method: str, path: str, **request: Any) -> Any:
+        raise NotImplementedError
+
+    def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> Json | None:
+        """POST /v1/work:claim: the next chunk {chunk, lease, lease_seconds, ...}, None when there is none."""
+        answer = self._send("POST", "/work:claim", json={"worker": worker, "kinds": list(kinds)})
+        return None if answer.status_code == 204 else dict(answer.json())
+
+    def work(self, chunk: int, lease: str, *, inputs: bool = True) -> Json:
+        """GET /v1/work/{chunk}: the items and, unless the worker has its own, what to start from."""
+        params = {"lease": lease, "inputs": "true" if inputs else "false"}
+        return self._json("GET", path_of("work", chunk), params=params)
+
+    def return_work(self, chunk: int, lease: str, result: Json) -> Json:
+        """POST /v1/work/{chunk}: the new embeddings and what failed; returns how many were accepted."""
+        return self._json("POST", path_of("work", chunk), params={"lease": lease}, json=result)
+
+    def extend_work(self, chunk: int, lease: str) -> Json:
+        """POST /v1/work/{chunk}/extend: a sign of life."""
+        return self._json("POST", path_of("work", chunk, "extend"), params={"lease": lease})
+
+    def release_work(self, chunk: int, lease: str) -> None:
+        """POST /v1/work/{chunk}/release: give the chunk back undone."""
+        self._send("POST", path_of("work", chunk, "release"), params={"lease": lease})
+
+    def work_version(self, name: str) -> bytes:
+        """GET /v1/work/versions/{name}: the version folder as a .zip."""
+        archive: bytes = self._send("GET", path_of("work", "versions", name)).content
+        return archive

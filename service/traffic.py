@@ -1,0 +1,86 @@
+"""How often items are matched, for backfills in the order `traffic`.
+
+The query path hands over the keys it found and goes on; a thread adds them up and writes them in batches every few
+seconds. What a crash loses are the last seconds; what a full queue drops are its oldest answers.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import Database
+from service.repository import blocks
+from service.tables import item, item_traffic
+
+logger = logging.getLogger(__name__)
+
+FLUSH_SECONDS = 5.0
+QUEUE = 10_000
+"""Answers that wait to be counted."""
+INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class Traffic:
+    """Counts matches of one process. `count` may be called by any thread and never waits."""
+
+    def __init__(self, database: Database, flush_seconds: float = FLUSH_SECONDS) -> None:
+        self._database = database
+        self._flush_seconds = flush_seconds
+        self._found: deque[NDArray[np.int64]] = deque(maxlen=QUEUE)
+        self._stop = threading.Event()
+        self._flushing = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
+
+    def start(self) -> None:
+        """Begin to write in the background."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Write what is left and end."""
+        self._stop.set()
+        self._thread.join()
+        self.flush()
+
+    def count(self, keys: NDArray[np.int64]) -> None:
+        """Note that these items, by their keys, were matched; one that comes twice was matched twice."""
+        self._found.append(keys)
+
+    def flush(self) -> None:
+        """Write what was counted so far; what cannot be written is dropped with a line in the log."""
+        with self._flushing:
+            found = [self._found.popleft() for _ in range(len(self._found))]
+            if not found:
+                return
+            keys, counts = np.unique(np.concatenate([np.ravel(keys) for keys in found]), return_counts=True)
+            counted = list(zip(keys.tolist(), counts.tolist(), strict=True))
+            try:
+                for block in blocks(counted):
+                    with self._database.write() as connection:
+                        add(connection, dict(block))
+            except SQLAlchemyError:
+                logger.warning("the matches of %s items could not be counted", len(counted), exc_info=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._flush_seconds):
+            self.flush()
+
+
+def add(connection: Connection, matches: dict[int, int]) -> None:
+    """Add to the items' counters; items that are gone are left out."""
+    there = connection.execute(select(item.c.id).where(item.c.id.in_(list(matches)))).scalars()
+    # In one order everywhere, so that two processes never wait for each other in a circle.
+    rows = [{"item_id": key, "matches": matches[key]} for key in sorted(there)]
+    if not rows:
+        return
+    statement = INSERT[connection.dialect.name](item_traffic)
+    more = {"matches": func.coalesce(item_traffic.c.matches, 0) + statement.excluded.matches}
+    connection.execute(statement.on_conflict_do_update(index_elements=["item_id"], set_=more), rows)

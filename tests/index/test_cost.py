@@ -1,0 +1,101 @@
+"""index.cost: multiply-accumulates against graphs counted by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from index.cost import Cost, Reckoned, count_macs, reckon
+from index.errors import InvalidArgument, InvalidVersionFolder
+
+
+def save(path: Path, nodes: list[Any], input_shape: tuple[Any, ...], **arrays: np.ndarray) -> Path:
+    given = helper.make_tensor_value_info("x", TensorProto.FLOAT, input_shape)
+    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, None)
+    constants = [numpy_helper.from_array(a.astype(np.float32), name) for name, a in arrays.items()]
+    graph = helper.make_graph(nodes, "g", [given], [out], constants)
+    path.write_bytes(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]).SerializeToString())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("attributes", "weight", "expected"),
+    [
+        # 3x3 over 8x8 with padding: 8 * 8 places * 6 kernels * (2 * 9) numbers.
+        ({"pads": [1, 1, 1, 1]}, (6, 2, 3, 3), 8 * 8 * 6 * 18),
+        # Without padding 6 x 6 places, with stride 2 then 3 x 3.
+        ({}, (6, 2, 3, 3), 6 * 6 * 6 * 18),
+        ({"strides": [2, 2]}, (6, 2, 3, 3), 3 * 3 * 6 * 18),
+        # Depthwise: each kernel sees one channel.
+        ({"pads": [1, 1, 1, 1], "group": 2}, (2, 1, 3, 3), 8 * 8 * 2 * 9),
+        ({}, (5, 2, 1, 1), 8 * 8 * 5 * 2),
+    ],
+)
+def test_a_convolution(tmp_path: Path, attributes: dict[str, Any], weight: tuple[int, ...], expected: int) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["out"], **attributes)
+    model = save(tmp_path / "m.onnx", [node], ("N", 2, 8, 8), w=np.zeros(weight))
+
+    assert count_macs(model, {"x": (1, 2, 8, 8)}) == expected
+    assert count_macs(model, {"x": (4, 2, 8, 8)}) == 4 * expected
+
+
+def test_a_transposed_convolution_counts_each_input_number_times_its_kernel(tmp_path: Path) -> None:
+    node = helper.make_node("ConvTranspose", ["x", "w"], ["out"], strides=[2, 2])
+    model = save(tmp_path / "m.onnx", [node], ("N", 2, 4, 4), w=np.zeros((2, 3, 2, 2)))
+
+    assert count_macs(model, {"x": (1, 2, 4, 4)}) == 2 * 4 * 4 * 3 * 2 * 2
+
+
+@pytest.mark.parametrize(("transposed", "weight"), [(0, (5, 7)), (1, (7, 5))])
+def test_a_dense_layer(tmp_path: Path, transposed: int, weight: tuple[int, int]) -> None:
+    node = helper.make_node("Gemm", ["x", "w", "b"], ["out"], transB=transposed)
+    model = save(tmp_path / "m.onnx", [node], ("N", 5), w=np.zeros(weight), b=np.zeros(7))
+
+    assert count_macs(model, {"x": (1, 5)}) == 35
+
+
+def test_layers_add_up_and_what_is_no_product_of_matrices_is_free(tmp_path: Path) -> None:
+    """Attention: (3, 4) @ (4, 6) twice, then scores (3, 3) of width 6, softmax, and their product with (3, 6)."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["q"]),
+        helper.make_node("MatMul", ["x", "w"], ["k"]),
+        helper.make_node("Transpose", ["k"], ["kt"], perm=[0, 2, 1]),
+        helper.make_node("MatMul", ["q", "kt"], ["s"]),
+        helper.make_node("Softmax", ["s"], ["p"], axis=2),
+        helper.make_node("MatMul", ["p", "q"], ["out"]),
+    ]
+    model = save(tmp_path / "m.onnx", nodes, ("N", 3, 4), w=np.zeros((4, 6)))
+
+    assert count_macs(model, {"x": (1, 3, 4)}) == 2 * 3 * 4 * 6 + 3 * 3 * 6 + 3 * 3 * 6
+
+
+def test_a_flattened_image_keeps_its_size(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Flatten", ["x"], ["f"]), helper.make_node("MatMul", ["f", "w"], ["out"])]
+    model = save(tmp_path / "m.onnx", nodes, ("N", 1, 8, 8), w=np.zeros((64, 5)))
+
+    assert count_macs(model, {"x": (1, 1, 8, 8)}) == 64 * 5
+
+
+def test_a_shape_that_only_running_tells_is_an_error_that_names_it(tmp_path: Path) -> None:
+    nodes = [helper.make_node("NonZero", ["x"], ["n"]), helper.make_node("Cast", ["n"], ["f"], to=1)]
+    nodes.append(helper.make_node("MatMul", ["w", "f"], ["out"], name="last"))
+    model = save(tmp_path / "m.onnx", nodes, ("N", 5), w=np.zeros((3, 2)))
+    with pytest.raises(InvalidVersionFolder, match=r"m\.onnx: the shape of '(f|out)', used by MatMul 'last'"):
+        count_macs(model, {"x": (1, 5)})
+
+
+def test_a_billion_items_on_paper() -> None:
+    reckoned = reckon(10**9, Cost(4 * 10**9, 0.01), old_floats=128, new_floats=256, workers=100)
+
+    assert reckoned == Reckoned(10**9, 1e5, 4 * 10**18, 512 * 10**9, 1536 * 10**9)
+    limited = reckon(1000, Cost(None, 0.001), old_floats=1, new_floats=1, rate=10)
+    assert (limited.seconds, limited.macs) == (100, None)
+
+
+def test_what_cannot_be_reckoned_is_refused() -> None:
+    with pytest.raises(InvalidArgument, match="workers"):
+        reckon(1, Cost(None, None), old_floats=1, new_floats=1, workers=0)
