@@ -23,6 +23,7 @@ from service.catalog import Catalog, Registered, registered_sha256
 from service.errors import NoCurrentVersion
 from service.history import State, etag, history, on_its_way, standing
 from service.placement import activate, check_reachable
+from service.planner import cancel_backfills
 from service.repository import gallery_row, take_seq
 from service.tables import deployment, deployment_transition, gallery, gate_report, trial_report
 from service.trials import summary
