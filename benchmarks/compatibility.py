@@ -46,6 +46,25 @@ PerQuery = dict[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
+class Sets:
+    """Images read and decoded once for all versions that train on the same ones.
+
+    Args:
+        read: what decides a recipe's images -> the images.
+    """
+
+    read: dict[tuple[object, ...], Data]
+
+    def of(self, recipe: Recipe) -> Data:
+        """The recipe's images."""
+        fields = ("data", "root", "unreadable", "classes", "class_share", "fraction", "split_seed")
+        key = tuple(getattr(recipe, field) for field in fields)
+        if key not in self.read:
+            self.read[key] = recipe_data(recipe)
+        return self.read[key]
+
+
+@dataclass(frozen=True)
 class Run:
     """One seed of a family.
 
@@ -80,7 +99,7 @@ class Run:
         """The file of a version's measurements."""
         return self.version(part).with_suffix(".npz")
 
-    def train(self, part: str) -> None:
+    def train(self, part: str, sets: Sets) -> None:
         """Train a version unless the one that is there came of this recipe and these references."""
         recipe, out = self.recipe(part), self.version(part)
         cards = [Path(folder) / CARD for folder in (recipe.old, recipe.independent) if folder]
@@ -95,14 +114,15 @@ class Run:
         self.measured(part).unlink(missing_ok=True)
         print(f"seed {self.seed}: training {out.name}", flush=True)
         start = time.perf_counter()
-        train(recipe, out, progress=False)
+        train(recipe, out, progress=False, data=sets.of(recipe))
         note = {"seconds": round(time.perf_counter() - start, 1), "made_of": made_of}
         self.note(part).write_text(json.dumps(note, indent=1))
 
-    def measure(self, part: str, data: Data) -> None:
+    def measure(self, part: str, sets: Sets) -> None:
         """Measure a version beside its old one, unless that was done."""
         if self.measured(part).is_file():
             return
+        data = sets.of(self.recipe(part))
         new, old = (Trained.load(self.version(name)) for name in (part, old_of(part)))
         report = measure(new, old, data)
         rows = dict(report.rows())
@@ -130,13 +150,11 @@ def main() -> None:
     settings = [*([f"root={arguments.root}"] if arguments.root else []), *arguments.set]
     runs = [Run(family, seed, arguments.out / f"seed{seed}", settings) for seed in range(arguments.seeds)]
     parts = [*FIRSTS, *(arguments.methods or HOW)]
-    data: Data | None = None
+    sets = Sets({})
     for run in [] if arguments.table else runs:
         for part in parts:
-            run.train(part)
-        for part in parts:
-            data = data or recipe_data(run.recipe(part))
-            run.measure(part, data)
+            run.train(part, sets)
+            run.measure(part, sets)
     print(HEADER)
     for part in parts:
         if not part.endswith("v1"):
