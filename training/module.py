@@ -39,7 +39,7 @@ class Loop(lightning.LightningModule):
     def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
         """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
         seed = mixed(self.recipe.seed, self.trainer.global_step, self.global_rank)
-        # torch.manual_seed would note a stack trace for every GPU that is not in use, at a tenth of a small step's time.
+        # torch.manual_seed notes a stack trace for GPUs that are not in use, and keeps it.
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             torch.cuda.manual_seed(seed)

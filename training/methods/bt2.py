@@ -110,12 +110,12 @@ class Bt2(nn.Module):
     def forward(self, batch: Batch) -> Step:
         """The four terms; phi5 is read as a unit vector, as in the public code."""
         assert batch.old_BN is not None
-        mean_CN = self.get_buffer("mean_CN")
         phi3, phi5, _ = self.transform.parts(batch.new_BD)
+        logits_BC = linear_logits(F.normalize(phi5), self.get_buffer("mean_CN"), scale=self.logit_scale)
         terms = {
             "base": self.classifier(phi3, batch.label_B),
             "independent": cosine_alignment(phi3, self.independent(batch, phi3.shape[1])),
-            "influence": F.cross_entropy(linear_logits(F.normalize(phi5), mean_CN, scale=self.logit_scale), batch.label_B),
+            "influence": F.cross_entropy(logits_BC, batch.label_B),
             "old": cosine_alignment(phi5, batch.old_BN),
         }
         weighted = [weight * term for weight, term in zip((1.0, *self.weights), terms.values(), strict=True)]
