@@ -36,9 +36,8 @@ from training.trained import Trained
 
 PAIRS = ("old/old", "new/old", "new/new")
 METRICS = ("cmc@1", MEAN_AP)
-COLUMNS = (
-    "method", *PAIRS, "new/old - old/old, CMC-1", "the same, mAP", "P_com", "P_up", "flips", "sd", "training, s"
-)  # fmt: skip
+GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
+COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd", "training, s")
 
 PerQuery = dict[str, NDArray[np.float64]]
 """ "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
@@ -208,10 +207,11 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
             f"{p_com(old_old, new_old, independent):.3f}",
             f"{p_up(new_new, independent):+.3f}",
             f"{flips:.1%}",
+            str(len(seeds)),
             f"{spread:.3f}" if len(seeds) > 1 else "",
         ]
     else:
-        cells += [""] * 6
+        cells += [""] * 7
     yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |\n"
 
 
