@@ -36,13 +36,30 @@ from training.trained import Trained
 
 PAIRS = ("old/old", "new/old", "new/new")
 METRICS = ("cmc@1", MEAN_AP)
-HEADER = (
-    "| method | old/old | new/old | new/new | new/old - old/old | P_com | P_up | flips | sd | training, s |\n"
-    "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"
-)
+GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
+COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd", "training, s")
 
 PerQuery = dict[str, NDArray[np.float64]]
 """ "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images read and decoded once for all versions that train on the same ones.
+
+    Args:
+        read: what decides a recipe's images -> the images.
+    """
+
+    read: dict[tuple[object, ...], Data]
+
+    def of(self, recipe: Recipe) -> Data:
+        """The recipe's images."""
+        fields = ("data", "root", "unreadable", "classes", "class_share", "fraction", "split_seed")
+        key = tuple(getattr(recipe, field) for field in fields)
+        if key not in self.read:
+            self.read[key] = recipe_data(recipe)
+        return self.read[key]
 
 
 @dataclass(frozen=True)
@@ -80,7 +97,7 @@ class Run:
         """The file of a version's measurements."""
         return self.version(part).with_suffix(".npz")
 
-    def train(self, part: str) -> None:
+    def train(self, part: str, sets: Sets) -> None:
         """Train a version unless the one that is there came of this recipe and these references."""
         recipe, out = self.recipe(part), self.version(part)
         cards = [Path(folder) / CARD for folder in (recipe.old, recipe.independent) if folder]
@@ -95,14 +112,15 @@ class Run:
         self.measured(part).unlink(missing_ok=True)
         print(f"seed {self.seed}: training {out.name}", flush=True)
         start = time.perf_counter()
-        train(recipe, out, progress=False)
+        train(recipe, out, progress=False, data=sets.of(recipe))
         note = {"seconds": round(time.perf_counter() - start, 1), "made_of": made_of}
         self.note(part).write_text(json.dumps(note, indent=1))
 
-    def measure(self, part: str, data: Data) -> None:
+    def measure(self, part: str, sets: Sets) -> None:
         """Measure a version beside its old one, unless that was done."""
         if self.measured(part).is_file():
             return
+        data = sets.of(self.recipe(part))
         new, old = (Trained.load(self.version(name)) for name in (part, old_of(part)))
         report = measure(new, old, data)
         rows = dict(report.rows())
@@ -130,14 +148,12 @@ def main() -> None:
     settings = [*([f"root={arguments.root}"] if arguments.root else []), *arguments.set]
     runs = [Run(family, seed, arguments.out / f"seed{seed}", settings) for seed in range(arguments.seeds)]
     parts = [*FIRSTS, *(arguments.methods or HOW)]
-    data: Data | None = None
+    sets = Sets({})
     for run in [] if arguments.table else runs:
         for part in parts:
-            run.train(part)
-        for part in parts:
-            data = data or recipe_data(run.recipe(part))
-            run.measure(part, data)
-    print(HEADER)
+            run.train(part, sets)
+            run.measure(part, sets)
+    print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}")
     for part in parts:
         if not part.endswith("v1"):
             print(*row(part, runs), sep="", end="")
@@ -187,14 +203,15 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
         flips = np.mean([(found["old/old cmc@1"] > found["new/old cmc@1"]).mean() for _, found in seeds])
         spread = np.std([found["new/old cmc@1"].mean() for _, found in seeds], ddof=len(seeds) > 1)
         cells += [
-            interval(paired_bootstrap(mean["new/old cmc@1"], mean["old/old cmc@1"])),
+            *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
             f"{p_com(old_old, new_old, independent):.3f}",
             f"{p_up(new_new, independent):+.3f}",
             f"{flips:.1%}",
+            str(len(seeds)),
             f"{spread:.3f}" if len(seeds) > 1 else "",
         ]
     else:
-        cells += [""] * 5
+        cells += [""] * 7
     yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |\n"
 
 

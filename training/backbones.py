@@ -157,16 +157,18 @@ def _cnn(
     return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(grid), nn.Flatten()), grid**2 * widths[-1]
 
 
-def _wide_cnn(channels: int, start: str, widths: Sequence[int], grid: int) -> tuple[nn.Module, int]:
+def _wide_cnn(
+    channels: int, start: str, widths: Sequence[int], grid: int, pooled: Collection[int] = (1, 2)
+) -> tuple[nn.Module, int]:
     """Four layers for images of about 30 pixels, halved by the first one."""
-    trunk, features = _cnn(channels, start, widths, pooled={1, 2}, stride=2, grid=grid)
+    trunk, features = _cnn(channels, start, widths, pooled, stride=2, grid=grid)
     # On a CPU its steps are a third faster in this layout.
     return trunk.to(memory_format=torch.channels_last), features
 
 
 BACKBONES: dict[str, Callable[[int, str], tuple[nn.Module, int]]] = {
     "small_cnn": partial(_cnn, widths=(16, 32, 32), pooled={1}),
-    "small_cnn_28": partial(_wide_cnn, widths=(16, 32, 64, 64), grid=3),
+    "quick_cnn_28": partial(_wide_cnn, widths=(16, 32, 64, 64), grid=3, pooled=(0, 1)),
     "small_cnn_32": partial(_wide_cnn, widths=(32, 64, 64, 128), grid=2),
     "resnet18_32": _resnet18_32,
     "vit_b16_enlarged": _vit_b16_enlarged,

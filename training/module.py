@@ -38,7 +38,11 @@ class Loop(lightning.LightningModule):
 
     def on_train_batch_start(self, batch: TrainingBatch, batch_idx: int) -> None:
         """A step's own random numbers (dropout) follow from its place, so that they are the same after a restart."""
-        torch.manual_seed(mixed(self.recipe.seed, self.trainer.global_step, self.global_rank))
+        seed = mixed(self.recipe.seed, self.trainer.global_step, self.global_rank)
+        # torch.manual_seed notes a stack trace for GPUs that are not in use, and keeps it.
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(seed)
 
     def progress(self) -> float:
         """How much of the training is done, 0 to 1."""
@@ -103,7 +107,8 @@ class Training(Loop):
             side_BT=seen.get("psi"),
         )
         step = self.method(batch)
-        self.log_dict({"loss": step.loss, **step.logging}, prog_bar=True, batch_size=len(label_B))
+        if self.trainer.loggers:
+            self.log_dict({"loss": step.loss, **step.logging}, prog_bar=True, batch_size=len(label_B))
         return step.loss
 
 
@@ -125,7 +130,8 @@ class PsiTraining(Loop):
         """The objective of one batch."""
         image_BCHW, label_B, _cached = drawn
         loss: Tensor = self.objective(self.psi.backbone, image_BCHW, label_B)
-        self.log("loss", loss, prog_bar=True, batch_size=len(label_B))
+        if self.trainer.loggers:
+            self.log("loss", loss, prog_bar=True, batch_size=len(label_B))
         return loss
 
 

@@ -85,7 +85,7 @@ class Drawn(Dataset[TrainingBatch]):
 
     def __getitem__(self, draw: Draw) -> TrainingBatch:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(draw.seed)
+            torch.default_generator.manual_seed(draw.seed)
             rows = draw.rows * self.views
             image_BCHW, label_B = self.tensors.__getitems__(rows)
         return image_BCHW, label_B, {name: made_SN[rows] for name, made_SN in self.cached.items()}

@@ -33,7 +33,7 @@ RUNS = Path("runs")
 """Where versions go that a recipe needs and names by their recipe."""
 
 
-def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
+def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = None) -> Path:
     """Train a version, measure it, and export it.
 
     A training that was stopped goes on from its last finished epoch, and ends as if it had not been stopped. Processes
@@ -43,6 +43,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
         recipe: what to train.
         out: the version folder to write; its name becomes the version's. A version folder that exists is replaced.
         progress: show a progress bar, print the report, and keep it (as HTML) and logs (TensorBoard, CSV) beside `out`.
+        data: what `recipe_data` gives for the recipe, from whoever has read it already.
 
     Returns:
         `out`.
@@ -52,7 +53,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True) -> Path:
             is left then, and a version that was there before still is.
         KeyboardInterrupt: stopped by Ctrl-C; likewise.
     """
-    data = recipe_data(recipe)
+    data = data or recipe_data(recipe)
     old = load_old(recipe, progress)
     check_target(out, None if old is None else old.version)
     check_sizes(recipe, old, data)

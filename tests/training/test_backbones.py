@@ -10,7 +10,7 @@ from index.errors import InvalidArgument
 from training.backbones import Enlarged, Frozen, build_backbone
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "small_cnn_28", "small_cnn_32", "resnet18_32", "timm/test_resnet"])
+@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28", "small_cnn_32", "resnet18_32", "timm/test_resnet"])
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_backbone_gives_one_raw_embedding_an_image(name: str, channels: int) -> None:
     made = build_backbone(name, channels, 5).eval()
@@ -22,7 +22,7 @@ def test_a_backbone_gives_one_raw_embedding_an_image(name: str, channels: int) -
     assert not torch.allclose(z_BD.norm(dim=1), torch.ones(4))
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "small_cnn_28"])
+@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28"])
 def test_a_small_cnn_takes_images_of_any_size(name: str) -> None:
     made = build_backbone(name, 1, 5).eval()
 
@@ -111,7 +111,7 @@ def test_a_download_that_fails_says_how_to_do_without(monkeypatch: pytest.Monkey
         build_backbone("timm/resnet18", 3, 5, pretrained=True)
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "small_cnn_28"])
+@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28"])
 def test_a_small_cnn_has_no_pretrained_weights(name: str) -> None:
     with pytest.raises(InvalidArgument, match="no pretrained weights"):
         build_backbone(name, 3, 5, pretrained=True)

@@ -118,6 +118,17 @@ def test_the_same_seed_gives_the_same_weights_bit_by_bit_and_another_seed_others
 
 
 @pytest.mark.usefixtures("weights_only")
+def test_images_that_somebody_has_read_are_not_read_again(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = path.recipe_data(quick("digits_v1"))
+    monkeypatch.setattr(path, "load_data", lambda *_: pytest.fail("read again"))
+    again = path.train(quick("digits_v1"), tmp_path / "v1", progress=False, data=data)
+
+    assert (again / WEIGHTS).read_bytes() == (v1 / WEIGHTS).read_bytes()
+
+
+@pytest.mark.usefixtures("weights_only")
 def test_the_old_folder_and_its_model_are_untouched(v1: Path, tmp_path: Path) -> None:
     before = {p.name: p.read_bytes() for p in v1.iterdir()}
     state = {name: x.clone() for name, x in Trained.load(v1).state_dict().items()}

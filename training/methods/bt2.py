@@ -21,6 +21,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import Batch, Setting, Step
+from training.methods.bct import LOGITS
 from training.orthogonal import Orthogonal
 
 
@@ -71,9 +72,12 @@ class Bt2(nn.Module):
         independent_weight: a.
         influence_weight: b.
         old_weight: c.
+        logits: of the class means, `raw` as in the public code, or `cosine` (`logit_scale` times the cosines), for an
+            old version whose head left the lengths of its embeddings free.
+        logit_scale: of the cosine logits.
 
     Raises:
-        InvalidArgument: `dim` or `extra` cannot work; says which would.
+        InvalidArgument: `dim` or `extra` cannot work (says which would), or an unknown kind of logits.
     """
 
     trains_encoder = True
@@ -89,24 +93,30 @@ class Bt2(nn.Module):
         independent_weight: float = 1.0,
         influence_weight: float = 10.0,
         old_weight: float = 5.0,
+        logits: str = "raw",
+        logit_scale: float = 16.0,
     ) -> None:
         super().__init__()
+        if logits not in LOGITS:
+            raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
         old = setting.require_old("bt2")
         independent_dim = _independent_dim(setting, old.dim, extra)
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
         self.classifier = setting.classifier(independent_dim)
         self.weights = independent_weight, influence_weight, old_weight
+        self.logit_scale = logit_scale if logits == "cosine" else None
         self.register_buffer("mean_CN", old.mean_CN)
 
     def forward(self, batch: Batch) -> Step:
-        """The four terms; the means are read raw, the embedding as a unit vector, as in the public code."""
+        """The four terms; phi5 is read as a unit vector, as in the public code."""
         assert batch.old_BN is not None
         assert batch.independent_BM is not None
         phi3, phi5, _ = self.transform.parts(batch.new_BD)
+        logits_BC = linear_logits(F.normalize(phi5), self.get_buffer("mean_CN"), scale=self.logit_scale)
         terms = {
             "base": self.classifier(phi3, batch.label_B),
             "independent": cosine_alignment(phi3, batch.independent_BM),
-            "influence": F.cross_entropy(linear_logits(F.normalize(phi5), self.get_buffer("mean_CN")), batch.label_B),
+            "influence": F.cross_entropy(logits_BC, batch.label_B),
             "old": cosine_alignment(phi5, batch.old_BN),
         }
         weighted = [weight * term for weight, term in zip((1.0, *self.weights), terms.values(), strict=True)]

@@ -49,13 +49,14 @@ RESNET50 = replace(
 
 SMALL = replace(
     RESNET18,
-    backbone="small_cnn_32",
+    backbone="quick_cnn_28",
     fraction=0.5,
     dim=64,
+    head="norm_softmax",
     optimiser="adam",
     rate=3e-3,
     weight_decay=1e-4,
-    epochs=12,
+    epochs=2,
     warmup_epochs=1,
 )
 
@@ -64,7 +65,13 @@ FAMILIES = (
         "cifar100_small",
         "CIFAR-100 reduced, on a CPU",
         replace(SMALL, classes=50),
-        replace(SMALL, seed=1),
+        replace(SMALL, epochs=5, seed=1),
+        {
+            "bct": {"options": {"weight": 3.0}},
+            "oca": {"options": {"logits": "cosine"}},
+            "bt2": {"options": {"logits": "cosine"}},
+            "fct": {"options": {"branch": 128, "trunk": 512}, "epochs": 8, "warmup_epochs": 2},
+        },
     ),
     Family("cifar100_class", "CIFAR-100, 50 classes -> 100", replace(RESNET18, classes=50), NEW_RESNET18),
     Family("cifar100_data", "CIFAR-100, 30 % of the images -> all", replace(RESNET18, fraction=0.3), NEW_RESNET18),

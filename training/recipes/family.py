@@ -102,6 +102,7 @@ class Family:
 
 FORWARD: dict[str, Any] = {
     "augment": "none",
+    "cache_old": True,
     "optimiser": "adam",
     "rate": 5e-4,
     "weight_decay": 3.05e-5,

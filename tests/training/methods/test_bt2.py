@@ -32,7 +32,7 @@ def old_version() -> Old:
     return Old(draw(CLASSES, N, seed=8), torch.zeros(CLASSES, dtype=torch.long))
 
 
-def build(dim: int = M + N, extra: int = D, **options: float) -> Bt2:
+def build(dim: int = M + N, extra: int = D, **options: float | str) -> Bt2:
     torch.manual_seed(0)
     method = Bt2(
         Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version()), extra=extra, **options
@@ -128,6 +128,24 @@ def test_the_loss_is_its_four_terms() -> None:
         naive += 3.0 * (1 - unit5 @ old / np.linalg.norm(old))
 
     assert step.loss.item() == pytest.approx(naive / 6)
+
+
+def test_cosine_logits_leave_the_length_of_the_class_means_out() -> None:
+    method, given = build(logits="cosine", logit_scale=9.0), batch()
+    means = old_version().mean_CN.numpy()
+    means = means / np.linalg.norm(means, axis=1, keepdims=True)
+    naive = 0.0
+    for i in range(6):
+        _, phi5, _ = naive_parts(method.transform, given.new_BD[i].detach().numpy())
+        logits = 9.0 * means @ phi5 / np.sqrt(phi5 @ phi5)
+        naive += np.log(np.exp(logits).sum()) - logits[int(given.label_B[i])]
+
+    assert method(given).logging["influence"].item() == pytest.approx(naive / 6)
+
+
+def test_an_unknown_kind_of_logits_lists_the_legal_ones() -> None:
+    with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw"):
+        build(logits="warm")
 
 
 def test_gradients_reach_every_part_and_neither_old_nor_independent_model() -> None:
