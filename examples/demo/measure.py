@@ -43,7 +43,7 @@ def ask(client: Client, gallery: str, images: Sequence[bytes], k: int) -> Answer
     matches = [result["matches"] for result in body["results"]]
     return Answer(
         ids=[[m["id"] for m in row] for row in matches],
-        scores=[[m["score"] for m in row] for row in matches],
+        scores=[[m["raw_score"] for m in row] for row in matches],
         routes=frozenset("+".join(route) or "same" for route in {tuple(m["route"]) for row in matches for m in row}),
         mix=body["mix"],
     )
