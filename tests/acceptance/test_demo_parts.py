@@ -112,7 +112,7 @@ def test_the_ledger_promises_nothing_about_an_id_whose_deletion_is_not_acknowled
 
 
 def body(*ids: str, degraded: object = ()) -> dict:
-    matches = [{"id": i, "score": 1 - n / 10} for n, i in enumerate(ids)]
+    matches = [{"id": i, "score": 1 - n / 10, "raw_score": 1 - n / 10} for n, i in enumerate(ids)]
     return {"results": [{"matches": matches}], "degraded": list(degraded)}
 
 
