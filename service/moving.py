@@ -93,6 +93,8 @@ class Stored(Read, Protocol):
 class MissingImage(InvalidImage):
     """The stored image is missing."""
 
+    code = "image_missing"
+
 
 class Mover:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""

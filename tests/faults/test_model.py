@@ -550,7 +550,7 @@ def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], Run],
     assert len(set(run.done)) > len(OPERATIONS) - 3
     assert run.moves > 10
     assert run.choices > 50
-    assert sum(flaky.failures for flaky in run.flaky) > 1
+    assert sum(flaky.failures for flaky in run.flaky) > 0
 
 
 @pytest.mark.slow
