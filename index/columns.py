@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -116,7 +117,7 @@ class Entries:
 class Words(Entries):
     """Strings, and what is neither string nor number: null, true, false, and that there is a container.
 
-    Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared one by one.
+    Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared by NumPy.
     """
 
     __slots__ = ("_code_of", "_newest", "_ordered", "_rank_V")
@@ -127,7 +128,7 @@ class Words(Entries):
         self._ordered: list[str] = []
         # By code, of the words in `_ordered`: they have the first codes.
         self._rank_V = np.empty(0, np.int32)
-        self._newest: list[str] = []
+        self._newest = Column(np.dtypes.StringDType())
 
     def add(self, slot: int, word: str) -> None:
         """Add a string."""
@@ -139,7 +140,8 @@ class Words(Entries):
 
     def flush(self) -> None:
         super().flush()
-        if len(self._newest) > max(MIN_NEWEST, len(self._ordered) // 8):
+        self._newest.flush()
+        if len(self._newest.values) > max(MIN_NEWEST, len(self._ordered) // 8):
             self._order()
 
     def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
@@ -159,9 +161,8 @@ class Words(Entries):
         high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
         wanted_V = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
         wanted_V[FIRST_WORD : FIRST_WORD + len(self._ordered)] = (self._rank_V >= low) & (self._rank_V < high)
-        newest = [_is_inside(word, lower, upper) for word in self._newest]
-        wanted_V[FIRST_WORD + len(self._ordered) :] = newest
-        if low < high or any(newest):
+        wanted_V[FIRST_WORD + len(self._ordered) :] = _inside(self._newest.values, lower, upper)
+        if wanted_V.any():
             self._mark(wanted_V.take(self._values.values), into_S)
 
     def keep(self, kept_S: Mask) -> None:
@@ -175,13 +176,14 @@ class Words(Entries):
             renamed = np.arange(FIRST_WORD + len(words), dtype=np.int32)
             renamed[used] = FIRST_WORD + np.arange(len(used))
             self._values.values = renamed[codes_E]
-            self._ordered, self._newest = [], list(self._code_of)
+            self._ordered = []
             self._order()
 
     def _order(self) -> None:
         """Take the newest words in; sorting what is mostly sorted is quick."""
-        self._ordered = sorted([*self._ordered, *self._newest])
-        self._newest = []
+        newest = islice(self._code_of, len(self._ordered), None)  # in the order of their codes
+        self._ordered = sorted([*self._ordered, *newest])
+        self._newest = Column(np.dtypes.StringDType())
         codes_V = np.fromiter(map(self._code_of.__getitem__, self._ordered), np.int64, len(self._ordered))
         self._rank_V = np.empty(len(codes_V), np.int32)
         self._rank_V[codes_V - FIRST_WORD] = np.arange(len(codes_V))
@@ -240,20 +242,14 @@ def is_wide(value: Number) -> bool:
 
 
 def _inside(values: NDArray[Any], lower: Bound | None, upper: Bound | None) -> Mask:
-    """Which numbers lie between the bounds."""
+    """Which values lie between bounds of their kind."""
     hit = np.ones(len(values), np.bool_)
-    if lower is not None:
-        hit &= (values >= lower.value if lower.closed else values > lower.value).astype(np.bool_)
-    if upper is not None:
-        hit &= (values <= upper.value if upper.closed else values < upper.value).astype(np.bool_)
+    for bound, inner, end in ((lower, np.greater, np.greater_equal), (upper, np.less, np.less_equal)):
+        if bound is not None:
+            # Of the same dtype: NumPy would take a string for one of fixed width, and cut off trailing NULs.
+            compare = end if bound.closed else inner
+            hit &= compare(values, np.array(bound.value, values.dtype)).astype(np.bool_)
     return hit
-
-
-def _is_inside(word: str, lower: Bound | None, upper: Bound | None) -> bool:
-    """Whether a word lies between strings."""
-    above = lower is None or word > str(lower.value) or (lower.closed and word == lower.value)
-    below = upper is None or word < str(upper.value) or (upper.closed and word == upper.value)
-    return above and below
 
 
 def _place(ordered: Sequence[str], bound: Bound, *, before: bool) -> int:

@@ -285,7 +285,7 @@ def test_slots_and_words_are_used_again() -> None:
     assert len(metadata._root.children) < 10
     words = metadata._root.children["name"].words
     assert words is not None
-    assert len(words._ordered) + len(words._newest) == len(words._code_of) < 10
+    assert len(words._ordered) + len(words._newest.values) == len(words._code_of) < 10
 
 
 def test_metadata_nested_deeper_than_python_may_call() -> None:
