@@ -29,6 +29,7 @@ class BackfillOptions(TypedDict, total=False):
     share: float | None
     limit: int | None
     origin: str | None
+    filter: Json | None
     attempts: int
 
 

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
+from index.filter import parse_filter
 from service.catalog import Catalog, Registered
 from service.errors import NoCurrentVersion
 from service.estimates import EstimateOut, estimate
@@ -55,8 +56,8 @@ class BackfillIn(Body):
     """What to move, in which order, and how fast: `rate` is items per second over all workers.
 
     `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
-    moved; `origin` leaves out items whose active embedding came about otherwise. `attempts` at an item before it is
-    given up.
+    moved; `origin` leaves out items whose active embedding came about otherwise, `filter` those whose metadata does not
+    pass it (docs/filters.md) when they are planned. `attempts` at an item before it is given up.
     """
 
     version: str | None = None
@@ -67,6 +68,7 @@ class BackfillIn(Body):
     share: Annotated[float | None, Field(gt=0, le=1)] = None
     limit: Annotated[int | None, Field(ge=1, lt=1 << 31)] = None
     origin: Literal["encoded", "transformed", "supplied"] | None = None
+    filter: dict[str, Any] | None = None
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
 
 
@@ -174,6 +176,8 @@ def start(
         NoEncoder: `reencode` to a version that takes embeddings only.
         NoRoute: `transform` to a version without any item edge.
     """
+    if asked.filter is not None:
+        parse_filter(asked.filter)
     take_seq(connection, gallery_id, 0)
     target = _target(connection, catalog, gallery_id, asked.version)
     _check_free(connection, gallery_id)
@@ -194,6 +198,7 @@ def start(
         "share": asked.share,
         "item_limit": asked.limit,
         "origin": asked.origin,
+        "filter": asked.filter,
         "attempts": asked.attempts,
     }
     row = connection.execute(insert(backfill).values(values).returning(backfill)).one()

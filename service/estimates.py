@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import Connection, Row, and_, false, func, select
 from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from index.errors import RegraftError
 from service.catalog import Registered
+from service.filtering import passing
 from service.moving import Mover, outcome_of
 from service.orders import Scope
 from service.planner import Kind, waiting_items
@@ -56,7 +58,7 @@ def estimate(
 ) -> EstimateOut:
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
-    by_version = _waiting_by_version(connection, scope, kind)
+    by_version = _waiting_by_version(connection, scope, kind, asked.filter)
     items = _capped(sum(by_version.values()), asked.share, asked.limit)
     sampled, seconds = _measure(connection, mover, target, scope, kind) if items else (0, None)
     macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(service, target, by_version))
@@ -90,8 +92,12 @@ def _capped(items: int, share: float | None, limit: int | None) -> int:
     return items if limit is None else min(items, limit)
 
 
-def _waiting_by_version(connection: Connection, scope: Scope, kind: Kind) -> dict[int, int]:
+def _waiting_by_version(
+    connection: Connection, scope: Scope, kind: Kind, given: dict[str, Any] | None
+) -> dict[int, int]:
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
+    if given is not None:
+        return dict(Counter(passing(connection, waiting, given).values()))
     counted = select(item.c.active_id, func.count()).where(waiting).group_by(item.c.active_id)
     return dict(tuple(row) for row in connection.execute(counted))
 

@@ -33,6 +33,7 @@ from sqlalchemy import (
 
 from index.ordering import Waiting, backfill_order
 from index.version import EdgeKind
+from service.filtering import passing
 from service.repository import blocks, take_seq
 from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
@@ -118,14 +119,18 @@ def _fresh(connection: Connection, job: Row[Any], uncertain: Mapping[int, float]
     """Items that were never planned or were skipped, in order, as many as the scope allows."""
     known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
     matches = func.coalesce(item_traffic.c.matches, 0)
+    scope = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
     statement = (
         select(item.c.id, matches, _active_origin("transformed"))
         .select_from(item.outerjoin(item_traffic, item_traffic.c.item_id == item.c.id))
-        .where(waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin), ~known)
+        .where(scope, ~known)
         # Keys grow in the order items were first stored.
         .order_by(item.c.id)
     )
-    rows = connection.execute(statement).all()
+    rows = list(connection.execute(statement))
+    if job.filter is not None:
+        passed = passing(connection, and_(scope, ~known), job.filter)
+        rows = [row for row in rows if row[0] in passed]
     ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
     waiting = Waiting(
         ids,
@@ -189,11 +194,13 @@ def _still_waiting(connection: Connection, job: Row[Any], ids: set[int]) -> list
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
-    found = [
-        key
-        for block in blocks(sorted(ids))
-        for key in connection.execute(select(item.c.id).where(item.c.id.in_(block), still)).scalars()
-    ]
+    found: set[int] = set()
+    for block in blocks(sorted(ids)):
+        among = and_(item.c.id.in_(block), still)
+        if job.filter is not None:
+            found |= set(passing(connection, among, job.filter))
+        else:
+            found |= set(connection.execute(select(item.c.id).where(among)).scalars())
     return sorted(found)
 
 

@@ -63,6 +63,7 @@ class BackfillOut(BaseModel):
     share: float | None
     limit: int | None
     origin: str | None
+    filter: dict[str, Any] | None
     attempts: int
     created: float
     finished: float | None
@@ -154,6 +155,7 @@ def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
         share=row.share,
         limit=row.item_limit,
         origin=row.origin,
+        filter=row.filter,
         attempts=row.attempts,
         created=row.created,
         finished=row.finished,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated
 
 import typer
 
+from index.errors import InvalidArgument
 from regraft.client import Client, Json
 from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, out, print_table, progress
 from regraft.commands.plan import print_estimate
@@ -31,6 +33,9 @@ Limit = Annotated[int | None, typer.Option("--limit", min=1, help="At most so ma
 Origin = Annotated[
     str | None, typer.Option("--origin", help="Only items encoded, transformed or supplied.", show_default=False)
 ]
+Filter = Annotated[
+    str | None, typer.Option("--filter", help="Only items whose metadata pass this JSON filter.", show_default=False)
+]
 Attempts = Annotated[int, typer.Option("--attempts", min=1, help="Tries at an item before it is given up.")]
 
 
@@ -45,6 +50,7 @@ def start(
     share: Share = None,
     limit: Limit = None,
     origin: Origin = None,
+    filter: Filter = None,  # noqa: A002 - the option's name
     attempts: Attempts = 3,
     watch: Watch = False,
     url: Url = URL,
@@ -62,6 +68,7 @@ def start(
             share=share,
             limit=limit,
             origin=origin,
+            filter=_parsed(filter),
             attempts=attempts,
         )
         _show(client, started, watch)
@@ -76,13 +83,14 @@ def estimate(
     share: Share = None,
     limit: Limit = None,
     origin: Origin = None,
+    filter: Filter = None,  # noqa: A002 - the option's name
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Say what a backfill would take, without starting it."""
     with connect(url, api_key) as client:
         shown = client.estimate_backfill(
-            name, version=version, kind=kind, rate=rate, share=share, limit=limit, origin=origin
+            name, version=version, kind=kind, rate=rate, share=share, limit=limit, origin=origin, filter=_parsed(filter)
         )
     print_estimate(shown)
 
@@ -129,6 +137,16 @@ def cancel(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
     """End a backfill; what it moved stays moved."""
     with connect(url, api_key) as client:
         _print(client.cancel_backfill(number))
+
+
+def _parsed(given: str | None) -> Json | None:
+    try:
+        found = None if given is None else json.loads(given)
+    except ValueError as error:
+        raise InvalidArgument(f"--filter is not JSON: {error}", pointer="/filter") from error
+    if not isinstance(found, dict | None):
+        raise InvalidArgument("--filter must be a JSON object", pointer="/filter")
+    return found
 
 
 def _show(client: Client, shown: Json, watch: bool) -> None:

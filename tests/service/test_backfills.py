@@ -92,6 +92,7 @@ class TestStart:
             "share": None,
             "limit": None,
             "origin": None,
+            "filter": None,
             "attempts": 3,
             "created": 0,
             "finished": None,

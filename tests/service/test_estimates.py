@@ -125,6 +125,25 @@ class TestEstimate:
         assert (body["items"], body["without_image"], body["seconds"]) == (8, 1, 16.0)
         assert body["bytes_after"] == 21 * 16 + 8 * 24
 
+    def test_a_filter_takes_what_passes_it(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        for kind, numbers in (("boot", range(6)), ("shoe", range(6, 20))):
+            served.ingest(path, {f"i{n}": pictures[n] for n in numbers}, kind=kind)
+        served.http.post(f"{path}/deployments", json={"version": "v2"})
+        where = {"field": "kind", "eq": "boot"}
+
+        assert ask(served, path, dry_run=True, filter=where).json()["items"] == 6
+        started = ask(served, path, filter=where).json()
+        assert (started["filter"], sorted(planned(served, started["id"]))) == (where, [f"i{n}" for n in range(6)])
+        work(served)
+        assert served.http.get(f"/backfills/{started['id']}").json()["state"] == "done"
+        served.runtime.replica.refresh(served.runtime.replica.find(path.rpartition("/")[2]).id)
+        assert served.http.get(path).json()["mix"] == {"v1": 14, "v2": 6}
+
+        for dry_run in (True, False):
+            refused = ask(served, path, dry_run=dry_run, filter={"field": "kind", "like": "b"})
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_filter")
+
     def test_transform_is_reckoned_beside_reencode(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures, "v1", "unsure")
 

@@ -1,0 +1,32 @@
+"""Which of some items pass a metadata filter, read from the database; queries ask the gallery's memory instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Text, cast, select
+
+from index.filter import parse_filter
+from index.metadata import Metadata
+from service.tables import item
+
+ROWS = 4096
+"""Items in memory at a time."""
+
+
+def passing(connection: Connection, among: ColumnElement[bool], given: dict[str, Any]) -> dict[int, int]:
+    """Key -> active version of the rows of `item` that `among` takes and the filter, as JSON, lets pass.
+
+    Raises:
+        InvalidFilter: it is no filter.
+    """
+    where = parse_filter(given)
+    found: dict[int, int] = {}
+    columns = (item.c.id, item.c.active_id, cast(item.c.metadata, Text))
+    rows = connection.execution_options(stream_results=True).execute(select(*columns).where(among))
+    for block in rows.partitions(ROWS):
+        store = Metadata()
+        slots = store.put([row[0] for row in block], {row[0]: row[2] for row in block})
+        passed = store.select(where)[slots]
+        found.update((row[0], row[1]) for row, good in zip(block, passed.tolist(), strict=True) if good)
+    return found
