@@ -1,4 +1,4 @@
-"""The calibrations that gates have fitted for a gallery (`service.fitting`), as they are kept.
+"""The calibrations that gates have fitted for a gallery (`service.gate_maps`), as they are kept.
 
 They come into force with the deployment that rests on their gate, for as long as it is tried out or current, so that
 rolling back brings the answers from before. Every function runs in its caller's transaction.

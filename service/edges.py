@@ -18,9 +18,9 @@ from index.version import Edge, EdgeKind
 from service.catalog import Registered
 from service.claims import VerifyIn, verify
 from service.edge_changes import INCOMING, Dependent, accept, check_free, find, incoming_folder, remove
+from service.edge_fitting import FitIn, fit
 from service.edge_rows import Declared, EdgeOrigin
 from service.errors import InvalidBody
-from service.fitted import FitIn, fit
 from service.forms import FORM, JSON, Form, media_type, read_form
 from service.runtime import Runtime, Service
 from service.schemas import Body, parse_json

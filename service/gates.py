@@ -15,7 +15,7 @@ from service.catalog import Registered
 from service.changes import Terms
 from service.errors import NoCurrentVersion
 from service.evaluations import evaluation_row
-from service.fitting import Place, fit, live_places
+from service.gate_maps import Place, fit, live_places
 from service.gate_page import page
 from service.measuring import measure
 from service.repository import gallery_named

@@ -1,11 +1,11 @@
-"""service.fitting: the pairs that calibrations are fitted on."""
+"""service.gate_maps: the pairs that calibrations are fitted on."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from service.fitting import PAIRS, draw_pairs
+from service.gate_maps import PAIRS, draw_pairs
 
 
 @pytest.mark.parametrize("counts", [[4, 4], [1, 2, 7, 30], [2, 1, 1, 1, 1, 1]])
