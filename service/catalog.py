@@ -101,10 +101,10 @@ class Catalog:
                 rows = registered_rows(connection)
             for row in (row for row in rows if row.id not in self._by_id):
                 loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
-                registered = Registered(row, loaded, self._settings)
-                self._by_name[row.name] = registered
-                self._by_id[row.id] = registered
+                self._by_id[row.id] = Registered(row, loaded, self._settings)
             self._follow_edges(ids)
+            # Last: whoever finds a version by its name finds its edges too.
+            self._by_name = {registered.name: registered for registered in self._by_id.values()}
 
     def sync_edges(self) -> None:
         """The same as `sync`, if any edge came or went."""

@@ -172,12 +172,12 @@ class Replica:
     def declare(self, live: Live) -> None:
         """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
         with live.declaring:
+            told = self._catalog.edges()  # before the versions, so that both ends of each edge are among them
             for registered in self._catalog.all():
                 if registered.id not in live.declared:
                     # The edges a version came with may have been removed since; those there are follow.
                     live.gallery.declare(replace(registered.version, edges=()))
                     live.declared.add(registered.id)
-            told = self._catalog.edges()
             known = {declared.edge.key: declared for declared in told if not declared.problem}
             for key in set(live.edges) - set(known):
                 live.gallery.remove_edge(key)

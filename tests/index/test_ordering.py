@@ -41,14 +41,20 @@ def test_a_random_order_is_repeatable_and_differs_by_seed() -> None:
 @pytest.mark.parametrize("order", ORDERS)
 def test_every_order_moves_every_item_once(order: str) -> None:
     stored = np.random.default_rng(0).integers(20, size=40)
-    moved = backfill_order(order, Waiting(stored, uncertainty=stored * 0.1))
+    moved = backfill_order(order, Waiting(stored, stored * 0.1, matches=stored % 3, transformed=stored % 2))
     np.testing.assert_array_equal(np.sort(moved), np.arange(40))
-    assert backfill_order(order, Waiting([], uncertainty=[])).shape == (0,)
+    assert backfill_order(order, Waiting([], [], matches=[], transformed=[])).shape == (0,)
+
+
+def test_the_most_matched_items_and_those_an_edge_moved_go_first() -> None:
+    waiting = Waiting(STORED, matches=[0, 7, 7, 9], transformed=[False, True, False, True])
+    np.testing.assert_array_equal(backfill_order("traffic", waiting), [3, 1, 2, 0])
+    np.testing.assert_array_equal(backfill_order("transformed", waiting), [1, 3, 0, 2])
 
 
 def test_an_unknown_order_is_refused_with_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="random, newest, oldest, uncertainty, not 'traffic'"):
-        backfill_order("traffic", Waiting(STORED))
+    with pytest.raises(InvalidArgument, match="random, newest, .*, transformed, not 'fastest'"):
+        backfill_order("fastest", Waiting(STORED))
 
 
 def test_a_curve_is_measured_at_every_five_percent_in_the_given_order() -> None:

@@ -56,6 +56,27 @@ def test_versions_that_others_register_are_found_by_name_and_by_number(
     assert catalog.named("v1") is catalog.by_id(1)
 
 
+def test_a_version_is_found_by_its_name_only_once_its_edges_are_known(
+    settings: Settings, database: Database, add: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that looks meanwhile must not take a version without its edges for a whole one."""
+    catalog = Catalog(database, settings)
+    v1 = add("v1")
+    catalog.sync()
+    add("v2", (1, v1, "identity"))
+    follow, seen = Catalog._follow_edges, []
+
+    def watched(self: Catalog, ids: Any) -> None:
+        follow(self, ids)
+        seen.append("v2" in self._by_name)
+
+    monkeypatch.setattr(Catalog, "_follow_edges", watched)
+
+    assert catalog.named("v2").name == "v2"
+    assert seen == [False]
+    assert [edge.edge.key for edge in catalog.edges()] == [("v2", "v1", "identity")]
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones(
     settings: Settings, database: Database, add: Callable[..., Version]
 ) -> None:

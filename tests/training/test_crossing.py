@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from index.adapters import Slerp
 from index.errors import InvalidArgument, NoEncoder
 from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
 from index.transform import Carried, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
-from training import adapters, sides
+from training import sides
 from training.crossing import Crossings, oldest_first
 from training.data import Arrays, Data, ImageSet
 from training.edges import with_unfinished
@@ -169,7 +170,7 @@ def test_slerp_asks_both_encoders(data: Data, make_version: Callable, tmp_path: 
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.4)
     write_edge(v2.folder, Edge("v2", "v1", EdgeKind.SLERP))
-    adapter = adapters.Slerp(np.eye(4, dtype=np.float32)[::-1].copy(), 0.4)
+    adapter = Slerp(np.eye(4, dtype=np.float32)[::-1].copy(), 0.4)
     adapter.save(v2.folder / "edges/v1")
     write_card(v2.folder, v2.card)
     crossings = Crossings(embedded(data, v1, load_version(v2.folder)))
