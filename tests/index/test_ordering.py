@@ -53,7 +53,7 @@ def test_the_most_matched_items_and_those_an_edge_moved_go_first() -> None:
 
 
 def test_an_unknown_order_is_refused_with_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="random, newest, .*, transformed, not 'fastest'"):
+    with pytest.raises(InvalidArgument, match=r"random, newest, .*, transformed, not 'fastest'"):
         backfill_order("fastest", Waiting(STORED))
 
 
