@@ -45,6 +45,7 @@ class Gallery:
 
     def __init__(self) -> None:
         self._versions: dict[str, Version] = {}
+        self._spaces: dict[str, Space] = {}
         self._graph = Graph()
         self._transforms: dict[EdgeKey, Transform] = {}
         self._shards: dict[ShardKey, Shard] = {}
@@ -97,7 +98,7 @@ class Gallery:
                     continue
                 live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
                 maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
-                spaces = [self._space(version) for version, _ in live]
+                spaces = [self._spaces[version] for version, _ in live]
                 chosen = choose_mode(mode, spaces, maps is not None)
                 moved = {version: _timed(self._transform, route, embedded) for version, route in routes.items()}
                 allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
@@ -141,6 +142,7 @@ class Gallery:
         transforms = {edge.key: self._open(edge, version) for edge in version.edges}
         with self._lock.write():
             self._versions[version.name] = version
+            self._spaces[version.name] = space_from_json(version.card.space)
             self._transforms.update(transforms)
             self._connect((*(e for e in self._graph.edges if e.new != version.name), *version.edges))
 
@@ -184,7 +186,7 @@ class Gallery:
         with self._lock.write():
             for version, origin in placed:
                 if (version, origin) not in self._shards:
-                    self._shards[version, origin] = FaissShard(self._versions[version].card.dim, self._space(version))
+                    self._shards[version, origin] = FaissShard(self._versions[version].card.dim, self._spaces[version])
             for place, shard in self._shards.items():
                 leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
@@ -239,9 +241,6 @@ class Gallery:
         for edge in () if route.dual else route.edges:
             queries_QD = self._transforms[edge.key](queries_QD, embedded.get(edge.old))
         return queries_QD
-
-    def _space(self, version: str) -> Space:
-        return space_from_json(self._versions[version].card.space)
 
     def _open(self, edge: Edge, new: Version) -> Transform:
         old = self._versions[edge.old].card
