@@ -5,7 +5,8 @@
     new/new   a worker has moved every item to v2, while one client kept querying and another kept writing
 
 Told for three ways to be compatible, each in a gallery of its own. In the first, service and worker are killed with
-kill -9 in the middle. At the end of each: back to v1 in one call, and forward again.
+kill -9 in the middle. At the end of each: back to v1 in one call, and forward again. Then once more step by step: gate
+report, shadow, canary, and a remote worker that is paused, resumed and rolled back in the middle.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from examples.demo import report as reporting
 from examples.demo.measure import same_answers, same_state, stored_state
 from examples.demo.pictures import load_pictures
 from examples.demo.processes import Processes
+from examples.demo.steps import step_by_step
 from examples.demo.upgrade import COMPARED, OLD, Stage, Upgrade, Way, undisturbed, upgrade
 from index.errors import RegraftError
-from regraft import Client
 
 EXAMPLES = Path(__file__).parent.parent
 WAYS = (
@@ -37,6 +38,7 @@ WAYS = (
     Way("fct", "v2-fct", "forward"),
 )
 TWIN = "bct-undisturbed"
+GATE_PAGE = "demo-gate.html"
 
 
 def main() -> int:
@@ -46,10 +48,10 @@ def main() -> int:
     begun = time.perf_counter()
     pictures = load_pictures(items=options.items, queries=options.queries)
     try:
-        with _folder(options.keep) as folder, Processes(folder) as processes, Client(processes.url) as client:
+        with _folder(options.keep) as folder, Processes(folder) as processes, processes.client() as client:
             stage = Stage(processes, client, pictures, options.examples, console)
             console.print(f"service at {processes.url} and worker are up, data in {folder}")
-            report = _tell(stage, begun)
+            report = _tell(stage, begun, options.report.with_name(GATE_PAGE))
     except (RegraftError, RuntimeError, OSError) as error:
         console.print(f"the demo stopped: {error}", style="red", markup=False)
         return 1
@@ -67,14 +69,15 @@ def main() -> int:
     return 1 if broken else 0
 
 
-def _tell(stage: Stage, begun: float) -> dict[str, Any]:
+def _tell(stage: Stage, begun: float, page: Path) -> dict[str, Any]:
     timings = {"start": time.perf_counter() - begun}
     versions = [stage.client.register_version(stage.examples / name) for name in (OLD, *(w.version for w in WAYS))]
     upgrades = [_upgrade(stage, way, kill=way is WAYS[0]) for way in WAYS]
     undisturbed(stage, WAYS[0], TWIN)
     kill = {**(upgrades[0].kill or {}), **_compare_with_twin(stage)}
+    steps = step_by_step(stage, page)
     timings["total"] = time.perf_counter() - begun
-    return reporting.build(upgrades, kill, versions, timings)
+    return reporting.build(upgrades, kill, versions, timings, steps)
 
 
 def _upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:

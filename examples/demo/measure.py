@@ -1,4 +1,4 @@
-"""Asking the service and measuring its answers; nothing here looks inside the service but `stored_state`."""
+"""Asking the service and measuring its answers; only `stored_state` and `chunks_in_hand` look inside."""
 
 from __future__ import annotations
 
@@ -105,12 +105,22 @@ def stored_state(data: Path, gallery: str) -> State:
         join embedding on embedding.item_id = item.id join version on version.id = embedding.version_id
         where gallery.name = ? and not item.deleted
     """
+    rows = _read(data, query, gallery)
+    return {(i, version, origin, bool(active)): np.frombuffer(v, "<f4") for i, version, origin, active, v in rows}
+
+
+def chunks_in_hand(data: Path, backfill: int) -> int:
+    """Chunks of a backfill that a worker holds; HTTP tells of them only once they are done."""
+    query = "select count(*) from backfill_chunk where backfill_id = ? and state = 'leased'"
+    return int(_read(data, query, backfill)[0][0])
+
+
+def _read(data: Path, query: str, value: str | int) -> list[tuple[Any, ...]]:
     connection = sqlite3.connect(f"file:{data / 'regraft.db'}?mode=ro", uri=True)
     try:
-        rows: list[tuple[Any, ...]] = connection.execute(query, [gallery]).fetchall()
+        return connection.execute(query, [value]).fetchall()
     finally:
         connection.close()
-    return {(i, version, origin, bool(active)): np.frombuffer(v, "<f4") for i, version, origin, active, v in rows}
 
 
 def same_state(a: State, b: State) -> bool:

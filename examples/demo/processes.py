@@ -1,12 +1,15 @@
-"""The real service and a real worker, as processes of their own that can be killed and started again."""
+"""The real service and real workers, as processes of their own that can be killed and started again."""
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -22,12 +25,14 @@ LEASE_SECONDS = 2.0
 class Processes:
     """One service and one worker over one data folder, on a free loopback port that stays the same.
 
-    The context starts both and ends both; their output goes to service.log and worker.log in the folder.
+    The context starts both and ends both; their output goes to service.log, worker.log and remote.log in the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.data = folder / "data"
-        self.logs = {name: folder / f"{name}.log" for name in ("service", "worker")}
+        self.elsewhere = folder / "elsewhere"
+        self.logs = {name: folder / f"{name}.log" for name in ("service", "worker", "remote")}
+        self.api_key, self.worker_key = secrets.token_urlsafe(), secrets.token_urlsafe()
         self.port = _free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
@@ -45,16 +50,38 @@ class Processes:
     ) -> None:
         self.stop()
 
+    def client(self, key: str | None = None) -> Client:
+        """A client with this key; with none given, it may do everything."""
+        return Client(self.url, key or self.api_key)
+
     def start(self) -> None:
         """Start both and wait until the service says it is ready.
 
         Raises:
             RuntimeError: a process ended, or the service was not ready in time; with the end of its log.
         """
-        self._launch("service", "serve", "--host", "127.0.0.1", "--port", str(self.port), "--workers", "0")
-        with Client(self.url) as client:
+        mine = {"REGRAFT_DATA": str(self.data), "REGRAFT_LEASE_SECONDS": str(LEASE_SECONDS)}
+        keys = {"REGRAFT_API_KEY": self.api_key, "REGRAFT_WORKER_KEY": self.worker_key}
+        listen = ("--host", "127.0.0.1", "--port", str(self.port))
+        self._launch("service", mine | keys, "serve", *listen, "--workers", "0")
+        with self.client() as client:
             self._wait_ready(client)
-        self._launch("worker", "worker")
+        self._launch("worker", mine, "worker")
+
+    def start_remote(self) -> None:
+        """End the worker beside the service, and start one that knows the service's URL and the worker key only."""
+        self.end("worker")
+        keys = {"REGRAFT_WORKER_KEY": self.worker_key}
+        self._launch("remote", keys, "worker", "--url", self.url, "--data", str(self.elsewhere))
+
+    def running(self) -> list[str]:
+        """Names of the processes that run."""
+        return sorted(self._running)
+
+    def remotely_moved(self) -> int:
+        """Items in the chunks that the service took from the remote worker, by the worker's own log."""
+        lines = self.logs["remote"].read_text(errors="replace").splitlines()
+        return sum(int(found[1]) for line in lines if (found := re.search(r"action=chunk_done .* done=(\d+)", line)))
 
     def kill(self) -> None:
         """Kill -9 both, as a power cut would."""
@@ -65,16 +92,21 @@ class Processes:
         self._running.clear()
 
     def stop(self) -> None:
-        """End both in order."""
+        """End all of them in order."""
         for process in self._running.values():
             process.terminate()
-        for process in self._running.values():
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._running.clear()
+        for name in self.running():
+            self.end(name)
+
+    def end(self, name: str) -> None:
+        """End one in order: a worker finishes the chunk in hand."""
+        process = self._running.pop(name)
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
     def check(self) -> None:
         """Raise RuntimeError, with the end of its log, when a process has ended by itself."""
@@ -82,12 +114,11 @@ class Processes:
             if process.poll() is not None:
                 raise RuntimeError(f"the {name} ended with code {process.returncode}:\n{self._log_end(name)}")
 
-    def _launch(self, name: str, *command: str) -> None:
+    def _launch(self, name: str, settings: Mapping[str, str], *command: str) -> None:
         # Settings of the caller's own service must not leak into this one.
         environment = {key: value for key, value in os.environ.items() if not key.startswith("REGRAFT_")}
-        environment |= {"REGRAFT_DATA": str(self.data), "REGRAFT_LEASE_SECONDS": str(LEASE_SECONDS)}
         with self.logs[name].open("ab") as log:
-            self._running[name] = _popen([sys.executable, "-m", "regraft", *command], environment, log)
+            self._running[name] = _popen([sys.executable, "-m", "regraft", *command], {**environment, **settings}, log)
 
     def _wait_ready(self, client: Client) -> None:
         deadline = time.monotonic() + READY_SECONDS

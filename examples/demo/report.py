@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from examples.demo import steps as stepping
 from examples.demo.measure import as_row, difference
 from examples.demo.traffic import Counts
 from examples.demo.upgrade import Upgrade
@@ -27,7 +28,9 @@ ABOUT_INTERRUPTED = (
 )
 
 
-def build(upgrades: Sequence[Upgrade], kill: Report, versions: Sequence[Report], timings: Report) -> Report:
+def build(
+    upgrades: Sequence[Upgrade], kill: Report, versions: Sequence[Report], timings: Report, steps: Report
+) -> Report:
     """Everything measured, as JSON."""
     counts = Counts()
     for one in upgrades:
@@ -61,6 +64,7 @@ def build(upgrades: Sequence[Upgrade], kill: Report, versions: Sequence[Report],
         "rollback": {one.way.name: one.rollback for one in upgrades},
         "timings": {**timings, "upgrades": {one.way.name: one.seconds for one in upgrades}},
         "versions": list(versions),
+        "steps": steps,
     }
 
 
@@ -89,6 +93,7 @@ def expectations(report: Report) -> Iterator[tuple[str, bool]]:
     yield "after kill -9 the backfill stood behind where it was", kill["done_after"] >= kill["done_before"]
     yield "after kill -9 the final state differs from a run without it", kill["state_equal"]
     yield "after kill -9 the final answers differ from a run without it", kill["answers_equal"]
+    yield from stepping.expectations(report["steps"])
 
 
 def table(report: Report) -> Table:

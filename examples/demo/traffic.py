@@ -124,12 +124,12 @@ class Counts:
 class Traffic:
     """The two clients, running inside the context."""
 
-    def __init__(self, url: str, gallery: str, pictures: Pictures, *, seed: int = 0) -> None:
+    def __init__(self, connect: Callable[[], Client], gallery: str, pictures: Pictures, *, seed: int = 0) -> None:
         self.gallery = gallery
         self.ledger = Ledger()
         self.outage = Outage()
         self.counts = Counts()
-        self._url = url
+        self._connect = connect
         self._pictures = pictures
         self._choice = random.Random(seed)
         self._visitors = (ImageItem(f"visitor-{n}", v.image, v.metadata) for n, v in _numbered(pictures.visitors))
@@ -153,7 +153,7 @@ class Traffic:
             raise self._crashes[0]
 
     def _repeat(self, step: Callable[[Client], None], pause: float) -> None:
-        with Client(self._url) as client:
+        with self._connect() as client:
             try:
                 while not self._stop.is_set():
                     step(client)

@@ -147,7 +147,7 @@ class Act:
 
     def __init__(self, stage: Stage, way: Way, kind: str) -> None:
         self.stage, self.way, self.kind = stage, way, kind
-        self.traffic = Traffic(stage.processes.url, way.name, stage.pictures)
+        self.traffic = Traffic(stage.processes.client, way.name, stage.pictures)
         self.lost: set[str] = set()
         self.resurrected: set[str] = set()
 

@@ -52,6 +52,18 @@ def test_the_demo_meets_every_expectation_and_leaves_its_report(size, tmp_path):
     assert report["kill"]["state_equal"] is report["kill"]["answers_equal"] is True
     assert 0.4 < report["kill"]["moved"] < 1
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    steps = report["steps"]
+    assert steps["shadow"]["counted"]["compared"] == steps["shadow"]["asked"] == 40
+    assert 0 < steps["shadow"]["counted"]["overlap"] < 1
+    assert set(steps["canary"]["answered_by"]) == {"v1", "v2-oca"}
+    assert sum(steps["canary"]["answered_by"].values()) == 60
+    backfill = steps["backfill"]
+    assert backfill["workers"] == ["remote"]
+    assert backfill["moved_remotely"] == steps["items"] == 150
+    assert 0 < backfill["pause"]["at_end"]["done"] < backfill["rollback"]["done"] < 150
+    assert backfill["rollback"]["rankings_equal"] is True
+    assert [one["state"] for one in steps["deployments"]] == ["superseded", "rolled_back", "superseded", "current"]
+    assert "<svg" in (tmp_path / steps["gate"]["page"]).read_text()
 
 
 def test_a_demo_that_cannot_go_on_says_why_and_leaves_no_service_behind(tmp_path):

@@ -10,9 +10,10 @@ import pytest
 from examples.demo import report as reporting
 from examples.demo.measure import Answer, as_row, difference, measure, same_answers, same_state
 from examples.demo.pictures import Pictures, load_pictures
+from examples.demo.steps import agreement
 from examples.demo.traffic import Counts, Ledger, Outage, Traffic, wrong_answer
 from examples.demo.upgrade import Point, Upgrade, Way
-from regraft import Problem, Unreachable
+from regraft import Client, Problem, Unreachable
 
 
 def pictures(pairs: int = 1) -> Pictures:
@@ -149,7 +150,7 @@ class Answers:
 
 
 def traffic() -> Traffic:
-    made = Traffic("http://nowhere", "g", Pictures([], {}, [b"1", b"2"], np.array([0, 1]), []))
+    made = Traffic(lambda: Client("http://nowhere"), "g", Pictures([], {}, [b"1", b"2"], np.array([0, 1]), []))
     made.ledger.ingested(["a", "b"])
     return made
 
@@ -245,8 +246,35 @@ KILL = {
 }
 
 
+def counted(old: int, new: int, **more: object) -> dict:
+    return {"queries": {"old": old, "new": new}, "errors": 0, **more}
+
+
+AGREED = {"overlap": 0.5, "first_match_flips": 1}
+STEPS = {
+    "version": "v2",
+    "items": 9,
+    "shadow": {
+        "asked": 4,
+        "answered_by": {"v1": 4},
+        "counted": counted(4, 4, compared=4, **AGREED),
+        "seen_when_current": AGREED,
+    },
+    "canary": {"asked": 6, "answered_by": {"v1": 4, "v2": 2}, "counted": counted(4, 2)},
+    "backfill": {
+        "workers": ["remote"],
+        "worker_key_refused_elsewhere": True,
+        "moved_remotely": 9,
+        "pause": {"at_start": {"done": 3}, "at_end": {"done": 3}, "work_given": False},
+        "rollback": {"state": "cancelled", "done": 5, "total": 9, "rankings_equal": True},
+        "forward": {"items_forward": 5, "done": 4, "mix": {"v2": 9}},
+    },
+}
+
+
 def good_report() -> reporting.Report:
-    return reporting.build([upgraded("bct", "identity"), upgraded("fct", "forward")], dict(KILL), [], {"total": 1.0})
+    upgrades = [upgraded("bct", "identity"), upgraded("fct", "forward")]
+    return reporting.build(upgrades, dict(KILL), [], {"total": 1.0}, copy.deepcopy(STEPS))
 
 
 def test_a_good_run_meets_every_expectation():
@@ -272,6 +300,24 @@ def test_one_failure_is_one_too_many(name):
         (("kill", "answers_equal"), False, "final answers differ"),
         (("queries_served",), 0, "no query"),
         (("curves", "bct", 10, "moved"), 0.75, "bct: the curve has a gap of 30%"),
+        (("steps", "shadow", "answered_by"), {"v1": 3, "v2": 1}, "in the shadow"),
+        (("steps", "shadow", "counted", "compared"), 3, "compared 3"),
+        (("steps", "shadow", "counted", "errors"), 1, "errors in the shadow: 1"),
+        (("steps", "shadow", "counted", "overlap"), 0.6, "foretold"),
+        (("steps", "shadow", "counted", "first_match_flips"), 2, "foretold"),
+        (("steps", "canary", "answered_by"), {"v1": 6}, "the canary counted"),
+        (("steps", "canary", "counted", "errors"), 1, "errors in the canary: 1"),
+        (("steps", "backfill", "worker_key_refused_elsewhere"), False, "worker key"),
+        (("steps", "backfill", "workers"), ["remote", "worker"], "workers were"),
+        (("steps", "backfill", "moved_remotely"), 8, "moved 8 of 9"),
+        (("steps", "backfill", "pause", "at_end"), {"done": 4}, "during the pause"),
+        (("steps", "backfill", "pause", "work_given"), True, "got work"),
+        (("steps", "backfill", "rollback", "done"), 3, "after the resumption"),
+        (("steps", "backfill", "rollback", "state"), "done", "not in the middle"),
+        (("steps", "backfill", "rollback", "done"), 9, "not in the middle"),
+        (("steps", "backfill", "rollback", "rankings_equal"), False, "rankings differ"),
+        (("steps", "backfill", "forward", "items_forward"), 4, "did not come back"),
+        (("steps", "backfill", "forward", "mix"), {"v1": 1, "v2": 8}, "the mix is"),
     ],
 )
 def test_what_does_not_hold_is_said(path, value, said):
@@ -282,6 +328,12 @@ def test_what_does_not_hold_is_said(path, value, said):
     place[path[-1]] = value
 
     assert any(said in sentence for sentence in reporting.unmet(report))
+
+
+def test_a_shadow_is_held_against_what_a_client_sees():
+    old, new = ([body(*ids) for ids in rows] for rows in (("ab", "cd"), ("ba", "ce")))
+
+    assert agreement(old, new) == {"overlap": 0.75, "first_match_flips": 1}
 
 
 def test_the_picture_is_a_png_and_the_summary_names_the_counts(tmp_path):

@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]) -> Iterator[Client]:
-    with Processes(tmp_path_factory.mktemp("service")) as running, Client(running.url) as client:
+    with Processes(tmp_path_factory.mktemp("service")) as running, running.client() as client:
         for name in (*OLD.values(), *OLD):
             client.register_version(folders[name])
         yield client
