@@ -33,6 +33,8 @@ Ints = NDArray[np.int64]
 KNOTS = 32
 TAIL = 4
 """One pair in so many, the best, is beyond the last knot."""
+RESOLUTION = 1e-9
+"""Scores that differ by less are the same: they were float32."""
 
 
 def fit_chance(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Calibration:
@@ -73,4 +75,4 @@ def _rate(goodness_P: Floats, last: float) -> float:
     beyond = goodness_P[goodness_P > last] - last
     # Where every pair beyond scores the same, all there is to go by is the spread.
     middle = np.median(beyond) if len(beyond) else np.log(2) * goodness_P.std()
-    return float(np.log(2) / middle) if middle > 0 else 1.0
+    return float(np.log(2) / middle) if middle > RESOLUTION else 1.0

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from hypothesis import settings
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 from tokenizers import Tokenizer
@@ -57,6 +59,11 @@ from index.version import (
     Score,
     Version,
 )
+
+# Every run draws the same examples, so that a failure belongs to a change; HYPOTHESIS_PROFILE=explore looks for new ones.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("explore", derandomize=False)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 SPEC = Preprocess(height=8, width=8, mode="L", mean=(0.5,), std=(0.5,))
 
