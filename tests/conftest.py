@@ -60,7 +60,7 @@ from index.version import (
     Version,
 )
 
-# Every run draws the same examples, so that a failure belongs to a change; HYPOTHESIS_PROFILE=explore looks for new ones.
+# Every run draws the same examples, so that a failure belongs to a change; HYPOTHESIS_PROFILE=explore draws new ones.
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
