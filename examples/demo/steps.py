@@ -96,7 +96,8 @@ def _gate(stage: Stage, page: Path) -> Json:
     page.write_text(stage.client.gate_page(WAY.name, gate["id"]), encoding="utf-8")
     low, value, high = (100 * gate["difference"][name] for name in ("low", "value", "high"))
     stage.console.print(
-        f"  gate: {gate['verdict']}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}"
+        f"  gate: {gate['verdict']}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}",
+        markup=False,
     )
     return gate
 
