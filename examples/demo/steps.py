@@ -32,6 +32,7 @@ RATE = 25.0
 PAUSE_AT = 1 / 3
 CLOSE = 1e-6
 WAIT_SECONDS = 60.0
+IN_PLACE = "the gallery to hold what was moved"
 UNAUTHORIZED = 401
 
 Found = TypeVar("Found")
@@ -78,7 +79,7 @@ def expectations(steps: Json) -> Iterator[tuple[str, bool]]:
     yield "steps: the worker key opens more than the work", backfill["worker_key_refused_elsewhere"]
     yield f"steps: workers were {backfill['workers']}", backfill["workers"] == ["remote"]
     pause, back = backfill["pause"], backfill["rollback"]
-    yield "steps: items moved during the pause", pause["at_start"] == pause["at_end"]
+    yield f"steps: items moved during the pause: {pause}", pause["at_start"] == pause["at_end"]
     yield "steps: a worker got work during the pause", not pause["work_given"]
     yield "steps: after the resumption nothing moved", back["done"] > pause["at_end"]["done"]
     middle = back["state"] == "cancelled" and 0 < back["done"] < back["total"]
@@ -96,7 +97,8 @@ def _gate(stage: Stage, page: Path) -> Json:
     page.write_text(stage.client.gate_page(WAY.name, gate["id"]), encoding="utf-8")
     low, value, high = (100 * gate["difference"][name] for name in ("low", "value", "high"))
     stage.console.print(
-        f"  gate: {gate['verdict']}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}"
+        f"  gate: {gate['verdict']}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}",
+        markup=False,
     )
     return gate
 
@@ -192,10 +194,13 @@ def _move_remotely(stage: Stage, gate: int, before: Answer) -> Json:
 
 
 def _look_twice(stage: Stage, backfill: Json) -> Json:
-    """How far a paused backfill is once no chunk is in hand, and again after queries were answered and work refused."""
+    """How far a paused backfill is once all is settled, and again after queries were answered and work refused.
+
+    Settled: no chunk is in hand, and what is searched - it follows the database - holds what was moved.
+    """
     data = stage.processes.data
     _wait(stage, "the chunks in hand", lambda: chunks_in_hand(data, backfill["id"]) == 0 or None)
-    start = _standing(stage, backfill)
+    start = _wait(stage, IN_PLACE, lambda: _settled(stage, backfill))
     queries = stage.pictures.queries[:WHILE_PAUSED]
     for query in queries:
         stage.client.query(WAY.name, [query], K)
@@ -205,6 +210,11 @@ def _look_twice(stage: Stage, backfill: Json) -> Json:
 
 def _standing(stage: Stage, backfill: Json) -> Json:
     return {"done": stage.client.backfill(backfill["id"])["done"], "mix": stage.client.gallery(WAY.name)["mix"]}
+
+
+def _settled(stage: Stage, backfill: Json, moved_before: int = 0) -> Json | None:
+    standing = _standing(stage, backfill)
+    return standing if standing["mix"].get(WAY.version, 0) == moved_before + standing["done"] else None
 
 
 def _roll_back(stage: Stage, backfill: Json, before: Answer) -> Json:
@@ -223,7 +233,8 @@ def _forward(stage: Stage, gate: int) -> Json:
     deployed = client.deploy(WAY.name, WAY.version, gate=gate)
     started = client.start_backfill(WAY.name, chunk_size=CHUNK_SIZE)
     _wait(stage, "the backfill", lambda: client.backfill(started["id"])["state"] != "running" or None)
-    return {"items_forward": deployed["activated"], **_standing(stage, started)}
+    standing = _wait(stage, IN_PLACE, lambda: _settled(stage, started, deployed["activated"]))
+    return {"items_forward": deployed["activated"], **standing}
 
 
 def _refused_elsewhere(stage: Stage) -> bool:
