@@ -78,8 +78,10 @@ def site(
     """Gallery `pairs`, whose items hold an embedding by every version, edges fitted on it, and gallery `mixed`."""
     with (
         Processes(tmp_path_factory.mktemp("service")) as running,
-        Client(running.url) as client,
-        httpx.Client(base_url=f"{running.url}/v1", timeout=60) as http,
+        running.client() as client,
+        httpx.Client(
+            base_url=f"{running.url}/v1", timeout=60, headers={"Authorization": f"Bearer {running.api_key}"}
+        ) as http,
     ):
         for version in versions.values():
             client.register_version(version.folder)
