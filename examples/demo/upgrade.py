@@ -204,7 +204,7 @@ class Act:
         """Items a second at which one measurement fits well into one step, on this machine."""
         begun = time.perf_counter()
         self._ask_top()
-        return len(self.stage.pictures.items) * STEP / (1.7 * (time.perf_counter() - begun) + 0.1)
+        return len(self.stage.pictures.items) * STEP / (2.2 * (time.perf_counter() - begun) + 0.15)
 
     def _kill(self, backfill: int, moved: float) -> Json:
         """End both with kill -9, start them again, and see that the backfill stands where it was or further."""
