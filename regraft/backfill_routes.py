@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any, TypedDict, Unpack
+from collections.abc import Iterator
+from typing import TypedDict, Unpack
 
-from index.errors import RegraftError
+from regraft.connection import Connection, Json, Unreachable
 from regraft.paths import path_of
-
-Json = dict[str, Any]
 
 SILENCE_SECONDS = 30.0
 """A stream that says nothing for so long is broken; the service sends a sign of life every ten."""
@@ -33,14 +31,8 @@ class BackfillOptions(TypedDict, total=False):
     attempts: int
 
 
-class BackfillRoutes:
+class BackfillRoutes(Connection):
     """Methods of `regraft.client.Client`."""
-
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        raise NotImplementedError
-
-    def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> Iterator[str]:
-        raise NotImplementedError
 
     def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
         """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
@@ -80,10 +72,8 @@ class BackfillRoutes:
                         yield json.loads(data)
                     elif event in {"end", "gone"}:
                         return
-                broken: RegraftError | None = None
-            except RegraftError as error:
-                if error.code != "unreachable":
-                    raise
+                broken: Unreachable | None = None
+            except Unreachable as error:
                 broken = error
             failures += 1
             if failures > RECONNECTS:

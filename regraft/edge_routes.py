@@ -9,16 +9,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from index.folder import pack_version
+from regraft.connection import Connection, Json
 from regraft.paths import flag, path_of
 
-Json = dict[str, Any]
 
-
-class EdgeRoutes:
+class EdgeRoutes(Connection):
     """Methods of `regraft.client.Client`."""
-
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        raise NotImplementedError
 
     def edges(self, *, new: str | None = None, old: str | None = None) -> list[Json]:
         """GET /v1/edges: with their evidence; only those from `new`, or to `old`."""

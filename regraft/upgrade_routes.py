@@ -6,12 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regraft.connection import Connection, Json
 from regraft.paths import path_of
 
-Json = dict[str, Any]
 
-
-class UpgradeRoutes:
+class UpgradeRoutes(Connection):
     """Routes below /v1/galleries/{gallery} that lead from one version to the next.
 
     Every change takes `dry_run`, which only says what would be, and, for deployments, `if_match`: the `etag` of an
@@ -153,13 +152,6 @@ class UpgradeRoutes:
         headers = {"If-Match": if_match} if if_match else {}
         answer = self._send("POST", path, params=_terms(dry_run), json=body, headers=headers)
         return {**answer.json(), "etag": answer.headers.get("etag")}
-
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        answer: Json = self._send(method, path, **request).json()
-        return answer
-
-    def _send(self, method: str, path: str, **request: Any) -> Any:
-        raise NotImplementedError
 
 
 def _terms(dry_run: bool) -> dict[str, str]:

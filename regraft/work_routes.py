@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from regraft.connection import Connection, Json
 from regraft.paths import path_of
 
-Json = dict[str, Any]
 
-
-class WorkRoutes:
+class WorkRoutes(Connection):
     """Methods of `regraft.client.Client`."""
-
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        raise NotImplementedError
-
-    def _send(self, method: str, path: str, **request: Any) -> Any:
-        raise NotImplementedError
 
     def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> Json | None:
         """POST /v1/work:claim: the next chunk {chunk, lease, lease_seconds, ...}, None when there is none."""

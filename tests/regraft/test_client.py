@@ -15,7 +15,7 @@ import pytest
 
 import regraft
 from index.errors import RegraftError
-from regraft import client as client_module
+from regraft import connection
 from regraft.client import Client, ImageItem, Problem, Unreachable
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -237,7 +237,7 @@ def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], H
 
 @pytest.fixture
 def no_pause(monkeypatch):
-    monkeypatch.setattr(client_module, "CONNECT_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "CONNECT_PAUSE_SECONDS", 0.0)
 
 
 def test_a_read_is_repeated_until_the_connection_is_made(no_pause):

@@ -1,0 +1,120 @@
+"""The connection of the client: requests with their errors, which every group of routes builds on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from index.errors import RegraftError
+
+Json = dict[str, Any]
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+CONNECT_ATTEMPTS = 3
+CONNECT_PAUSE_SECONDS = 0.2
+
+
+class Problem(RegraftError):
+    """The service refused the request (RFC 9457 problem+json).
+
+    `errors` lists every fault with its JSON pointer; `request_id` finds the request in the service's log.
+    """
+
+    def __init__(self, status: int, body: Mapping[str, Any]) -> None:
+        self.detail = str(body.get("detail") or body.get("title") or f"the service answered with status {status}")
+        self.errors: list[Json] = list(body.get("errors") or [])
+        self.request_id: str | None = body.get("request_id")
+        super().__init__(self.detail, pointer=str(self.errors[0].get("pointer") or "") if self.errors else "")
+        self.status = status
+        self.code = str(body.get("code") or "http_error")
+
+
+class Unreachable(RegraftError):
+    """The service could not be reached."""
+
+    status = 503
+    code = "unreachable"
+
+
+class Connection:
+    """HTTP to one service; safe to share between threads.
+
+    Raises Problem when the service refuses and Unreachable when there is no answer. Only GET requests are repeated, and
+    only when the connection could not be made; nothing that writes is ever sent twice.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        api_key: str | None = None,
+        *,
+        timeout: float = 60.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self.url = url.rstrip("/")
+        # A proxy from the environment has no business between a client and a loopback service.
+        self._http = httpx.Client(
+            base_url=f"{self.url}/v1/", headers=headers, timeout=timeout, transport=transport, trust_env=False
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def _json(self, method: str, path: str, **request: Any) -> Json:
+        answer: Json = self._send(method, path, **request).json()
+        return answer
+
+    def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
+        attempts = CONNECT_ATTEMPTS if method == "GET" else 1
+        try:
+            response = _with_retries(lambda: self._http.request(method, path, **request), attempts)
+        except httpx.TransportError as error:
+            why = str(error) or type(error).__name__
+            raise Unreachable(f"no answer from {self.url} ({why}); is `regraft serve` running?") from error
+        if not response.is_success:
+            raise Problem(response.status_code, _problem(response))
+        return response
+
+    def _lines(self, path: str, headers: Mapping[str, str], silence: float) -> Iterator[str]:
+        """The lines of a streamed answer, as they come; Unreachable after `silence` seconds without one."""
+        timeout = httpx.Timeout(silence, connect=silence)
+        try:
+            with self._http.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+                if not response.is_success:
+                    response.read()
+                    raise Problem(response.status_code, _problem(response))
+                yield from response.iter_lines()
+        except httpx.TransportError as error:
+            raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+
+
+def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:
+    for attempt in range(1, attempts):
+        try:
+            return send()
+        except httpx.ConnectError:
+            time.sleep(CONNECT_PAUSE_SECONDS * attempt)
+    return send()
+
+
+def _problem(response: httpx.Response) -> Mapping[str, Any]:
+    try:
+        body = response.json()
+    except ValueError:
+        body = None
+    # A proxy in between answers in its own words.
+    return body if isinstance(body, dict) else {"detail": f"{response.status_code} {response.reason_phrase}".strip()}
