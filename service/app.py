@@ -29,6 +29,7 @@ from service import (
     work,
 )
 from service.auth import Guard, check_exposure
+from service.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
 
@@ -59,8 +60,8 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
-        versions.sweep(settings.versions)
-        edges.sweep(settings.edges)
+        sweep(settings.versions)
+        sweep(settings.edges)
         process = running(settings)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:

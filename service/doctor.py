@@ -23,11 +23,11 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.blobs import Blobs
 from service.catalog import Catalog, Registered, registered_rows
 from service.database import Database
+from service.incoming import remains
 from service.placement import preference, route_to
 from service.repository import STORED, all_galleries, from_bytes, take_seq, to_bytes
 from service.settings import Settings
 from service.tables import embedding, gallery, item
-from service.versions import INCOMING
 
 ROWS = 4096
 EXAMPLES = 5
@@ -97,10 +97,10 @@ class Doctor:
             except RegraftError as error:
                 changed.add(row.name)
                 changed.what = f"version folders are no longer what was registered ({error.message})"
-        for remains in self._settings.versions.glob(f"{INCOMING}*"):
-            left.add(remains.name)
+        for folder in remains(self._settings.versions):
+            left.add(folder.name)
             if fix:
-                shutil.rmtree(remains, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
                 left.fixed += 1
         return [changed, left]
 

@@ -11,10 +11,9 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection, Row, false, func, select
@@ -35,7 +34,6 @@ from service.tables import backfill, item, version
 
 logger = logging.getLogger(__name__)
 
-INCOMING = ".incoming-"
 _changing = threading.Lock()
 
 
@@ -194,17 +192,6 @@ def find(catalog: Catalog, key: EdgeKey) -> Declared:
             f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(there) or 'none'})"
         )
     return declared
-
-
-@contextmanager
-def incoming_folder(edges: Path) -> Iterator[Path]:
-    """An empty folder for the files of an edge to be, beside the accepted ones: the last step is a rename."""
-    place = edges / f"{INCOMING}{uuid.uuid4().hex}"
-    place.mkdir(parents=True)
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:

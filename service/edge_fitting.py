@@ -17,9 +17,10 @@ from index.fitting import FITS, fit_adapter, fit_calibration_maps, intervals, le
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.catalog import Registered
-from service.edge_changes import accept, check_free, incoming_folder
+from service.edge_changes import accept, check_free
 from service.edge_rows import Declared, EdgeOrigin
 from service.held import Held, draw_held
+from service.incoming import incoming_folder
 from service.repository import gallery_named
 from service.runtime import Runtime
 from service.schemas import Body

@@ -17,11 +17,12 @@ from index.transform import load_transform
 from index.version import Edge, EdgeKind
 from service.catalog import Registered
 from service.claims import VerifyIn, verify
-from service.edge_changes import INCOMING, Dependent, accept, check_free, find, incoming_folder, remove
+from service.edge_changes import Dependent, accept, check_free, find, remove
 from service.edge_fitting import FitIn, fit
 from service.edge_rows import Declared, EdgeOrigin
 from service.errors import InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
+from service.incoming import incoming_folder
 from service.runtime import Runtime, Service
 from service.schemas import Body, parse_json
 
@@ -246,12 +247,6 @@ def add_plain(service: Runtime, raw: bytes) -> Declared:
     evidence, scores = verify(service, new, old, asked.verify or VerifyIn())
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
     return accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), replacing=asked.replace)
-
-
-def sweep(edges: Path) -> None:
-    """Remove what uploads and fits left that were killed; to be called before the first request."""
-    for remains in edges.glob(f"{INCOMING}*"):
-        shutil.rmtree(remains, ignore_errors=True)
 
 
 def describe(declared: Declared) -> EdgeDetail:

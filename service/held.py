@@ -6,7 +6,7 @@ Embeddings that a forward edge made are left out: they say what that edge does, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, Select, false, select
 from index.space import Vectors
 from index.version import Origin
 from service.catalog import Registered
-from service.repository import BLOCK, from_bytes
+from service.repository import blocks, from_bytes
 from service.tables import embedding, item
 
 OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
@@ -71,7 +71,7 @@ def draw_held(
     """
     ids = np.fromiter(connection.execute(both_held(new, old, gallery_id, item.c.id).order_by(item.c.id)).scalars(), int)
     rows: list[Row[Any]] = []
-    for block in _blocks(np.random.default_rng(seed).permutation(ids).tolist()):
+    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
         found = {row.id: row for row in connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))}
         rows += [found[i] for i in block if i in found and (label is None or found[i].metadata.get(label) is not None)]
         if len(rows) >= sample:
@@ -89,10 +89,6 @@ def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> 
     ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), int)
     drawn = np.random.default_rng(seed).permutation(ids)[:limit].tolist()
     found: list[Row[Any]] = []
-    for block in _blocks(drawn):
+    for block in blocks(drawn):
         found.extend(connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block))))
     return found
-
-
-def _blocks(values: Sequence[int]) -> Iterator[Sequence[int]]:
-    return (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))

@@ -328,6 +328,6 @@ def _remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
         connection.execute(delete(embedding).where(embedding.c.item_id.in_(block)))
 
 
-def blocks(values: Sequence[T]) -> Iterator[Sequence[T]]:
-    """Values in pieces that fit one statement."""
-    return (values[start : start + BLOCK] for start in range(0, len(values), BLOCK))
+def blocks(values: Sequence[T], size: int = BLOCK) -> Iterator[Sequence[T]]:
+    """Values in pieces of `size`; by default such that fit one statement."""
+    return (values[start : start + size] for start in range(0, len(values), size))

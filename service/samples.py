@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from index.encoder import BATCH, Embedded, Encoder
 from index.errors import InvalidArgument, InvalidImage
 from index.image import decode_image
 from service.catalog import Catalog, Registered
-from service.repository import from_bytes
+from service.repository import blocks, from_bytes
 from service.runtime import Runtime
 from service.tables import evaluation_embedding, evaluation_entry, item
 
@@ -70,7 +70,7 @@ def draw(
     has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
     ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), np.int64)
     drawn: list[Entry] = []
-    for block in _blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
+    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or row.metadata.get(label) is not None}
         drawn += [_entry(found[i].blob, found[i].metadata, label, slice_field) for i in block if i in found]
@@ -102,7 +102,7 @@ def embed(service: Runtime, entries: Sequence[Entry], versions: Sequence[Registe
     parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
-    for block in _blocks(entries, BATCH):
+    for block in blocks(entries, BATCH):
         readable = [(image, entry) for entry in block if (image := _read(service, entry.blob)) is not None]
         images = [image for image, _ in readable]
         for name, encoder in encoders.items():
@@ -189,7 +189,3 @@ def _quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, fl
 def _joined(parts: Sequence[Embedded]) -> Embedded:
     side = [p.side for p in parts if p.side is not None]
     return Embedded(np.concatenate([p.vectors for p in parts]), np.concatenate(side) if side else None)
-
-
-def _blocks(values: Sequence[Any], size: int) -> Iterator[Any]:
-    return (values[start : start + size] for start in range(0, len(values), size))

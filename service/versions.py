@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,12 +15,12 @@ from service.blobs import sync_all
 from service.catalog import Catalog, Registered, card_sha256, insert_version, registered_sha256
 from service.errors import InvalidBody, VersionExists
 from service.forms import FORM, media_type, read_form
+from service.incoming import incoming_folder
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
 
 router = APIRouter(tags=["versions"])
 
-INCOMING = ".incoming-"
 _registering = threading.Lock()
 
 
@@ -78,7 +75,7 @@ def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, b
         InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
         VersionExists: the name is taken by other content.
     """
-    with _registering, _incoming(service.settings.versions) as place:
+    with _registering, incoming_folder(service.settings.versions) as place:
         packed = place / "archive.zip"
         with packed.open("wb") as stream:
             shutil.copyfileobj(archive, stream, 1 << 20)
@@ -93,12 +90,6 @@ def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, b
         elif known != card_sha256(folder):
             raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
     return service.catalog.named(given.name), known is None
-
-
-def sweep(versions: Path) -> None:
-    """Remove what uploads left that were killed; to be called before the first request."""
-    for remains in versions.glob(f"{INCOMING}*"):
-        shutil.rmtree(remains, ignore_errors=True)
 
 
 def describe(catalog: Catalog, registered: Registered) -> VersionOut:
@@ -134,14 +125,3 @@ def _register(service: Runtime, folder: Path) -> None:
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
         sync_all([final.parent])
-
-
-@contextmanager
-def _incoming(versions: Path) -> Iterator[Path]:
-    """A folder beside the registered ones, so that the last step is a rename; its name is no legal version's."""
-    place = versions / f"{INCOMING}{uuid.uuid4().hex}"
-    place.mkdir(parents=True)
-    try:
-        yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

@@ -17,7 +17,7 @@ from sqlalchemy import select
 
 from index.errors import NoRoute
 from index.version import Version
-from service.edge_changes import INCOMING
+from service.incoming import INCOMING
 from service.runtime import Runtime, running
 from service.tables import calibration
 from service.worker import Worker
@@ -671,7 +671,7 @@ class TestOtherProcesses:
             assert other.catalog.route("bare2", "bare") is None
 
     def test_what_a_killed_upload_left_is_swept(self, served: Any, tmp_path: Path) -> None:
-        from service.edges import sweep
+        from service.incoming import sweep
 
         (tmp_path / f"{INCOMING}abc").mkdir()
         (tmp_path / "v2").mkdir()
