@@ -41,11 +41,11 @@ from index.folder import load_version, pack_version, write_card, write_edge
 from index.image import decode_image, preprocess
 from index.transform import load_forward
 from index.version import EDGE_MODEL, ENCODER, PROBE, Card, Edge, EdgeKind, Preprocess, Score, Version
+from service.backfills.worker import Worker
 from service.blobs import Blobs
 from service.repository import from_bytes, to_bytes
 from service.settings import Settings
 from service.tables import backfill, embedding, item
-from service.worker import Worker
 
 SIDE = 224
 RNG = np.random.default_rng(0)

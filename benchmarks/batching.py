@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import service.entrances
+import service.encoders.entrances
 from index.encoder import Encoder
 from index.folder import load_version, write_card
 from index.image import preprocess
 from index.version import ENCODER, PROBE, Card, Preprocess, Version
 from regraft.client import Client, ImageItem
 from service.app import serve
-from service.batching import Batcher
-from service.entrances import Images
+from service.encoders.batching import Batcher
+from service.encoders.entrances import Images
 from service.settings import Settings
 
 CLIENTS = (1, 4, 16, 64)
@@ -68,9 +68,9 @@ def measure_encoding(version: Version, seconds: float, rounds: int) -> None:
     pixels = inputs(version, 64)
     batchers = {}
     for way, kind in (("batched", Batcher), ("one by one", OneByOne)):
-        service.entrances.Batcher = kind
+        service.encoders.entrances.Batcher = kind
         batchers[way] = Images(version, settings).queries
-    service.entrances.Batcher = Batcher
+    service.encoders.entrances.Batcher = Batcher
     print("| encode: threads | batched /s | one by one /s | ratio |\n| --- | --- | --- | --- |")
     for clients in CLIENTS:
         best = dict.fromkeys(batchers, 0.0)
@@ -126,7 +126,7 @@ def measure_http(version: Version, scratch: Path, seconds: float, rounds: int) -
 
 def run(way: str, data: Path) -> None:
     if way == "one by one":
-        service.entrances.Batcher = OneByOne
+        service.encoders.entrances.Batcher = OneByOne
     serve(Settings(data=data, port=PORTS[way]))
 
 

@@ -24,11 +24,11 @@ from index.errors import RegraftError
 from index.folder import load_version, unpack_version
 from index.version import Card, Edge, EdgeKey, Version
 from regraft.client import Client
-from service.catalog import card_sha256
-from service.chunks import Failed, Moved
-from service.leases import Leases
-from service.moving import Compute, Mover, Outcome
-from service.pipeline import Pipeline
+from service.backfills.chunks import Failed, Moved
+from service.backfills.leases import Leases
+from service.backfills.moving import Compute, Mover, Outcome
+from service.backfills.pipeline import Pipeline
+from service.versions.catalog import card_sha256
 
 logger = logging.getLogger(__name__)
 

@@ -13,25 +13,21 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import (
-    backfills,
-    deployments,
-    edges,
-    errors,
-    evaluations,
-    galleries,
-    gates,
-    health,
-    items,
-    progress,
-    search,
-    versions,
-    work,
-)
+from service import errors, health
 from service.auth import Guard, check_exposure
-from service.incoming import sweep
+from service.backfills import progress, work
+from service.backfills import routes as backfills
+from service.deployments import routes as deployments
+from service.edges import routes as edges
+from service.galleries import items
+from service.galleries import routes as galleries
+from service.gates import evaluations
+from service.gates import routes as gates
+from service.queries import search
 from service.runtime import running
 from service.settings import Settings
+from service.versions import routes as versions
+from service.versions.incoming import sweep
 
 # Tried in this order for every request: queries come first.
 ROUTERS = (

@@ -21,13 +21,13 @@ from index.errors import RegraftError
 from index.folder import load_version
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.blobs import Blobs
-from service.catalog import Catalog, Registered, registered_rows
 from service.database import Database
-from service.incoming import remains
-from service.placement import preference, route_to
+from service.deployments.placement import preference, route_to
 from service.repository import STORED, all_galleries, from_bytes, take_seq, to_bytes
 from service.settings import Settings
 from service.tables import embedding, gallery, item
+from service.versions.catalog import Catalog, Registered, registered_rows
+from service.versions.incoming import remains
 
 ROWS = 4096
 EXAMPLES = 5

@@ -12,15 +12,15 @@ from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 
+from service.backfills.traffic import Traffic
 from service.blobs import Blobs
-from service.catalog import Catalog
 from service.database import Database, upgrade
-from service.replica import Replica
-from service.resting import Rester
-from service.retiring import resume
+from service.deployments.retiring import resume
+from service.deployments.watching import Watch
+from service.encoders.resting import Rester
+from service.queries.replica import Replica
 from service.settings import Settings
-from service.traffic import Traffic
-from service.watching import Watch
+from service.versions.catalog import Catalog
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -72,7 +72,7 @@ def worker(
         return
     _settle({"data": data})
     with needs(""):
-        from service.worker import run
+        from service.backfills.worker import run
 
     if os.environ.get(FOLLOW_PARENT):
         threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()

@@ -23,12 +23,12 @@ from sqlalchemy import select
 from index.folder import pack_version
 from index.version import Version
 from service.app import create_app
-from service.backfills import BackfillIn, start
-from service.catalog import Catalog
+from service.backfills.routes import BackfillIn, start
+from service.backfills.worker import Worker
 from service.database import Database
 from service.settings import Settings
 from service.tables import backfill, embedding, gallery, item
-from service.worker import Worker
+from service.versions.catalog import Catalog
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 48

@@ -9,7 +9,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from service import app, deployments, lifecycle, retiring, watching
+from service import app
+from service.deployments import lifecycle, retiring, watching
+from service.deployments import routes as deployments
 from service.settings import Settings
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {

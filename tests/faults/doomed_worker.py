@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service import chunks, worker
+from service.backfills import chunks, worker
 from service.settings import Settings
 
 POINTS: dict[str, tuple[Any, str, bool, signal.Signals]] = {

@@ -27,14 +27,14 @@ from index.folder import pack_version
 from index.graph import Graph
 from index.transform import load_transform
 from index.version import EdgeKind, Version
-from service import chunks
 from service.app import create_app
-from service.chunks import ChunkLost
+from service.backfills import chunks
+from service.backfills.chunks import ChunkLost
+from service.backfills.worker import Worker
 from service.database import Database
 from service.repository import from_bytes
 from service.settings import Settings
 from service.tables import embedding, gallery, item
-from service.worker import Worker
 
 STEPS = 90
 ORDERS = ["random", "newest", "oldest", "traffic", "transformed"]

@@ -15,12 +15,12 @@ from sqlalchemy import delete, select, update
 
 from index.version import Version
 from service import doctor
+from service.backfills.worker import Worker
 from service.database import Database
 from service.doctor import Doctor, Finding
 from service.repository import from_bytes, to_bytes
 from service.settings import Settings
 from service.tables import embedding, item
-from service.worker import Worker
 
 
 class Ward:

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 
 import service.database
 from service.database import MIGRATIONS, Database, migrating, upgrade
-from service.history import history, standing
+from service.deployments.history import history, standing
 from service.settings import Settings
 from service.tables import edge, embedding, gallery, item, metadata, version
 

@@ -1,0 +1,298 @@
+"""The chunks of a backfill, as a worker uses them: claim with a lease, read, commit.
+
+Rows are locked in one order everywhere - gallery, chunk, backfill - so workers never wait for each other in a circle.
+Every function runs in its caller's transaction.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Update,
+    and_,
+    bindparam,
+    case,
+    delete,
+    false,
+    insert,
+    or_,
+    select,
+    update,
+)
+
+from index.errors import RegraftError
+from index.space import Vectors
+from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State
+from service.repository import put_embeddings, take_seq, to_bytes
+from service.tables import backfill, backfill_chunk, backfill_failure, embedding, item
+
+BURST_SECONDS = 1.0
+"""How much of an unused rate may be made up for at once."""
+PACE_AHEAD = 8
+"""Chunks that workers can have claimed of a rated backfill at the same instant."""
+REASON_LENGTH = 1024
+PAUSE_SECONDS = 2.0
+"""How long an item that failed waits before it is tried again; twice as long after each further failure."""
+
+
+class ChunkLost(RegraftError):
+    """The chunk is no longer this worker's to commit: its lease was taken over, or the backfill is not running."""
+
+    status = 409
+    code = "chunk_lost"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Items one worker has leased."""
+
+    id: int
+    owner: str
+    backfill_id: int
+    gallery_id: int
+    version_id: int
+    kind: Kind
+    item_ids: tuple[int, ...]
+    attempts: int
+
+
+@dataclass(frozen=True)
+class Moved:
+    """An item's new embedding, made from the item as it was at `seq`: `vector` (D,), `side` (S,) or None.
+
+    `uncertainty` is how unsure the transform was of it, where the edge tells.
+    """
+
+    item_id: int
+    seq: int
+    vector: Vectors
+    side: Vectors | None
+    uncertainty: float | None = None
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
+
+    item_id: int
+    seq: int
+    reason: str
+    code: str = "refused"
+    retry: bool = False
+
+
+# Claiming
+
+
+def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[Row[Any]]:
+    """The running backfills of these kinds whose rate allows another chunk now, the one that waits longest first."""
+    now = time.time()
+    next_claim = backfill.c.next_claim
+    due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
+    statement = select(backfill).where(backfill.c.state == State.RUNNING, backfill.c.kind.in_(kinds), due)
+    return list(connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
+
+
+def claim(
+    connection: Connection, owner: str, lease_seconds: float, kinds: Sequence[Kind] = tuple(Kind)
+) -> Chunk | None:
+    """Lease the next chunk that nobody holds, or whose holder gave no sign of life before its lease ran out."""
+    for job in claimable(connection, kinds):
+        taken = _take(connection, job.id, owner, time.time() + lease_seconds)
+        if taken is not None:
+            _pace(connection, job, len(taken.item_ids))
+            return _chunk(job, taken, owner)
+    return None
+
+
+def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
+    """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
+    mine = (backfill_chunk.c.id == chunk_id, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner == owner)
+    taken = connection.execute(select(backfill_chunk).where(*mine)).first()
+    if taken is None:
+        raise ChunkLost("this lease is over: the chunk is done, or another worker's")
+    job = connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)).one()
+    return _chunk(job, taken, owner)
+
+
+def _chunk(job: Row[Any], taken: Row[Any], owner: str) -> Chunk:
+    items = tuple(taken.item_ids)
+    return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
+
+
+def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
+    """A sign of life: hold the chunk for longer. False when it is no longer ours."""
+    statement = _ours(chunk).values(lease_until=time.time() + lease_seconds)
+    return connection.execute(statement).rowcount == 1
+
+
+def release(connection: Connection, chunk: Chunk) -> None:
+    """Give the chunk back undone, so that anyone may claim it at once."""
+    connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
+
+
+def _take(connection: Connection, backfill_id: int, owner: str, until: float) -> Row[Any] | None:
+    expired = and_(backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until < time.time())
+    # Two statements and no OR: each is answered from the index, however many chunks there are.
+    for free in (expired, backfill_chunk.c.state == "todo"):
+        next_free = (
+            select(backfill_chunk.c.id)
+            .where(backfill_chunk.c.backfill_id == backfill_id, free)
+            .order_by(backfill_chunk.c.number)
+            .limit(1)
+            .with_for_update(skip_locked=True)
+        )
+        lease = update(backfill_chunk).where(backfill_chunk.c.id == next_free.scalar_subquery())
+        values = {"state": "leased", "lease_owner": owner, "lease_until": until}
+        returning = lease.values(values).returning(backfill_chunk.c.id, backfill_chunk.c.item_ids)
+        if taken := connection.execute(returning).first():
+            return taken
+    return None
+
+
+def _pace(connection: Connection, job: Row[Any], items: int) -> None:
+    """Move the next claim on. Computed in SQL, from the column: two workers that claim at once add up."""
+    now = time.time()
+    moved_on: ColumnElement[float] | float = now
+    if job.rate:
+        possible = backfill.c.next_claim.between(now - BURST_SECONDS, now + _ahead(job))
+        moved_on = case((possible, backfill.c.next_claim), else_=now - BURST_SECONDS) + items / job.rate
+    connection.execute(update(backfill).where(backfill.c.id == job.id).values(next_claim=moved_on))
+
+
+def _ahead(job: Any) -> Any:
+    """How far claims may run ahead of the clock; further means that the clock was set back. For a row or the table."""
+    return BURST_SECONDS + PACE_AHEAD * job.chunk_size / job.rate
+
+
+def _ours(chunk: Chunk) -> Update:
+    return update(backfill_chunk).where(
+        backfill_chunk.c.id == chunk.id,
+        backfill_chunk.c.state == "leased",
+        backfill_chunk.c.lease_owner == chunk.owner,
+    )
+
+
+# Working
+
+
+def read_images(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, str]]:
+    """(id, seq, blob) of the chunk's items that still qualify."""
+    return connection.execute(select(item.c.id, item.c.seq, item.c.blob).where(_still(chunk))).all()
+
+
+def read_embeddings(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, int, bytes, bytes | None]]:
+    """(id, seq, active_id, vector, side) of the items that still qualify, the last two as the active version stored."""
+    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    columns = (item.c.id, item.c.seq, item.c.active_id, embedding.c.vector, embedding.c.side)
+    return connection.execute(select(*columns).select_from(item.join(embedding, active)).where(_still(chunk))).all()
+
+
+def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:
+    """The chunk's items that still qualify."""
+    return list(connection.execute(select(item.c.id).where(_still(chunk))).scalars())
+
+
+def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed: Sequence[Failed]) -> dict[str, int]:
+    """Write a chunk's results, of the items that are still as they were read, and count them.
+
+    `retried` items are neither done nor failed: they wait to be planned again.
+
+    Raises:
+        ChunkLost: another worker holds the chunk, or its backfill was paused, cancelled or deleted; nothing is written.
+        UnknownGallery: the gallery was deleted.
+    """
+    first_seq = take_seq(connection, chunk.gallery_id, len(moved))
+    if not connection.execute(_ours(chunk).values(state="done", lease_owner=None, lease_until=None)).rowcount:
+        raise ChunkLost("another worker took the chunk over")
+    unchanged = _unchanged(connection, {**{m.item_id: m.seq for m in moved}, **{f.item_id: f.seq for f in failed}})
+    moved = [m for m in moved if m.item_id in unchanged]
+    failed = [f for f in failed if f.item_id in unchanged]
+    _write_moved(connection, chunk, moved, first_seq)
+    given_up = _write_failed(connection, chunk, failed)
+    counts = {"done": len(moved), "failed": given_up, "skipped": len(chunk.item_ids) - len(moved) - len(failed)}
+    counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
+    running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == State.RUNNING)
+    if not connection.execute(running.values(counted)).rowcount:
+        raise ChunkLost("the backfill is not running")
+    return {**counts, "retried": len(failed) - given_up}
+
+
+def _still(chunk: Chunk) -> ColumnElement[bool]:
+    return and_(item.c.id.in_(chunk.item_ids), item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
+
+
+def _unchanged(connection: Connection, read_at: Mapping[int, int]) -> set[int]:
+    """The items that nobody wrote since: every write, a deletion too, stamps a new seq."""
+    statement = select(item.c.id, item.c.seq).where(item.c.id.in_(list(read_at)), item.c.deleted == false())
+    return {row.id for row in connection.execute(statement) if read_at[row.id] == row.seq}
+
+
+def _write_moved(connection: Connection, chunk: Chunk, moved: Sequence[Moved], first_seq: int) -> None:
+    if not moved:
+        return
+    origin = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}[chunk.kind]
+    same = {"version_id": chunk.version_id, "origin": origin}
+    put_embeddings(
+        connection,
+        [
+            {
+                **same,
+                "item_id": m.item_id,
+                "vector": to_bytes(m.vector),
+                "side": None if m.side is None else to_bytes(m.side),
+                "uncertainty": m.uncertainty,
+            }
+            for m in moved
+        ],
+    )
+    place = update(item).where(item.c.id == bindparam("key")).values(active_id=chunk.version_id, seq=bindparam("at"))
+    connection.execute(place, [{"key": m.item_id, "at": first_seq + number} for number, m in enumerate(moved)])
+
+
+def _write_failed(connection: Connection, chunk: Chunk, failed: Sequence[Failed]) -> int:
+    """Note what failed, and when it is tried again; returns how many were given up."""
+    tried = _take_earlier_attempts(connection, chunk)
+    now = time.time()
+    rows = []
+    for f in failed:
+        attempts = tried.get(f.item_id, 0) + 1
+        final = not f.retry or attempts >= chunk.attempts
+        rows.append(
+            {
+                "backfill_id": chunk.backfill_id,
+                "item_id": f.item_id,
+                "seq": f.seq,
+                "reason": f.reason[:REASON_LENGTH],
+                "code": f.code,
+                "attempts": attempts,
+                "final": final,
+                "next_try": None if final else now + pause_seconds(attempts),
+                "at": now,
+            }
+        )
+    if rows:
+        connection.execute(insert(backfill_failure), rows)
+    return sum(bool(row["final"]) for row in rows)
+
+
+def _take_earlier_attempts(connection: Connection, chunk: Chunk) -> dict[int, int]:
+    """How often each of the chunk's items was tried before; what is noted about them is removed."""
+    mine = (backfill_failure.c.backfill_id == chunk.backfill_id, backfill_failure.c.item_id.in_(chunk.item_ids))
+    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*mine)
+    tried = {row.item_id: row.attempts for row in connection.execute(noted)}
+    if tried:
+        connection.execute(delete(backfill_failure).where(*mine))
+    return tried
+
+
+def pause_seconds(attempts: int) -> float:
+    """How long an item rests after it failed so many times."""
+    return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))

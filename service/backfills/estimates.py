@@ -1,0 +1,179 @@
+"""What a backfill would take, before it is started: items, time by a measured sample, storage, and arithmetic."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, and_, false, func, select
+
+from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
+from index.errors import RegraftError
+from service.backfills.filtering import passing
+from service.backfills.moving import Mover, outcome_of
+from service.backfills.orders import Scope
+from service.backfills.planner import Kind, waiting_items
+from service.runtime import Runtime
+from service.tables import embedding, item
+from service.versions.catalog import Registered
+
+SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
+"""Items that are moved, and forgotten again, to measure how long one takes."""
+
+
+class MacsOut(BaseModel):
+    """Multiply-accumulates for one item; null where a way is not open, or a model's shapes are not known."""
+
+    reencode: int | None
+    transform: float | None
+
+
+class EstimateOut(BaseModel):
+    """A backfill on paper. `seconds`: one worker on this machine, reading and computing, or what the rate allows.
+
+    Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
+    the target is retired.
+    """
+
+    kind: str
+    version: str
+    items: int
+    without_image: int
+    sampled: int
+    seconds_per_item: float | None
+    seconds: float | None
+    bytes_now: int
+    bytes_after: int
+    bytes_after_retiring: int
+    macs_per_item: MacsOut
+    macs: float | None
+
+
+def estimate(
+    service: Runtime, connection: Connection, mover: Mover, target: Registered, scope: Scope, asked: Any
+) -> EstimateOut:
+    """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
+    kind = Kind(scope.kind)
+    by_version = _waiting_by_version(connection, scope, kind, asked.filter)
+    items = _capped(sum(by_version.values()), asked.share, asked.limit)
+    sampled, seconds = _measure(connection, mover, target, scope, kind) if items else (0, None)
+    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(service, target, by_version))
+    per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
+    total = None if seconds is None else items * seconds
+    if asked.rate is not None:
+        total = max(total or 0.0, items / asked.rate)
+    now, with_target = _bytes_now(service, connection, scope, target)
+    width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
+    live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
+    replaced = _already_held(connection, scope, kind, target)
+    return EstimateOut(
+        kind=kind,
+        version=target.name,
+        items=items,
+        without_image=_without_image(connection, scope) if kind is Kind.REENCODE else 0,
+        sampled=sampled,
+        seconds_per_item=seconds,
+        seconds=total,
+        bytes_now=now,
+        bytes_after=now + max(items - replaced, 0) * width,
+        bytes_after_retiring=min(with_target + max(items - replaced, 0) * width, live * width),
+        macs_per_item=macs,
+        macs=None if per_item is None else per_item * items,
+    )
+
+
+def _capped(items: int, share: float | None, limit: int | None) -> int:
+    if share is not None:
+        items = math.ceil(share * items)
+    return items if limit is None else min(items, limit)
+
+
+def _waiting_by_version(
+    connection: Connection, scope: Scope, kind: Kind, given: dict[str, Any] | None
+) -> dict[int, int]:
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
+    if given is not None:
+        return dict(Counter(passing(connection, waiting, given).values()))
+    counted = select(item.c.active_id, func.count()).where(waiting).group_by(item.c.active_id)
+    return dict(tuple(row) for row in connection.execute(counted))
+
+
+def _measure(
+    connection: Connection, mover: Mover, target: Registered, scope: Scope, kind: Kind
+) -> tuple[int, float | None]:
+    rows = _sample(connection, scope, kind)
+    if not rows:
+        return 0, None
+    move = mover.reencode if kind is Kind.REENCODE else mover.transform
+    outcome_of(move(target, rows[:1]))  # loads the models
+    started = time.perf_counter()
+    outcome_of(move(target, rows))
+    return len(rows), (time.perf_counter() - started) / len(rows)
+
+
+def _sample(connection: Connection, scope: Scope, kind: Kind) -> Sequence[Row[*tuple[Any, ...]]]:
+    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
+    columns = (item.c.id, item.c.seq, item.c.blob, item.c.active_id, embedding.c.vector, embedding.c.side)
+    statement = select(*columns).select_from(item.join(embedding, active)).where(waiting)
+    return connection.execute(statement.order_by(func.random()).limit(SAMPLE[kind])).all()
+
+
+def _live(scope: Scope) -> tuple[Any, ...]:
+    return item.c.gallery_id == scope.gallery_id, item.c.deleted == false()
+
+
+def _without_image(connection: Connection, scope: Scope) -> int:
+    """Live items that only a transform could move."""
+    statement = select(func.count()).where(*_live(scope), item.c.blob.is_(None), item.c.active_id != scope.version_id)
+    return int(connection.execute(statement).scalar_one())
+
+
+def _bytes_now(service: Runtime, connection: Connection, scope: Scope, target: Registered) -> tuple[int, int]:
+    """Of everything that is stored, and of the target's part of it."""
+    counted = (
+        select(embedding.c.version_id, func.count(), func.count(embedding.c.side))
+        .join(item, item.c.id == embedding.c.item_id)
+        .where(item.c.gallery_id == scope.gallery_id)
+        .group_by(embedding.c.version_id)
+    )
+    stored = {}
+    for version_id, vectors, sides in connection.execute(counted):
+        card = service.catalog.by_id(version_id).card
+        stored[version_id] = (vectors * card.dim + sides * card.side_dim) * FLOAT_BYTES
+    return sum(stored.values()), stored.get(target.id, 0)
+
+
+def _already_held(connection: Connection, scope: Scope, kind: Kind, target: Registered) -> int:
+    """Items whose embedding of the target is replaced, not added."""
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
+    held = select(func.count()).select_from(item.join(embedding, embedding.c.item_id == item.c.id))
+    return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
+
+
+def _reencode_macs(target: Registered) -> int | None:
+    if not target.card.encoder:
+        return None
+    try:
+        return encoder_macs(target.version)
+    except RegraftError:
+        return None
+
+
+def _transform_macs(service: Runtime, target: Registered, by_version: dict[int, int]) -> float | None:
+    """The mean over the items that wait; None when some of them have no item edge."""
+    total = 0
+    for version_id, count in by_version.items():
+        old = service.catalog.by_id(version_id)
+        edge = service.catalog.graph().forward(old.name, target.name)
+        if edge is None:
+            return None
+        try:
+            total += count * forward_macs(edge, old.card)
+        except RegraftError:
+            return None
+    return total / sum(by_version.values()) if by_version else None

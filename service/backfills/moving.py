@@ -1,0 +1,224 @@
+"""What a worker computes for a chunk: new embeddings from images, or from the embeddings that are stored.
+
+It comes in two steps, so that they can overlap: the iterator reads and decodes, each thing it gives then computes. One
+item that cannot be moved never holds up the others: it becomes a `Failed` with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Protocol, TypeVar
+
+import numpy as np
+
+from index.encoder import BATCH, Encoder
+from index.errors import InvalidImage, InvalidVersionFolder, RegraftError
+from index.image import Pixels, decode_image, preprocess
+from index.space import check_vectors, space_from_json
+from index.transform import Carried, Forward, load_forward
+from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
+from service.backfills.chunks import Failed, Moved
+from service.repository import from_bytes
+
+X = TypeVar("X")
+
+Outcome = tuple[list[Moved], list[Failed]]
+Compute = Callable[[], Outcome]
+"""The second step of some items of a chunk; whatever it needs has been read."""
+
+
+class Images(Protocol):
+    """Where images are read from."""
+
+    def read(self, key: str) -> bytes:
+        """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
+
+
+class Known(Protocol):
+    """A version, as `service.versions.catalog.Registered` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def card(self) -> Card: ...
+    def encoder(self) -> Encoder: ...
+
+
+class Versions(Protocol):
+    """The versions an item may be of, as `service.versions.catalog.Catalog` has them."""
+
+    def by_id(self, version_id: int) -> Known: ...
+    def sync_edges(self) -> None: ...
+    def edge(self, key: EdgeKey) -> Numbered | None: ...
+
+
+class Numbered(Protocol):
+    """An edge, with a number that changes when it is replaced."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def edge(self) -> Edge: ...
+
+
+class Read(Protocol):
+    """An item as it was read."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def seq(self) -> int: ...
+
+
+class Pictured(Read, Protocol):
+    """A row of `chunks.read_images`."""
+
+    @property
+    def blob(self) -> str: ...
+
+
+class Stored(Read, Protocol):
+    """A row of `chunks.read_embeddings`."""
+
+    @property
+    def active_id(self) -> int: ...
+    @property
+    def vector(self) -> bytes: ...
+    @property
+    def side(self) -> bytes | None: ...
+
+
+class MissingImage(InvalidImage):
+    """The stored image is missing."""
+
+    code = "image_missing"
+
+
+class Mover:
+    """Computes embeddings of a target version. Holds the encoders and edges it has used."""
+
+    def __init__(self, catalog: Versions, images: Images, max_pixels: int) -> None:
+        self._catalog = catalog
+        self._images = images
+        self._max_pixels = max_pixels
+        self._transforms: dict[int, Forward] = {}
+
+    def reencode(self, target: Known, rows: Sequence[Pictured]) -> Iterator[Compute]:
+        """Read and decode stored images, as many at a time as the encoder takes.
+
+        Raises:
+            OSError: none of several images could be read: it is the store that is out of reach.
+        """
+        encoder = target.encoder()
+
+        def encode(pixels: Sequence[Pixels]) -> Carried:
+            embedded = encoder.encode_arrays(np.stack(pixels))
+            return Carried(embedded.vectors, embedded.side)
+
+        for start in range(0, len(rows), BATCH):
+            readable, failed = self._read_all(rows[start : start + BATCH], encoder.spec)
+            yield partial(_with, failed, readable, encode)
+
+    def transform(self, target: Known, rows: Sequence[Stored]) -> Iterator[Compute]:
+        """The item edges from their active versions to the target, for stored embeddings."""
+        for old_id, group in groupby(sorted(rows, key=lambda row: row.active_id), key=lambda row: row.active_id):
+            yield partial(_embed, [(row, row) for row in group], self._forward(self._catalog.by_id(old_id), target))
+
+    def forward(self, old: Known, new: Known) -> Forward | None:
+        """The item edge between two versions, ready to run; None when there is none."""
+        # Edges come and go while a worker runs; one that a backfill applies cannot be removed, but replaced.
+        self._catalog.sync_edges()
+        declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
+        if declared is None:
+            return None
+        if declared.id not in self._transforms:
+            self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
+        return self._transforms[declared.id]
+
+    def _read_all(
+        self, rows: Sequence[Pictured], spec: Preprocess
+    ) -> tuple[list[tuple[Pictured, Pixels]], list[Failed]]:
+        readable: list[tuple[Pictured, Pixels]] = []
+        failed: list[Failed] = []
+        unreadable: list[OSError] = []
+        for row in rows:
+            try:
+                readable.append((row, self._read(row.blob, spec)))
+            except MissingImage as error:
+                failed.append(Failed(row.id, row.seq, error.message, "image_missing"))
+            except InvalidImage as error:
+                failed.append(Failed(row.id, row.seq, error.message, "image_invalid"))
+            except OSError as error:
+                unreadable.append(error)
+                reason = f"the image cannot be read: {error}"
+                failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
+        if len(unreadable) == len(rows) > 1:
+            raise unreadable[0]
+        return readable, failed
+
+    def _read(self, blob: str, spec: Preprocess) -> Pixels:
+        try:
+            data = self._images.read(blob)
+        except FileNotFoundError as error:
+            raise MissingImage("the stored image is missing") from error
+        return preprocess(decode_image(data, max_pixels=self._max_pixels), spec)
+
+    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[Stored]], Carried]:
+        transform = self.forward(old, new)
+        assert transform is not None, "the plan holds items of versions with an item edge only"
+        space = space_from_json(dict(new.card.space))
+
+        def apply(rows: Sequence[Stored]) -> Carried:
+            given = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
+            return Carried(check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N)
+
+        return apply
+
+
+def carry(transform: Forward, old: Known, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> Carried:
+    """Apply an item edge to embeddings of `old` as they are stored."""
+    side = [row for row in sides if row is not None]
+    # Without any, or with too few, the edge says itself that it needs side-information.
+    given = from_bytes(side, old.card.side_dim) if side and old.card.side_dim else None
+    return transform.carry(from_bytes(vectors, old.card.dim), given)
+
+
+def outcome_of(computed: Iterator[Compute]) -> Outcome:
+    """Everything, one after the other."""
+    outcome: Outcome = ([], [])
+    for compute in computed:
+        collect(outcome, compute())
+    return outcome
+
+
+def collect(outcome: Outcome, more: Outcome) -> Outcome:
+    """Add one outcome to another."""
+    outcome[0].extend(more[0])
+    outcome[1].extend(more[1])
+    return outcome
+
+
+def _with(failed: list[Failed], inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
+    return collect(([], list(failed)), _embed(inputs, embed))
+
+
+def _embed(inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carried]) -> Outcome:
+    """Embed all inputs at once; where that is refused, each half by itself, down to the one at fault."""
+    if not inputs:
+        return [], []
+    try:
+        made = embed([x for _, x in inputs])
+    except RegraftError as error:
+        if len(inputs) == 1:
+            row = inputs[0][0]
+            # A vector is wrong for ever, but a model that failed may have been short of memory.
+            return [], [Failed(row.id, row.seq, error.message, retry=isinstance(error, InvalidVersionFolder))]
+        half = len(inputs) // 2
+        return collect(_embed(inputs[:half], embed), _embed(inputs[half:], embed))
+    sides = [None] * len(inputs) if made.side_NS is None else list(made.side_NS)
+    unsure = [None] * len(inputs) if made.variance_N is None else made.variance_N.tolist()
+    rows = (row for row, _ in inputs)
+    moved = zip(rows, made.vectors_ND, sides, unsure, strict=True)
+    return [Moved(row.id, row.seq, vector, side, variance) for row, vector, side, variance in moved], []

@@ -1,0 +1,120 @@
+"""How unsure the service is of each item that waits for a backfill, for the order `uncertainty`.
+
+Sources, in this order: what was stored when the item was transformed; the variance that the item edge to the target
+tells (FastFill); the norm of an embedding in hyperbolic space (HBCT). Variances are numbers of the target's space and
+compare with each other; norms do not, so where there are both, items are compared by their ranks.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, and_, select
+
+from index.errors import RegraftError
+from index.ordering import hyperbolic_uncertainty, ranks
+from index.space import Lorentz, space_from_json
+from service.backfills.moving import Mover, carry
+from service.backfills.planner import Kind, waiting_items
+from service.repository import from_bytes
+from service.tables import embedding, item
+from service.versions.catalog import Catalog, Registered
+
+ROWS = 4096
+"""Embeddings in memory at a time."""
+VARIANCE = ""
+
+Scores = dict[str, dict[int, float]]
+"""Source -> item id -> how unsure."""
+
+
+@dataclass(frozen=True)
+class Scope:
+    """What a backfill would move."""
+
+    gallery_id: int
+    kind: str
+    version_id: int
+    origin: str | None
+
+
+class NoUncertainty(RegraftError):
+    """Nothing tells how unsure the transform is of these items."""
+
+    status = 409
+    code = "no_uncertainty"
+
+
+def uncertainties(
+    connection: Connection,
+    catalog: Catalog,
+    mover: Mover,
+    scope: Scope,
+) -> dict[int, float]:
+    """Item id -> how unsure, in any growing scale, for the items that wait; those nothing is known of are left out.
+
+    Raises:
+        NoUncertainty: nothing is known of any of them.
+    """
+    target = catalog.by_id(scope.version_id)
+    sources: Scores = defaultdict(dict)
+    count = 0
+    for block in _stored(connection, scope):
+        count += len(block)
+        for old_id, rows in groupby(sorted(block, key=lambda row: row.active_id), key=lambda row: row.active_id):
+            _score(catalog.by_id(old_id), target, mover, list(rows), sources)
+    if count and not sources:
+        raise NoUncertainty(
+            f"no forward edge to {target.name!r} tells a variance, and no item lies in hyperbolic space: "
+            "choose another order",
+            pointer="/order",
+        )
+    if len(sources) == 1:
+        return next(iter(sources.values()))
+    ranked = ((list(scores), ranks(list(scores.values()))) for scores in sources.values())
+    return {key: float(rank) for keys, ranks_N in ranked for key, rank in zip(keys, ranks_N, strict=True)}
+
+
+def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
+    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    statement = (
+        select(item.c.id, item.c.active_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
+        .select_from(item.join(embedding, active))
+        .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
+        .order_by(item.c.id)
+    )
+    yield from connection.execution_options(stream_results=True).execute(statement).partitions(ROWS)
+
+
+def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:
+    known = [row for row in rows if row.uncertainty is not None]
+    rest = [row for row in rows if row.uncertainty is None]
+    if known:
+        into[VARIANCE].update({row.id: row.uncertainty for row in known})
+    source, scores = _variances(old, target, mover, rest)
+    if scores:
+        into[source].update(dict(zip((row.id for row in rest), scores, strict=True)))
+
+
+def _variances(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]]) -> tuple[str, list[float]]:
+    if not rows:
+        return VARIANCE, []
+    transform = mover.forward(old, target)
+    if transform is not None and transform.tells_variance:
+        try:
+            carried = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
+        except RegraftError:  # some lack their side-information: the backfill will name them
+            return VARIANCE, []
+        assert carried.variance_N is not None
+        return VARIANCE, carried.variance_N.tolist()
+    space = space_from_json(dict(old.card.space))
+    if not isinstance(space, Lorentz):
+        return old.name, []
+    vectors = from_bytes([row.vector for row in rows], old.card.dim)
+    unsure: list[float] = np.asarray(hyperbolic_uncertainty(space.curvature, vectors)).tolist()
+    return old.name, unsure

@@ -1,0 +1,286 @@
+"""Which items a backfill has to move, cut into chunks; planned again at its end, until none is left.
+
+An item that failed is planned again when its pause is over, or when it was written anew; other items never wait for it.
+Every function runs in its caller's transaction.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Select,
+    and_,
+    case,
+    delete,
+    exists,
+    false,
+    func,
+    insert,
+    or_,
+    select,
+    true,
+    update,
+)
+
+from index.ordering import Waiting, backfill_order
+from index.version import EdgeKind
+from service.backfills.filtering import passing
+from service.repository import blocks, take_seq
+from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
+
+MAX_PAUSE_SECONDS = 300.0
+"""The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""
+
+
+class Kind(StrEnum):
+    """Where a backfill takes the new embeddings from."""
+
+    REENCODE = "reencode"
+    TRANSFORM = "transform"
+
+
+class State(StrEnum):
+    """The life of a backfill."""
+
+    RUNNING = "running"
+    PAUSED = "paused"
+    DONE = "done"
+    CANCELLED = "cancelled"
+
+
+ACTIVE = (State.RUNNING, State.PAUSED)
+
+
+def _reencodes(version_id: int) -> ColumnElement[bool]:
+    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
+    own = exists().where(
+        held.c.item_id == item.c.id,
+        held.c.version_id == version_id,
+        held.c.origin.in_(("encoded", "supplied")),
+    )
+    return and_(item.c.blob.is_not(None), ~own)
+
+
+def _transforms(version_id: int) -> ColumnElement[bool]:
+    return item.c.active_id.in_(forward_from(version_id))
+
+
+QUALIFIES: dict[Kind, Callable[[int], ColumnElement[bool]]] = {
+    Kind.REENCODE: _reencodes,
+    Kind.TRANSFORM: _transforms,
+}
+"""Which live items a backfill to this version could move."""
+
+
+def forward_from(version_id: int) -> Select[int]:
+    """SELECT of the ids of the versions from which an item edge leads to this one."""
+    return select(edge.c.old_id).where(edge.c.new_id == version_id, edge.c.kind == EdgeKind.FORWARD.value)
+
+
+def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | None = None) -> ColumnElement[bool]:
+    """Which rows of `item` such a backfill has to move; `origin` is that of the active embedding, None: any."""
+    scope = [item.c.gallery_id == gallery_id, item.c.deleted == false(), QUALIFIES[kind](version_id)]
+    return and_(*scope, *([_active_origin(origin)] if origin else []))
+
+
+def plan(connection: Connection, job: Row[Any], uncertain: Mapping[int, float] | None = None) -> int:
+    """Cut what the backfill has to move now into chunks; `job` is its row as it is.
+
+    `uncertain` maps item ids to how unsure, for the order by it; an item that is missing there comes last.
+
+    Returns:
+        How many items were planned: new ones, and those that are to be tried again.
+    """
+    # First: what is to be tried again is still known as such.
+    fresh = _fresh(connection, job, uncertain or {})
+    again = _due(connection, job) + _written_anew(connection, job)
+    first = _next_number(connection, job.id)
+    cut = [*_cut(fresh, job.chunk_size), *_cut(again, job.chunk_size)]
+    if cut:
+        rows = [
+            {"backfill_id": job.id, "number": first + n, "item_ids": ids, "state": "todo"} for n, ids in enumerate(cut)
+        ]
+        connection.execute(insert(backfill_chunk), rows)
+        grown = {"total": backfill.c.total + len(fresh), "revision": backfill.c.revision + 1}
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(grown))
+    return len(fresh) + len(again)
+
+
+def _fresh(connection: Connection, job: Row[Any], uncertain: Mapping[int, float]) -> list[int]:
+    """Items that were never planned or were skipped, in order, as many as the scope allows."""
+    known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
+    matches = func.coalesce(item_traffic.c.matches, 0)
+    scope = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
+    statement = (
+        select(item.c.id, matches, _active_origin("transformed"))
+        .select_from(item.outerjoin(item_traffic, item_traffic.c.item_id == item.c.id))
+        .where(scope, ~known)
+        # Keys grow in the order items were first stored.
+        .order_by(item.c.id)
+    )
+    rows = list(connection.execute(statement))
+    if job.filter is not None:
+        passed = passing(connection, and_(scope, ~known), job.filter)
+        rows = [row for row in rows if row[0] in passed]
+    ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
+    waiting = Waiting(
+        ids,
+        uncertainty=[uncertain.get(key, -math.inf) for key in ids.tolist()],
+        matches=[row[1] for row in rows],
+        transformed=[row[2] for row in rows],
+        seed=job.id,
+    )
+    ordered: list[int] = ids[backfill_order(job.item_order, waiting)].tolist()
+    return ordered[: _budget(connection, job, len(ordered))]
+
+
+def _budget(connection: Connection, job: Row[Any], found: int) -> int:
+    """How many more items may be planned. The share counts what is there at the start and becomes a limit."""
+    limit = job.item_limit
+    if job.share is not None and job.total == 0:
+        limit = min(math.ceil(job.share * found), found if limit is None else limit)
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(item_limit=limit))
+    if limit is None:
+        return found
+    # Nothing else is under way when this is asked but items that wait to be tried again.
+    waiting = select(func.count()).where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.final == false())
+    spent = job.done + job.failed + connection.execute(waiting).scalar_one()
+    return max(int(limit) - int(spent), 0)
+
+
+def _due(connection: Connection, job: Row[Any]) -> list[int]:
+    """Items whose pause is over; one that needs no move any more is counted as skipped."""
+    mine = (backfill_failure.c.backfill_id == job.id, _pause_is_over())
+    ids = set(connection.execute(select(backfill_failure.c.item_id).where(*mine)).scalars())
+    still = _still_waiting(connection, job, ids)
+    if gone := ids - set(still):
+        _forget(connection, job.id, gone)
+        skipped = {"skipped": backfill.c.skipped + len(gone), "revision": backfill.c.revision + 1}
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(skipped))
+    planned = update(backfill_failure).where(backfill_failure.c.backfill_id == job.id, _pause_is_over())
+    connection.execute(planned.values(next_try=None))
+    return still
+
+
+def _written_anew(connection: Connection, job: Row[Any]) -> list[int]:
+    """Items that were given up, and written since: they count as waiting again."""
+    changed = (
+        select(item.c.id)
+        .join(backfill_failure, backfill_failure.c.item_id == item.c.id)
+        .where(
+            backfill_failure.c.backfill_id == job.id,
+            backfill_failure.c.final == true(),
+            backfill_failure.c.seq != item.c.seq,
+        )
+    )
+    again = _still_waiting(connection, job, set(connection.execute(changed).scalars()))
+    if again:
+        _forget(connection, job.id, again)
+        fewer = update(backfill).where(backfill.c.id == job.id).values(failed=backfill.c.failed - len(again))
+        connection.execute(fewer)
+    return again
+
+
+def _still_waiting(connection: Connection, job: Row[Any], ids: set[int]) -> list[int]:
+    if not ids:
+        return []
+    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
+    found: set[int] = set()
+    for block in blocks(sorted(ids)):
+        among = and_(item.c.id.in_(block), still)
+        if job.filter is not None:
+            found |= set(passing(connection, among, job.filter))
+        else:
+            found |= set(connection.execute(select(item.c.id).where(among)).scalars())
+    return sorted(found)
+
+
+def _forget(connection: Connection, backfill_id: int, ids: set[int] | Sequence[int]) -> None:
+    for block in blocks(sorted(ids)):
+        mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(block))
+        connection.execute(delete(backfill_failure).where(*mine))
+
+
+def _pause_is_over() -> ColumnElement[bool]:
+    now = time.time()
+    return or_(backfill_failure.c.next_try <= now, backfill_failure.c.next_try > now + MAX_PAUSE_SECONDS)
+
+
+def _active_origin(origin: str) -> ColumnElement[bool]:
+    active = embedding.alias("active")
+    return exists().where(
+        active.c.item_id == item.c.id,
+        active.c.version_id == item.c.active_id,
+        active.c.origin == origin,
+    )
+
+
+def _next_number(connection: Connection, backfill_id: int) -> int:
+    numbered = select(func.coalesce(func.max(backfill_chunk.c.number), -1) + 1)
+    return int(connection.execute(numbered.where(backfill_chunk.c.backfill_id == backfill_id)).scalar_one())
+
+
+def _cut(ids: list[int], size: int) -> list[list[int]]:
+    return [ids[start : start + size] for start in range(0, len(ids), size)]
+
+
+def drained(connection: Connection) -> list[int]:
+    """The running backfills that have no chunk left to claim or to wait for, nor an item whose pause lasts."""
+    left = exists().where(backfill_chunk.c.backfill_id == backfill.c.id, backfill_chunk.c.state.in_(("todo", "leased")))
+    resting = exists().where(
+        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~_pause_is_over()
+    )
+    statement = select(backfill.c.id).where(backfill.c.state == State.RUNNING, ~left, ~resting)
+    return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
+
+
+def finish_or_extend(
+    connection: Connection, backfill_id: int, uncertain: Mapping[int, float] | None = None
+) -> State | None:
+    """End a drained backfill, or plan the items that came or changed while it ran, or are to be tried again.
+
+    Returns:
+        Its state now; None when there is nothing to do: another worker was faster, or it was deleted.
+    """
+    gallery_id = connection.execute(select(backfill.c.gallery_id).where(backfill.c.id == backfill_id)).scalar()
+    if gallery_id is None:
+        return None
+    take_seq(connection, gallery_id, 0)
+    if backfill_id not in drained(connection):
+        return None
+    job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).one()
+    if plan(connection, job, uncertain):
+        return State.RUNNING
+    return State.DONE if turn(connection, backfill_id, (State.RUNNING,), State.DONE) else None
+
+
+def turn(connection: Connection, backfill_id: int, before: Sequence[State], after: State) -> bool:
+    """Bring a backfill from one of the states `before` to another, keeping account of the time it ran."""
+    now = time.time()
+    ran = backfill.c.active_seconds + func.coalesce(now - backfill.c.resumed, 0.0)
+    values = {
+        "state": after,
+        "revision": backfill.c.revision + 1,
+        # A clock that was set back must not take away what was counted.
+        "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
+        "resumed": now if after is State.RUNNING else None,
+        "finished": None if after in ACTIVE else now,
+    }
+    turned = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
+    return connection.execute(turned.values(values)).rowcount == 1
+
+
+def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -> int:
+    """End the gallery's backfills that lead to another version than the one that becomes current; returns how many."""
+    mine = (backfill.c.gallery_id == gallery_id, backfill.c.version_id != current_id, backfill.c.state.in_(ACTIVE))
+    active = connection.execute(select(backfill.c.id).where(*mine)).scalars().all()
+    return sum(turn(connection, backfill_id, ACTIVE, State.CANCELLED) for backfill_id in active)

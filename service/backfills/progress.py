@@ -1,0 +1,178 @@
+"""What a user sees of a backfill: its state, how far it is and how long it will take, once or as a stream of events.
+
+An event carries everything, so a watcher needs only the newest one: its id is the backfill's revision, which grows with
+every change, and a watcher that comes back with the last id it saw is told nothing twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, func, select
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from index.errors import RegraftError
+from service.backfills.planner import ACTIVE, State
+from service.repository import gallery_row
+from service.runtime import Runtime, Service
+from service.schemas import BackfillNumber
+from service.tables import backfill, backfill_failure
+from service.versions.catalog import Catalog
+
+router = APIRouter(tags=["backfills"])
+
+LOOK_SECONDS = 0.25
+"""How often a watched backfill is looked at."""
+HEARTBEAT_SECONDS = 10.0
+"""A comment after so much silence keeps proxies from closing the stream."""
+EVENTS = "text/event-stream"
+
+
+class UnknownBackfill(RegraftError):
+    """There is no backfill of this number."""
+
+    status = 404
+    code = "unknown_backfill"
+
+
+class BackfillOut(BaseModel):
+    """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`.
+
+    `retrying` of the `remaining` failed and will be tried again.
+    """
+
+    id: int
+    gallery: str
+    version: str
+    kind: str
+    order: str
+    state: str
+    total: int
+    done: int
+    skipped: int
+    failed: int
+    retrying: int
+    remaining: int
+    rate: float | None
+    share: float | None
+    limit: int | None
+    origin: str | None
+    filter: dict[str, Any] | None
+    attempts: int
+    created: float
+    finished: float | None
+    active_seconds: float
+    items_per_second: float | None
+    eta_seconds: float | None
+
+
+@router.get(
+    "/backfills/{number}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}},
+)
+async def events(
+    number: BackfillNumber, service: Service, last_event_id: str | None = Header(None)
+) -> StreamingResponse:
+    """The backfill whenever it changes, as server-sent events `progress`; the stream ends when the backfill does."""
+    await run_in_threadpool(look, service, number)
+    stream = _events(service, number, last_event_id or "")
+    return StreamingResponse(
+        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
+
+
+async def _events(service: Runtime, number: int, seen: str) -> AsyncIterator[str]:
+    """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
+    silent_since = time.monotonic()
+    while not service.stopping.is_set():
+        try:
+            revision, shown = await run_in_threadpool(look, service, number)
+        except UnknownBackfill:
+            yield "event: gone\ndata: {}\n\n"
+            return
+        if str(revision) != seen:
+            seen, silent_since = str(revision), time.monotonic()
+            yield f"id: {seen}\nevent: progress\ndata: {shown.model_dump_json()}\n\n"
+        if shown.state not in ACTIVE:
+            yield "event: end\ndata: {}\n\n"
+            return
+        if time.monotonic() - silent_since >= HEARTBEAT_SECONDS:
+            silent_since = time.monotonic()
+            yield ": still there\n\n"
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def look(service: Runtime, number: int) -> tuple[int, BackfillOut]:
+    """The revision of a backfill, and what a user sees of it. Raises UnknownBackfill."""
+    with service.database.read() as connection:
+        row = backfill_row(connection, number)
+        gallery = gallery_row(connection, row.gallery_id)
+    assert gallery is not None
+    return row.revision, describe(service.catalog, gallery.name, row)
+
+
+def backfill_row(connection: Connection, number: int) -> Row[Any]:
+    """The backfill's row, with the number of items that wait to be tried again. Raises UnknownBackfill."""
+    row = connection.execute(_with_retrying().where(backfill.c.id == number)).first()
+    if row is None:
+        raise UnknownBackfill(f"there is no backfill {number}")
+    return row
+
+
+def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
+    """Every backfill of a gallery, oldest first, as `backfill_row` gives it."""
+    mine = _with_retrying().where(backfill.c.gallery_id == gallery_id)
+    return connection.execute(mine.order_by(backfill.c.id)).all()
+
+
+def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
+    """What a user sees of a backfill."""
+    remaining = row.total - row.done - row.skipped - row.failed
+    active = _active_seconds(row)
+    processed = row.total - remaining
+    speed = processed / active if processed and active > 0 else None
+    return BackfillOut(
+        id=row.id,
+        gallery=gallery_name,
+        version=catalog.by_id(row.version_id).name,
+        kind=row.kind,
+        order=row.item_order,
+        state=row.state,
+        total=row.total,
+        done=row.done,
+        skipped=row.skipped,
+        failed=row.failed,
+        retrying=row.retrying,
+        remaining=remaining,
+        rate=row.rate,
+        share=row.share,
+        limit=row.item_limit,
+        origin=row.origin,
+        filter=row.filter,
+        attempts=row.attempts,
+        created=row.created,
+        finished=row.finished,
+        active_seconds=active,
+        items_per_second=speed,
+        eta_seconds=remaining / speed if speed and row.state == State.RUNNING else None,
+    )
+
+
+def _with_retrying() -> Any:
+    waiting = select(func.count()).where(
+        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
+    )
+    return select(backfill, waiting.scalar_subquery().label("retrying"))
+
+
+def _active_seconds(row: Row[Any]) -> float:
+    """How long it has been running, pauses left out; a clock that was set back counts nothing."""
+    now_running = 0.0 if row.resumed is None else max(time.time() - row.resumed, 0.0)
+    return float(row.active_seconds + now_running)

@@ -1,0 +1,204 @@
+"""The worker: claim -> read -> encode or transform -> persist, chunk by chunk, until it is told to stop.
+
+Three steps overlap: while one chunk is computed, the next is read and decoded and the last is committed. No transaction
+is open while something is computed, so a worker may be killed at any moment: what it has not committed it has not done,
+and its chunks are free again when their leases run out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from sqlalchemy import Connection, select
+from sqlalchemy.exc import OperationalError
+
+from service.backfills import chunks
+from service.backfills.chunks import Chunk, ChunkLost
+from service.backfills.leases import Leases
+from service.backfills.moving import Compute, Mover, Outcome, outcome_of
+from service.backfills.orders import NoUncertainty, Scope, uncertainties
+from service.backfills.pipeline import Pipeline
+from service.backfills.planner import Kind, State, drained, finish_or_extend
+from service.blobs import Blobs
+from service.database import Database, upgrade
+from service.errors import UnknownGallery
+from service.settings import Settings
+from service.tables import backfill
+from service.versions.catalog import Catalog
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5
+"""The longest wait of an idle worker between two looks for work."""
+RETRY_SECONDS = 5.0
+"""The longest wait between two attempts while the database does not answer."""
+
+T = TypeVar("T")
+
+
+def run(settings: Settings, stop: threading.Event) -> None:
+    """Work until `stop` is set; the chunk in hand is finished first."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    upgrade(settings)
+    worker = Worker(settings, stop)
+    try:
+        worker.work()
+    finally:
+        worker.close()
+
+
+class Worker:
+    """One worker. It shares nothing with others but the database, the images and the version folders."""
+
+    def __init__(self, settings: Settings, stop: threading.Event) -> None:
+        self.owner = f"{socket.gethostname()[:64]}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._settings = settings
+        self._stop = stop
+        self._database = Database(settings.database_url)
+        self._catalog = Catalog(self._database, settings)
+        self._mover = Mover(self._catalog, Blobs(settings.blobs_url), settings.max_image_pixels)
+        self._leases = Leases(self._extend, settings.lease_seconds)
+
+    def work(self) -> None:
+        """Work until told to stop, reading ahead and committing behind what is computed."""
+        self._log("worker_started")
+        Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
+        self._log("worker_stopped")
+
+    def step(self) -> bool:
+        """Move one chunk, or end or extend a backfill that has none left. False: there was nothing to do."""
+        chunk: Chunk | None = None
+        try:
+            chunk = self._patiently(self._claim)
+            if chunk is None:
+                return self._patiently(self._finish_or_extend)
+            self._leases.hold(chunk)
+            self._finish(chunk, self._move(chunk))
+        except Exception:
+            logger.exception("action=step_failed worker=%s", self.owner)
+            if chunk is not None:
+                self._let_go(chunk, failed=True)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the database."""
+        self._leases.close()
+        self._database.close()
+
+    def _next(self) -> Chunk | None:
+        """A chunk to work on; None once the worker is told to stop. Waits longer and longer while there is none."""
+        idle = self._settings.poll_seconds
+        while not self._stop.is_set():
+            if chunk := self._patiently(self._claim):
+                self._leases.hold(chunk)
+                return chunk
+            self._catalog.rest()
+            if self._patiently(self._finish_or_extend):
+                continue
+            self._stop.wait(idle)
+            idle = min(2 * idle, IDLE_SECONDS)
+        return None
+
+    def _claim(self) -> Chunk | None:
+        with self._database.lookup() as connection:
+            if not chunks.claimable(connection):
+                return None
+        with self._database.write() as connection:
+            return chunks.claim(connection, self.owner, self._settings.lease_seconds)
+
+    def _load(self, chunk: Chunk) -> Iterator[Compute]:
+        """Read a chunk, a step at a time."""
+        target = self._catalog.by_id(chunk.version_id)
+        if chunk.kind is Kind.REENCODE:
+            return self._mover.reencode(target, self._read(chunks.read_images, chunk))
+        return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
+
+    def _move(self, chunk: Chunk) -> Outcome:
+        return outcome_of(self._load(chunk))
+
+    def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
+        try:
+            counts = self._patiently(lambda: self._persist(chunk, outcome))
+        except (ChunkLost, UnknownGallery) as error:
+            self._let_go(chunk, failed=False)
+            self._log("chunk_lost", backfill=chunk.backfill_id, chunk=chunk.id, reason=error.message)
+        else:
+            self._leases.drop(chunk)
+            self._log("chunk_done", backfill=chunk.backfill_id, chunk=chunk.id, **counts)
+
+    def _let_go(self, chunk: Chunk, failed: bool) -> None:
+        """Give a chunk back; one that failed rests until its lease has run out, which is the pause it needs."""
+        self._leases.drop(chunk)
+        if not failed:
+            self._patiently(lambda: self._release(chunk))
+
+    def _read(self, read: Callable[[Connection, Chunk], T], chunk: Chunk) -> T:
+        def attempt() -> T:
+            with self._database.read() as connection:
+                return read(connection, chunk)
+
+        return self._patiently(attempt)
+
+    def _persist(self, chunk: Chunk, outcome: Outcome) -> dict[str, int]:
+        with self._database.write() as connection:
+            return chunks.commit(connection, chunk, *outcome)
+
+    def _release(self, chunk: Chunk) -> None:
+        with self._database.write() as connection:
+            chunks.release(connection, chunk)
+
+    def _finish_or_extend(self) -> bool:
+        """Look after backfills without chunks. True: one has new chunks."""
+        with self._database.lookup() as connection:
+            waiting = drained(connection)
+        extended = False
+        for backfill_id in waiting:
+            uncertain = self._uncertain(backfill_id)
+            with self._database.write() as connection:
+                state = finish_or_extend(connection, backfill_id, uncertain)
+            extended |= state is State.RUNNING
+            if state is not None:
+                self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=backfill_id)
+        return extended
+
+    def _uncertain(self, backfill_id: int) -> dict[int, float]:
+        """For the order `uncertainty`: how unsure the transform is of the items that came meanwhile."""
+        with self._database.read() as connection:
+            job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
+            if job is None or job.item_order != "uncertainty":
+                return {}
+            scope = Scope(job.gallery_id, job.kind, job.version_id, job.origin)
+            try:
+                return uncertainties(connection, self._catalog, self._mover, scope)
+            except NoUncertainty:
+                return {}
+
+    def _extend(self, chunk: Chunk) -> None:
+        try:
+            with self._database.write() as connection:
+                chunks.extend(connection, chunk, self._settings.lease_seconds)
+        except OperationalError as error:
+            self._log("lease_not_extended", chunk=chunk.id, reason=error.orig)
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
+        """Try again while the database is locked or away; give up when told to stop."""
+        wait = self._settings.poll_seconds
+        while True:
+            try:
+                return attempt()
+            except OperationalError as error:
+                self._log("database_busy", reason=error.orig)
+                if self._stop.wait(wait):
+                    raise
+                wait = min(2 * wait, RETRY_SECONDS)
+
+    def _log(self, action: str, **details: object) -> None:
+        named = "".join(f" {name}={value!r}" for name, value in details.items())
+        logger.info("action=%s worker=%s%s", action, self.owner, named)

@@ -1,0 +1,287 @@
+"""Deployments over HTTP: begin, advance, list, show, roll back, retire. `lifecycle` says what is legal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, Row, select
+
+from index.encoder import verify_version
+from index.errors import RegraftError
+from index.folder import load_version
+from service.deployments.changes import Terms
+from service.deployments.history import State, etag, history, transitions
+from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
+from service.deployments.retiring import free, retire
+from service.deployments.trials import CanaryIn, ShadowIn, report_of, summary
+from service.repository import gallery_named
+from service.runtime import Runtime, Service
+from service.schemas import Body
+from service.tables import deployment
+from service.versions.catalog import Catalog, Registered, registered_sha256
+
+router = APIRouter(tags=["deployments"])
+
+Number = Annotated[int, Path(ge=1, lt=1 << 63)]
+Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+GateNumber = Annotated[int | None, Field(ge=1, lt=1 << 63)]
+
+
+class UnknownDeployment(RegraftError):
+    """The gallery has no deployment of this number."""
+
+    status = 404
+    code = "unknown_deployment"
+
+
+class StepIn(Body):
+    """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
+
+    gate: GateNumber = None
+    override: Reason | None = None
+    reason: Reason = ""
+    shadow: ShadowIn = ShadowIn()
+    canary: CanaryIn = CanaryIn()
+
+
+class DeploymentIn(StepIn):
+    """A version to be deployed, step by step until `until`."""
+
+    version: str
+    until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"
+
+
+class AdvanceIn(StepIn):
+    """The next step of a deployment."""
+
+    to: Literal["verified", "gated", "shadow", "canary", "current"]
+
+
+class RollbackIn(Body):
+    """Why a gallery goes back."""
+
+    reason: Reason = ""
+
+
+class RetireIn(Body):
+    """A version whose embeddings are to be freed, and why."""
+
+    version: str
+    reason: Reason = ""
+
+
+class DeploymentOut(BaseModel):
+    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`."""
+
+    id: int | None
+    version: str
+    previous: str | None
+    state: str
+    gate: int | None
+    reason: str
+    created: float
+    activated: int
+
+
+class Deployments(BaseModel):
+    """Every deployment of a gallery, oldest first."""
+
+    deployments: list[DeploymentOut]
+
+
+class TransitionOut(BaseModel):
+    """One step of a deployment: who took it when, why, and what it rests on. `before` is null at its beginning."""
+
+    before: str | None
+    after: str
+    who: str
+    why: str
+    evidence: dict[str, Any]
+    at: float
+
+
+class DeploymentDetail(DeploymentOut):
+    """A deployment with its record; `since` is when it became current. `trial` is what shadow or canary counted."""
+
+    since: float | None
+    undoes: int | None
+    settings: dict[str, Any] | None
+    transitions: list[TransitionOut]
+    trial: dict[str, dict[str, Any]]
+
+
+class Retired(BaseModel):
+    """What retiring a version freed: embeddings, and about how many bytes."""
+
+    version: str
+    deployments: list[int]
+    embeddings: int
+    bytes: int
+
+
+@router.post("/galleries/{name}/deployments", status_code=201)
+def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: Terms) -> DeploymentOut:
+    """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
+    service.catalog.sync()
+    version = service.catalog.named(body.version)
+    until = State(body.until)
+    # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
+    checked = {} if until is State.REGISTERED else check_folder(service, version)
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        order = _order(body, terms.who, until, terms.if_match, checked)
+        moving = begin(connection, service.catalog, gallery_id, version, order)
+        for step in _steps(until, body.gate):
+            move(moving, step)
+        tag = etag(connection, gallery_id)
+    return _answer(service, response, gallery_id, moving.row, tag, terms)
+
+
+@router.get("/galleries/{name}/deployments")
+def list_all(name: str, response: Response, service: Service) -> Deployments:
+    """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
+    with service.database.read() as connection:
+        gallery_id = gallery_named(connection, name).id
+        rows = history(connection, gallery_id)
+        response.headers["ETag"] = etag(connection, gallery_id)
+    return Deployments(deployments=[describe(service.catalog, row) for row in rows])
+
+
+@router.get("/galleries/{name}/deployments/{number}")
+def show(name: str, number: Number, response: Response, service: Service) -> DeploymentDetail:
+    """A deployment, every step it took, and what its shadow or canary has counted."""
+    with service.database.read() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+        steps = transitions(connection, number)
+        reports = report_of(connection, number)
+        response.headers["ETag"] = etag(connection, row.gallery_id)
+    return DeploymentDetail(
+        **describe(service.catalog, row).model_dump(),
+        since=row.since,
+        undoes=row.undoes_id,
+        settings=row.settings,
+        transitions=[TransitionOut.model_validate(step, from_attributes=True) for step in steps],
+        trial={phase: summary(report) for phase, report in reports.items()},
+    )
+
+
+@router.post("/galleries/{name}/deployments/{number}/advance")
+def advance(
+    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: Terms
+) -> DeploymentOut:
+    """Take one step of a deployment."""
+    to = State(body.to)
+    with service.database.lookup() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+    checked = check_folder(service, service.catalog.by_id(row.version_id)) if to is State.VERIFIED else {}
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        locked = lock(connection, row.gallery_id, terms.if_match)
+        order = _order(body, terms.who, to, None, checked)
+        moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
+        move(moving, to)
+        tag = etag(connection, locked.id)
+    return _answer(service, response, locked.id, moving.row, tag, terms, done=200)
+
+
+@router.post("/galleries/{name}/rollback", status_code=201)
+def create_rollback(
+    name: str, response: Response, service: Service, terms: Terms, body: RollbackIn | None = None
+) -> DeploymentOut:
+    """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
+
+    Items that hold embeddings of the version that is current again return to it at once.
+    """
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        order = Order(terms.who, body.reason if body else "", terms.if_match)
+        row = roll_back(connection, service.catalog, gallery_id, order)
+        tag = etag(connection, gallery_id)
+    return _answer(service, response, gallery_id, row, tag, terms)
+
+
+@router.post("/galleries/{name}/retire")
+def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: Terms) -> Retired:
+    """Free a version's embeddings and shards; refused while items depend on them."""
+    service.catalog.sync()
+    version = service.catalog.named(body.version)
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        order = Order(terms.who, body.reason, terms.if_match)
+        numbers = retire(connection, service.catalog, gallery_id, version, order)
+        freed = transitions(connection, numbers[-1])[-1].evidence
+        response.headers["ETag"] = etag(connection, gallery_id)
+    if not terms.dry_run:
+        free(service.database, gallery_id, version.id)
+        service.replica.refresh(gallery_id)
+    return Retired(version=version.name, deployments=numbers, **freed)
+
+
+def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
+    """Everything a registration checks, once more, and that the folder is still the one that was registered.
+
+    Raises:
+        InvalidVersionFolder: names the file and field that changed.
+    """
+    folder = service.settings.versions / version.name
+    with service.database.lookup() as connection:
+        sha256 = registered_sha256(connection, version.name)
+    load_version(folder, expect_card=sha256)
+    verify_version(folder, {known.name: known.card for known in service.catalog.all()})
+    return {"card_sha256": sha256, "files": len(version.card.files)}
+
+
+def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
+    """What a user sees of a deployment."""
+    return DeploymentOut(
+        id=row.id,
+        version=catalog.by_id(row.version_id).name,
+        previous=None if row.previous_id is None else catalog.by_id(row.previous_id).name,
+        state=row.state,
+        gate=row.gate_id,
+        reason=row.reason,
+        created=row.created,
+        activated=row.activated,
+    )
+
+
+def _steps(until: State, gate: int | None) -> list[State]:
+    """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
+    if until is State.REGISTERED:
+        return []
+    gated = [State.GATED] if gate is not None or until is State.GATED else []
+    return [State.VERIFIED, *gated, *([until] if until not in (State.VERIFIED, State.GATED) else [])]
+
+
+def _order(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
+    settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
+    return Order(
+        who=who,
+        why=body.reason,
+        if_match=if_match,
+        gate=body.gate,
+        override=body.override,
+        settings=settings.model_dump() if settings else {},
+        checked=checked,
+    )
+
+
+def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
+    row = connection.execute(select(deployment).where(*mine)).first()
+    if row is None:
+        raise UnknownDeployment(f"this gallery has no deployment {number}")
+    return row
+
+
+def _answer(
+    service: Runtime, response: Response, gallery_id: int, row: Row[Any], tag: str, terms: Any, done: int = 201
+) -> DeploymentOut:
+    response.status_code = terms.status(done)
+    described = describe(service.catalog, row)
+    if terms.dry_run:
+        return described.model_copy(update={"id": None})
+    response.headers["ETag"] = tag
+    service.replica.refresh(gallery_id)
+    return described

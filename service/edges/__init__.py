@@ -1,0 +1,1 @@
+"""Edges between versions: accepted, fitted, claimed, removed."""

@@ -1,0 +1,1 @@
+"""Encoders at work: loaded when needed, run in batches, unloaded when idle."""

@@ -1,0 +1,1 @@
+"""Galleries and their items: create, ingest, read, delete."""

@@ -1,0 +1,217 @@
+"""Gates over HTTP: measure a version against the current one, keep the report, show it as JSON or as a page."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Response
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, Row, insert, select
+
+from index.errors import InvalidArgument, RegraftError
+from service.deployments.changes import Terms
+from service.errors import NoCurrentVersion
+from service.gates.calibrations import store
+from service.gates.evaluations import evaluation_row
+from service.gates.maps import Place, fit, live_places
+from service.gates.measuring import measure
+from service.gates.page import page
+from service.gates.samples import Sample, draw, embed, read_embeddings, read_entries
+from service.repository import gallery_named
+from service.runtime import Runtime, Service
+from service.schemas import Body
+from service.tables import gate_report
+from service.versions.catalog import Registered
+
+router = APIRouter(tags=["gates"])
+
+Number = Annotated[int, Path(ge=1, lt=1 << 63)]
+Field1 = Annotated[str | None, Field(min_length=1)]
+
+
+class UnknownGate(RegraftError):
+    """The gallery has no gate report of this number."""
+
+    status = 404
+    code = "unknown_gate"
+
+
+class GateIn(Body):
+    """What to measure on: the evaluation set `evaluation`, else items of the gallery.
+
+    Items that share a value of the metadata field `label` belong together; without labels only `recall@k` can be
+    measured. `slice` is a metadata field whose values are also looked at one by one.
+    """
+
+    version: str
+    label: Field1 = None
+    evaluation: Annotated[int | None, Field(ge=1, lt=1 << 63)] = None
+    slice: Field1 = None
+    sample: Annotated[int, Field(ge=2, le=100_000)] = 1000
+    metric: Literal["cmc@1", "cmc@5", "mAP@1.0", "TAR@FAR", "recall@k"] | None = None
+    far: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    k: Annotated[int, Field(ge=1, le=1000)] = 10
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+
+class ScoreOut(BaseModel):
+    """A metric with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SliceOut(BaseModel):
+    """The queries that share a value of the metadata field `slice`."""
+
+    value: str
+    queries: int
+    old_old: float
+    new_old: float
+    difference: ScoreOut
+
+
+class LatencyOut(BaseModel):
+    """Milliseconds to encode one image."""
+
+    p50: float
+    p99: float
+
+
+class GateOut(BaseModel):
+    """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
+
+    `unreadable` images could not be decoded and are left out of `items`; `queries` of these had an item of their label
+    to find. `slices` are worst first. `calibrations` maps were fitted, which a deployment by this gate brings into
+    force. A rehearsal has no `id`.
+    """
+
+    id: int | None
+    version: str
+    current: str
+    verdict: Literal["pass", "warn", "refuse"]
+    metric: str
+    old_old: ScoreOut
+    new_old: ScoreOut
+    new_new: ScoreOut | None
+    difference: ScoreOut
+    negative_flips: int
+    gap_closed: float | None
+    queries: int
+    items: int
+    unreadable: int
+    route: list[str]
+    label: str | None
+    evaluation: int | None = None
+    labelled: bool = True
+    slice: str | None = None
+    slices: list[SliceOut] = []
+    latency_ms: dict[str, LatencyOut] = {}
+    calibrations: int = 0
+    who: str = "local"
+    sample: int
+    seed: int
+    created: float
+
+
+class Gates(BaseModel):
+    """Every gate report of a gallery, oldest first."""
+
+    gates: list[GateOut]
+
+
+@router.post("/galleries/{name}/gates", status_code=201)
+def create(name: str, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
+    """Compare a version with the current one; also fit the calibrations that deploying it would need."""
+    service.catalog.sync()
+    new = service.catalog.named(body.version)
+    with service.database.read() as connection:
+        gallery = gallery_named(connection, name)
+        if gallery.current_id is None:
+            raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
+        places = live_places(connection, service.catalog, gallery.id)
+    old = service.catalog.by_id(gallery.current_id)
+    sample = take(service, gallery.id, old, new, places, body)
+    report = measure(service.catalog, old, new, sample, body.model_dump())
+    maps = fit(service.catalog, old, new, sample, places, body.seed)
+    report |= {"calibrations": len(maps), "who": terms.who}
+    response.status_code = terms.status(201)
+    row = {"version_id": new.id, "verdict": report["verdict"], "report": report, "created": time.time()}
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        row["gallery_id"] = gallery_named(connection, name).id
+        stored = connection.execute(insert(gate_report).values(row).returning(gate_report)).one()
+        evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
+        store(connection, service.catalog, row["gallery_id"], stored.id, maps, evidence)
+    shown = describe(stored)
+    return shown.model_copy(update={"id": None}) if terms.dry_run else shown
+
+
+@router.get("/galleries/{name}/gates")
+def list_all(name: str, service: Service) -> Gates:
+    """Every gate report of a gallery, oldest first."""
+    with service.database.read() as connection:
+        mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
+        rows = connection.execute(mine.order_by(gate_report.c.id)).all()
+    return Gates(gates=[describe(row) for row in rows])
+
+
+@router.get("/galleries/{name}/gates/{number}")
+def show(name: str, number: Number, service: Service) -> GateOut:
+    """A gate report."""
+    with service.database.read() as connection:
+        return describe(_row(connection, name, number))
+
+
+@router.get("/galleries/{name}/gates/{number}/page", response_class=Response)
+def show_page(name: str, number: Number, service: Service) -> Response:
+    """A gate report as one HTML page with plots, which needs nothing from elsewhere."""
+    with service.database.read() as connection:
+        row = _row(connection, name, number)
+    content = page(name, describe(row).model_dump())
+    headers = {
+        "Content-Disposition": f'inline; filename="gate-{number}.html"',
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    }
+    return Response(content, media_type="text/html", headers=headers)
+
+
+def take(
+    service: Runtime, gallery_id: int, old: Registered, new: Registered, places: dict[Place, int], asked: GateIn
+) -> Sample:
+    """What to measure on, embedded by both versions, and by others whose items need a calibration too.
+
+    Raises:
+        UnknownEvaluation: the gallery has no such evaluation set.
+        InvalidArgument: fewer than two entries can be used, or embeddings are missing.
+        NoEncoder: one of the two versions takes embeddings only.
+    """
+    with service.database.read() as connection:
+        if asked.evaluation is None:
+            entries = draw(connection, gallery_id, asked.label, asked.slice, asked.sample, asked.seed)
+        else:
+            if asked.label is not None:
+                raise InvalidArgument("label: an evaluation set brings its own labels", pointer="/label")
+            found = evaluation_row(connection, gallery_id, asked.evaluation)
+            entries = read_entries(connection, found.id, asked.slice)
+            if found.kind == "embeddings":
+                return read_embeddings(connection, service.catalog, found.id, entries, (old, new))
+    helping = {version: None for version, _ in places if version.card.encoder}
+    sample = embed(service, entries, list(dict.fromkeys((old, new, *helping))))
+    if len(sample) < 2:
+        raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
+    return sample
+
+
+def describe(row: Row[Any]) -> GateOut:
+    """What a user sees of a gate report."""
+    return GateOut(id=row.id, created=row.created, **row.report)
+
+
+def _row(connection: Connection, name: str, number: int) -> Row[Any]:
+    mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_named(connection, name).id)
+    row = connection.execute(select(gate_report).where(*mine)).first()
+    if row is None:
+        raise UnknownGate(f"gallery {name!r} has no gate report {number}")
+    return row

@@ -1,0 +1,191 @@
+"""What a gate measures on: items of the gallery, or an evaluation set, embedded by every version that takes part.
+
+Each of the N entries is both a query and an item, and is left out of its own ranking. Arrays are (N, dimension).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+from sqlalchemy import Connection, false, select
+
+from index.encoder import BATCH, Embedded, Encoder
+from index.errors import InvalidArgument, InvalidImage
+from index.image import decode_image
+from service.repository import blocks, from_bytes
+from service.runtime import Runtime
+from service.tables import evaluation_embedding, evaluation_entry, item
+from service.versions.catalog import Catalog, Registered
+
+READ_BLOCK = 1_000
+TIMED = 50
+"""Images that each encoder is timed on, one at a time."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: where its image lies (None: there is none), its label and its slice as JSON texts."""
+
+    blob: str | None
+    label: str | None
+    slice: str | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """N entries, embedded.
+
+    Attributes:
+        embedded: version name -> its embeddings of all entries.
+        labels: (N,), None where they are unknown.
+        slices: (N,), None for an entry in no slice.
+        latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
+        unreadable: how many entries were left out, because their image cannot be decoded.
+    """
+
+    embedded: Mapping[str, Embedded]
+    labels: Sequence[str] | None
+    slices: Sequence[str | None]
+    latency_ms: Mapping[str, Mapping[str, float]]
+    unreadable: int
+
+    def __len__(self) -> int:
+        return len(self.slices)
+
+
+def draw(
+    connection: Connection, gallery_id: int, label: str | None, slice_field: str | None, sample: int, seed: int
+) -> list[Entry]:
+    """Up to `sample` live items that hold an image and the metadata field `label`, in an order drawn by `seed`.
+
+    Raises:
+        InvalidArgument: there are fewer than two.
+    """
+    has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
+    ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), np.int64)
+    drawn: list[Entry] = []
+    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
+        rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
+        found = {row.id: row for row in rows if label is None or row.metadata.get(label) is not None}
+        drawn += [_entry(found[i].blob, found[i].metadata, label, slice_field) for i in block if i in found]
+        if len(drawn) >= sample:
+            break
+    if len(drawn) < 2:
+        wanted = "with an image" + (f" and metadata field {label!r}" if label else "")
+        raise InvalidArgument(f"a gate needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
+    return drawn[:sample]
+
+
+def read_entries(connection: Connection, evaluation_id: int, slice_field: str | None) -> list[Entry]:
+    """The entries of an evaluation set."""
+    mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
+    rows = connection.execute(mine.order_by(evaluation_entry.c.number))
+    return [
+        Entry(row.blob, None if row.label is None else as_text(row.label), _field(row.metadata, slice_field))
+        for row in rows
+    ]
+
+
+def embed(service: Runtime, entries: Sequence[Entry], versions: Sequence[Registered]) -> Sample:
+    """Encode the entries' images by each version; those that cannot be read are left out.
+
+    Raises:
+        NoEncoder: one of the versions takes embeddings only.
+    """
+    encoders = {version.name: version.encoder() for version in versions}
+    parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
+    kept: list[Entry] = []
+    seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    for block in blocks(entries, BATCH):
+        readable = [(image, entry) for entry in block if (image := _read(service, entry.blob)) is not None]
+        images = [image for image, _ in readable]
+        for name, encoder in encoders.items():
+            parts[name].append(encoder.encode(images))
+            seconds[name] += _timed(encoder, images[: TIMED - len(seconds[name])])
+        kept += [entry for _, entry in readable]
+    embedded = {name: _joined(found) for name, found in parts.items()}
+    return _sample(embedded, kept, _quantiles(seconds), len(entries) - len(kept))
+
+
+def read_embeddings(
+    connection: Connection, catalog: Catalog, evaluation_id: int, entries: Sequence[Entry], needed: Sequence[Registered]
+) -> Sample:
+    """The embeddings of an evaluation set that came without images.
+
+    Raises:
+        InvalidArgument: it holds none of a version that is needed.
+    """
+    mine = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
+    versions = {row.version_id: row.vectors for row in connection.execute(mine)}
+    if missing := [version.name for version in needed if version.id not in versions]:
+        held = ", ".join(sorted(catalog.by_id(v).name for v in versions))
+        why = f"evaluation {evaluation_id} holds no embeddings of {' and '.join(map(repr, missing))} (it has: {held})"
+        raise InvalidArgument(why, pointer="/evaluation")
+    embedded = {
+        version.name: Embedded(
+            from_bytes([versions[version.id]], len(entries) * version.card.dim).reshape(len(entries), version.card.dim),
+            None,
+        )
+        for version in map(catalog.by_id, versions)
+    }
+    return _sample(embedded, entries, {}, 0)
+
+
+def as_text(value: Any) -> str:
+    """Any JSON value as something that sorts: 1 and "1" stay different."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _sample(
+    embedded: Mapping[str, Embedded],
+    entries: Sequence[Entry],
+    latency_ms: Mapping[str, Mapping[str, float]],
+    unreadable: int,
+) -> Sample:
+    labels = [entry.label for entry in entries if entry.label is not None]
+    slices = [entry.slice for entry in entries]
+    return Sample(embedded, labels if len(labels) == len(entries) else None, slices, latency_ms, unreadable)
+
+
+def _entry(blob: str, metadata: Mapping[str, Any], label: str | None, slice_field: str | None) -> Entry:
+    return Entry(blob, _field(metadata, label), _field(metadata, slice_field))
+
+
+def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
+    return None if name is None or metadata.get(name) is None else as_text(metadata[name])
+
+
+def _read(service: Runtime, blob: str | None) -> Image | None:
+    try:
+        return decode_image(service.blobs.read(blob or ""), max_pixels=service.settings.max_image_pixels)
+    except (FileNotFoundError, InvalidImage):
+        return None
+
+
+def _timed(encoder: Encoder, images: Sequence[Image]) -> list[float]:
+    """How long each image takes by itself, from decoded pixels to its embedding."""
+    seconds = []
+    for image in images:
+        started = time.perf_counter()
+        encoder.encode([image])
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def _quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    return {
+        name: {"p50": 1000 * float(np.quantile(took, 0.5)), "p99": 1000 * float(np.quantile(took, 0.99))}
+        for name, took in seconds.items()
+        if took
+    }
+
+
+def _joined(parts: Sequence[Embedded]) -> Embedded:
+    side = [p.side for p in parts if p.side is not None]
+    return Embedded(np.concatenate([p.vectors for p in parts]), np.concatenate(side) if side else None)

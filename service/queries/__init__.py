@@ -1,0 +1,1 @@
+"""The query path: what is asked, the gallery in memory, the answer."""

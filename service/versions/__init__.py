@@ -1,0 +1,1 @@
+"""Registered versions: folders on their way in, and what this process has loaded."""

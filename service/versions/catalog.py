@@ -1,0 +1,208 @@
+"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, insert, select
+
+from index.encoder import Encoder
+from index.folder import load_version
+from index.graph import Graph, Route
+from index.version import CARD, Card, EdgeKey, Version
+from service.database import Database
+from service.edges.rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
+from service.encoders.entrances import Images, Lazy, Texts
+from service.errors import UnknownVersion
+from service.settings import Settings
+from service.tables import version
+
+logger = logging.getLogger(__name__)
+
+
+class Registered:
+    """One registered version."""
+
+    def __init__(self, row: Row[int, str, str, float], loaded: Version, settings: Settings) -> None:
+        self.id: int = row.id
+        self.created: float = row.created
+        self.version = loaded
+        self._lazy: dict[str, Lazy[Any]] = {
+            "images": Lazy(lambda: Images(loaded, settings)),
+            "texts": Lazy(lambda: Texts(loaded, settings)),
+        }
+
+    @property
+    def name(self) -> str:
+        """The version's name."""
+        return self.version.name
+
+    @property
+    def card(self) -> Card:
+        """The version's card."""
+        return self.version.card
+
+    def images(self) -> Images:
+        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images."""
+        return cast(Images, self._lazy["images"].get())
+
+    def encoder(self) -> Encoder:
+        """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
+        return self.images().encoder
+
+    def texts(self) -> Texts:
+        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none."""
+        return cast(Texts, self._lazy["texts"].get())
+
+    @property
+    def loaded(self) -> list[str]:
+        """Which of its encoders are in memory: `images`, `texts`."""
+        return [name for name, lazy in self._lazy.items() if lazy.loaded]
+
+    def rest(self, needed: bool, idle_seconds: float) -> None:
+        """Forget the encoders if nobody has needed or used them for so long."""
+        for lazy in self._lazy.values():
+            if needed:
+                lazy.touch()
+            lazy.drop(idle_seconds)
+
+
+class Catalog:
+    """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
+
+    Another process may register more versions: an unknown one is looked for in SQL first. What edges there are is asked
+    by whoever depends on it: the replica each time it looks for news, and each change of a gallery or of an edge.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._loading = threading.Lock()
+        self._by_id: dict[int, Registered] = {}
+        self._by_name: dict[str, Registered] = {}
+        self._edges: tuple[Declared, ...] = ()
+        self._graph = Graph()
+
+    def sync(self) -> None:
+        """Load the versions registered since the last time, then the edges that came, and forget those that went.
+
+        Raises:
+            InvalidVersionFolder: a folder is no longer what was registered.
+        """
+        with self._loading:
+            with self._database.lookup() as connection:
+                ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
+                rows = registered_rows(connection)
+            for row in (row for row in rows if row.id not in self._by_id):
+                loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
+                self._by_id[row.id] = Registered(row, loaded, self._settings)
+            self._follow_edges(ids)
+            # Last: whoever finds a version by its name finds its edges too.
+            self._by_name = {registered.name: registered for registered in self._by_id.values()}
+
+    def sync_edges(self) -> None:
+        """The same as `sync`, if any edge came or went."""
+        with self._database.lookup() as connection:
+            ids = edge_ids(connection)
+        if set(ids) != {declared.id for declared in self._edges}:
+            self.sync()
+
+    def _follow_edges(self, ids: Sequence[int]) -> None:
+        known = {declared.id: declared for declared in self._edges}
+        if set(ids) == set(known):
+            return
+        with self._database.lookup() as connection:
+            rows = edge_rows(connection, set(ids) - set(known))
+        for row in rows:
+            new, old = self._by_id[row.new_id].name, self._by_id[row.old_id].name
+            known[row.id] = open_edge(row, new, old, self._settings)
+            if known[row.id].problem:
+                logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
+        self._edges = tuple(known[number] for number in ids if number in known)
+        self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
+
+    def all(self) -> list[Registered]:
+        """The versions this process knows, in order of registration."""
+        return sorted(self._by_id.values(), key=lambda registered: registered.id)
+
+    def named(self, name: str) -> Registered:
+        """The version of a name. Raises UnknownVersion."""
+        if name not in self._by_name:
+            self.sync()
+        if name not in self._by_name:
+            legal = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownVersion(f"version {name!r} is not registered (registered: {legal})", pointer="/version")
+        return self._by_name[name]
+
+    def by_id(self, version_id: int) -> Registered:
+        """The version of a database id, which a row refers to."""
+        if version_id not in self._by_id:
+            self.sync()
+        return self._by_id[version_id]
+
+    def encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode images."""
+        return frozenset(r.name for r in self.all() if r.card.encoder)
+
+    def text_encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode texts."""
+        return frozenset(r.name for r in self.all() if r.card.text)
+
+    def rest(self, needed: Collection[str] = ()) -> None:
+        """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
+        for registered in self.all():
+            registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
+
+    def edges(self) -> tuple[Declared, ...]:
+        """All declared edges, in the order in which they were; those with a `problem` are in no graph.
+
+        The same tuple as long as none came or went.
+        """
+        return self._edges
+
+    def edge(self, key: EdgeKey) -> Declared | None:
+        """The edge of this key, if there is one."""
+        return next((declared for declared in self._edges if declared.edge.key == key), None)
+
+    def graph(self) -> Graph:
+        """All declared edges, as what leads where."""
+        return self._graph
+
+    def route(self, new: str, old: str) -> Route | None:
+        """How image queries of version `new` reach items of `old`."""
+        return self._graph.route(new, old, self.encoders())
+
+
+def registered_rows(connection: Connection) -> Sequence[Row[int, str, str, float]]:
+    """(id, name, card_sha256, created) of every registered version, in order of registration."""
+    columns = (version.c.id, version.c.name, version.c.card_sha256, version.c.created)
+    return connection.execute(select(*columns).order_by(version.c.id)).all()
+
+
+def registered_sha256(connection: Connection, name: str) -> str | None:
+    """The card's sha256 of a registered version, None when there is none of this name."""
+    return connection.execute(select(version.c.card_sha256).where(version.c.name == name)).scalar()
+
+
+def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[int]) -> None:
+    """Add the rows of a version and its edges; `old_ids` are the database ids of the edges' old versions."""
+    values = {
+        "name": loaded.name,
+        "card": loaded.card.as_json(),
+        "card_sha256": card_sha256(loaded.folder),
+        "created": time.time(),
+    }
+    new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
+    for declared, old_id in zip(loaded.edges, old_ids, strict=True):
+        insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))
+
+
+def card_sha256(folder: Path) -> str:
+    """What identifies a version's content: its card lists the hash of every other file."""
+    return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()

@@ -1,0 +1,127 @@
+"""Versions: register a version folder, list, show."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import BinaryIO
+
+from fastapi import APIRouter, Request, Response
+
+from index.encoder import verify_version
+from index.folder import load_version, unpack_version
+from service.blobs import sync_all
+from service.errors import InvalidBody, VersionExists
+from service.forms import FORM, media_type, read_form
+from service.runtime import Runtime, Service
+from service.schemas import EdgeOut, VersionOut, Versions
+from service.versions.catalog import Catalog, Registered, card_sha256, insert_version, registered_sha256
+from service.versions.incoming import incoming_folder
+
+router = APIRouter(tags=["versions"])
+
+_registering = threading.Lock()
+
+
+@router.post(
+    "/versions",
+    status_code=201,
+    openapi_extra={
+        "requestBody": {
+            "content": {
+                FORM: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"archive": {"type": "string", "format": "binary"}},
+                        "required": ["archive"],
+                    }
+                }
+            }
+        }
+    },
+)
+async def register(request: Request, response: Response, service: Service) -> VersionOut:
+    """Register a version folder sent as the .zip file `archive`. Sending the same one again changes nothing (200)."""
+    media_type(request, FORM)
+    async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
+        if not form.files:
+            raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
+        registered, is_new = await service.hop(register_archive, service, form.files[0].file)
+    response.status_code = 201 if is_new else 200
+    return describe(service.catalog, registered)
+
+
+@router.get("/versions")
+def list_all(service: Service) -> Versions:
+    """Every registered version, in order of registration."""
+    service.catalog.sync()
+    return Versions(versions=[describe(service.catalog, registered) for registered in service.catalog.all()])
+
+
+@router.get("/versions/{name}")
+def show(name: str, service: Service) -> VersionOut:
+    """One registered version."""
+    return describe(service.catalog, service.catalog.named(name))
+
+
+def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, bool]:
+    """Unpack, verify and register a version archive.
+
+    Returns:
+        The registered version, and whether it is new.
+
+    Raises:
+        InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
+        VersionExists: the name is taken by other content.
+    """
+    with _registering, incoming_folder(service.settings.versions) as place:
+        packed = place / "archive.zip"
+        with packed.open("wb") as stream:
+            shutil.copyfileobj(archive, stream, 1 << 20)
+        folder = place / "folder"
+        unpack_version(packed, folder)
+        given = load_version(folder)
+        service.catalog.sync()
+        with service.database.lookup() as connection:
+            known = registered_sha256(connection, given.name)
+        if known is None:
+            _register(service, folder)
+        elif known != card_sha256(folder):
+            raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
+    return service.catalog.named(given.name), known is None
+
+
+def describe(catalog: Catalog, registered: Registered) -> VersionOut:
+    """What a user sees of a version."""
+    card = registered.card
+    return VersionOut(
+        name=card.name,
+        dim=card.dim,
+        space=dict(card.space),
+        method=card.method,
+        metrics=dict(card.metrics),
+        side_dim=card.side_dim,
+        encoder=bool(card.encoder),
+        text=card.text,
+        loaded=registered.loaded,
+        edges=[
+            EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
+            for e in catalog.graph().edges
+            if e.new == registered.name
+        ],
+        created=registered.created,
+    )
+
+
+def _register(service: Runtime, folder: Path) -> None:
+    known = {registered.name: registered for registered in service.catalog.all()}
+    loaded = verify_version(folder, {name: registered.card for name, registered in known.items()})
+    sync_all([folder, *folder.rglob("*")])
+    final = service.settings.versions / loaded.name
+    with service.database.write() as connection:
+        insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        sync_all([final.parent])

@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from index.version import Version
+from service.backfills.worker import Worker
+from service.tables import backfill, backfill_chunk, item
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> None:
+    """fct has an item edge from v1."""
+    root = tmp_path_factory.mktemp("more")
+    assert served.register(make_version(root / "fct", "fct", 5, edges=[(versions["v1"], "forward")])).status_code == 201
+
+
+@pytest.fixture(autouse=True)
+def alone(served: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    with served.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+@pytest.fixture
+def filled(served: Any, pictures: list[bytes]) -> str:
+    """Twenty items of v1, v2 current."""
+    path = served.gallery("v1")
+    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
+    deploy(served, path, "v2")
+    return path
+
+
+def deploy(served: Any, path: str, version: str) -> None:
+    assert served.http.post(f"{path}/deployments", json={"version": version}).status_code == 201
+
+
+def start(served: Any, path: str, **fields: Any) -> Any:
+    return served.http.post(f"{path}/backfills", json=fields)
+
+
+def turn(served: Any, number: int, action: str) -> Any:
+    return served.http.post(f"/backfills/{number}/{action}")
+
+
+def shown(served: Any, number: int) -> dict[str, Any]:
+    return served.http.get(f"/backfills/{number}").json()
+
+
+def work(served: Any, steps: int = 1000) -> None:
+    worker = Worker(served.runtime.settings, threading.Event())
+    while steps and worker.step():
+        steps -= 1
+    worker.close()
+    for live in served.runtime.replica.all():
+        served.runtime.replica.refresh(live.id)
+
+
+def problem(response: Any) -> tuple[int, str, list[str]]:
+    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
+
+
+class TestStart:
+    def test_it_answers_with_a_place_to_watch(self, served: Any, filled: str) -> None:
+        started = start(served, filled)
+
+        assert started.status_code == 202
+        body = started.json()
+        assert started.headers["location"] == f"/v1/backfills/{body['id']}"
+        assert body["active_seconds"] >= 0
+        assert {**body, "id": 0, "created": 0, "active_seconds": 0} == {
+            "id": 0,
+            "gallery": filled.rpartition("/")[2],
+            "version": "v2",
+            "kind": "reencode",
+            "order": "random",
+            "state": "running",
+            "total": 20,
+            "done": 0,
+            "skipped": 0,
+            "failed": 0,
+            "retrying": 0,
+            "remaining": 20,
+            "rate": None,
+            "share": None,
+            "limit": None,
+            "origin": None,
+            "filter": None,
+            "attempts": 3,
+            "created": 0,
+            "finished": None,
+            "active_seconds": 0,
+            "items_per_second": None,
+            "eta_seconds": None,
+        }
+        again = shown(served, body["id"])
+        assert again == {**body, "active_seconds": again["active_seconds"]}
+        (listed,) = served.http.get(f"{filled}/backfills").json()["backfills"]
+        assert listed == {**body, "active_seconds": listed["active_seconds"]}
+
+    def test_progress_and_time_left_are_shown_on_the_way(self, served: Any, filled: str) -> None:
+        number = start(served, filled, chunk_size=5).json()["id"]
+        work(served, steps=1)
+
+        halfway = shown(served, number)
+
+        assert (halfway["done"], halfway["remaining"], halfway["state"]) == (5, 15, "running")
+        assert halfway["eta_seconds"] > 0
+        work(served)
+        end = shown(served, number)
+        assert (end["done"], end["remaining"], end["state"], end["eta_seconds"]) == (20, 0, "done", None)
+        assert end["finished"] > end["created"]
+
+    def test_without_anything_to_move_it_is_done_at_once(self, served: Any, filled: str) -> None:
+        start(served, filled)
+        work(served)
+
+        again = start(served, filled).json()
+
+        assert (again["state"], again["total"]) == ("done", 0)
+        assert again["finished"] >= again["created"]
+
+    def test_a_gallery_has_one_active_backfill(self, served: Any, filled: str) -> None:
+        number = start(served, filled).json()["id"]
+
+        assert problem(start(served, filled))[:2] == (409, "backfill_active")
+        turn(served, number, "pause")
+        assert problem(start(served, filled))[:2] == (409, "backfill_active")
+        turn(served, number, "cancel")
+        assert start(served, filled).status_code == 202
+
+    def test_the_target_is_the_current_version(self, served: Any, filled: str) -> None:
+        assert problem(start(served, filled, version="v1")) == (409, "not_current", ["/version"])
+        assert problem(start(served, filled, version="v9")) == (404, "unknown_version", ["/version"])
+        assert problem(start(served, served.gallery(None)))[:2] == (409, "no_current_version")
+        assert problem(start(served, "/galleries/nowhere"))[:2] == (404, "unknown_gallery")
+        assert start(served, filled, version="v2").status_code == 202
+
+    def test_reencode_needs_an_encoder_and_transform_an_item_edge(self, served: Any, filled: str) -> None:
+        assert problem(start(served, served.gallery("plain"))) == (409, "no_encoder", ["/kind"])
+        assert problem(start(served, filled, kind="transform")) == (409, "no_route", ["/kind"])
+
+    @pytest.mark.parametrize(
+        ("fields", "pointer"),
+        [
+            ({"kind": "copy"}, "/kind"),
+            ({"order": "best"}, "/order"),
+            ({"chunk_size": 0}, "/chunk_size"),
+            ({"chunk_size": 10**6}, "/chunk_size"),
+            ({"rate": 0}, "/rate"),
+            ({"rate": "fast"}, "/rate"),
+            ({"speed": 1}, "/speed"),
+        ],
+    )
+    def test_an_illegal_field_is_named(self, served: Any, filled: str, fields: dict[str, Any], pointer: str) -> None:
+        assert problem(start(served, filled, **fields)) == (422, "invalid_request", [pointer])
+        assert served.http.get(f"{filled}/backfills").json() == {"backfills": []}
+
+
+class TestSteering:
+    def test_a_paused_one_moves_nothing_until_it_is_resumed(self, served: Any, filled: str) -> None:
+        number = start(served, filled, chunk_size=5).json()["id"]
+        work(served, steps=1)
+
+        assert turn(served, number, "pause").json()["state"] == "paused"
+        work(served)
+        assert served.http.get(filled).json()["mix"] == {"v1": 15, "v2": 5}
+        assert turn(served, number, "resume").json()["state"] == "running"
+        work(served)
+        assert served.http.get(filled).json()["mix"] == {"v2": 20}
+
+    def test_a_cancelled_one_keeps_what_it_moved_and_moves_no_more(self, served: Any, filled: str) -> None:
+        number = start(served, filled, chunk_size=5).json()["id"]
+        work(served, steps=1)
+
+        ended = turn(served, number, "cancel").json()
+        work(served)
+
+        assert (ended["state"], ended["done"]) == ("cancelled", 5)
+        assert ended["finished"] > ended["created"]
+        assert served.http.get(filled).json()["mix"] == {"v1": 15, "v2": 5}
+
+    def test_saying_it_twice_changes_nothing(self, served: Any, filled: str) -> None:
+        number = start(served, filled).json()["id"]
+
+        for action in ("pause", "resume", "cancel"):
+            once, twice = turn(served, number, action), turn(served, number, action)
+            assert once.status_code == twice.status_code == 200
+            passing = {"eta_seconds": 0, "active_seconds": 0}
+            assert {**once.json(), **passing} == {**twice.json(), **passing}
+
+    def test_one_that_ended_cannot_be_steered(self, served: Any, filled: str) -> None:
+        number = start(served, filled).json()["id"]
+        work(served)
+
+        for action in ("pause", "resume", "cancel"):
+            assert problem(turn(served, number, action))[:2] == (409, "backfill_ended")
+        assert shown(served, number)["state"] == "done"
+
+    @pytest.mark.parametrize("number", [10**9, 0, -1, 1 << 70])
+    def test_an_unknown_one_is_not_found(self, served: Any, number: int) -> None:
+        asked = [turn(served, number, action) for action in ("pause", "resume", "cancel")]
+        asked += [served.http.get(f"/backfills/{number}"), served.http.get(f"/backfills/{number}/failures")]
+
+        assert {response.status_code for response in asked} == {404 if number == 10**9 else 422}
+
+
+class TestFailures:
+    def test_items_that_cannot_be_moved_are_listed_and_the_rest_goes_on(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        with served.runtime.database.lookup() as connection:
+            newest = select(item.c.blob).where(item.c.external_id.in_(["i3", "i7"])).order_by(item.c.id.desc()).limit(2)
+            seven, three = connection.execute(newest).scalars()
+        served.runtime.blobs.remove([three])
+        path = served.runtime.settings.data / "blobs" / seven
+        path.write_bytes(pictures[7][:40])
+        number = start(served, filled, chunk_size=4).json()["id"]
+
+        work(served)
+
+        ended = shown(served, number)
+        assert (ended["state"], ended["done"], ended["failed"]) == ("done", 18, 2)
+        listed = served.http.get(f"/backfills/{number}/failures").json()
+        assert [f["item"] for f in listed["failures"]] == ["i3", "i7"]
+        missing, broken = (f["reason"] for f in listed["failures"])
+        assert missing == "the stored image is missing"
+        assert "not a readable image" in broken
+        assert listed["failed"] == 2
+        assert served.http.get(f"/backfills/{number}/failures?limit=1").json()["failures"] == listed["failures"][:1]
+        answer = served.query(filled, pictures[3], k=20).json()
+        assert (answer["mix"], answer["degraded"]) == ({"v1": 2, "v2": 18}, [])
+
+    def test_a_later_backfill_tries_them_again(self, served: Any, filled: str, pictures: list[bytes]) -> None:
+        with served.runtime.database.lookup() as connection:
+            blob = connection.execute(select(item.c.blob).order_by(item.c.id.desc()).limit(1)).scalar_one()
+        path = served.runtime.settings.data / "blobs" / blob
+        path.unlink()
+        start(served, filled)
+        work(served)
+        path.write_bytes(pictures[19])
+
+        assert start(served, filled).json()["total"] == 1
+        work(served)
+
+        assert served.http.get(filled).json()["mix"] == {"v2": 20}
+
+
+class TestTransform:
+    def test_items_move_by_the_item_edge_without_their_images(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+        served.http.post(f"{path}/items", json={"items": [{"id": "e", "metadata": {}, "embedding": [1, 2, 3, 4]}]})
+        deploy(served, path, "fct")
+
+        number = start(served, path, kind="transform").json()["id"]
+        work(served)
+
+        assert shown(served, number)["done"] == 21
+        assert served.http.get(path).json()["mix"] == {"fct": 21}
+        shown_item = served.http.get(f"{path}/items/e").json()
+        assert [(e["version"], e["origin"]) for e in shown_item["embeddings"]] == [
+            ("v1", "supplied"),
+            ("fct", "transformed"),
+        ]
+
+    def test_a_reencode_afterwards_replaces_what_was_transformed(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        served.ingest(path, {"i": pictures[0]})
+        deploy(served, path, "fct")
+        for kind in ("transform", "reencode"):
+            assert start(served, path, kind=kind).json()["total"] == 1
+            work(served)
+
+        origins = [(e["version"], e["origin"]) for e in served.http.get(f"{path}/items/i").json()["embeddings"]]
+        assert origins == [("v1", "encoded"), ("fct", "encoded")]
+        assert start(served, path).json()["total"] == 0
+
+
+def test_deleting_a_gallery_takes_its_backfills_along(served: Any, filled: str) -> None:
+    number = start(served, filled).json()["id"]
+
+    assert served.http.delete(filled).status_code == 204
+
+    assert served.http.get(f"/backfills/{number}").status_code == 404
+    with served.runtime.database.lookup() as connection:
+        left = select(backfill_chunk).where(backfill_chunk.c.backfill_id == number)
+        assert connection.execute(left).all() == []
+    work(served)

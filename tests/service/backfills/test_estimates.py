@@ -1,0 +1,246 @@
+"""Estimates and orders that need versions with models: what a user is told before a backfill starts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from sqlalchemy import select, update
+
+from index.folder import load_version, write_card
+from index.version import EDGE_MODEL, EdgeKind, Version
+from service.backfills.worker import Worker
+from service.repository import from_bytes
+from service.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> None:
+    """`unsure` has an item edge from v1 that tells a variance; `lorentz` and `near` lie in hyperbolic space."""
+    root = tmp_path_factory.mktemp("more")
+    unsure = make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")])
+    tell_variance(root / "unsure" / "edges" / "v1" / EDGE_MODEL[EdgeKind.FORWARD])
+    write_card(root / "unsure", unsure.card)
+    space = {"kind": "lorentz", "curvature": 1.0}
+    lorentz = make_version(root / "lorentz", "lorentz", 4, space=space)
+    near = make_version(root / "near", "near", 4, space=space, drift=0.1, edges=[(lorentz, "identity")])
+    for version in (load_version(root / "unsure"), lorentz, near):
+        assert served.register(version).status_code == 201
+
+
+def tell_variance(path: Path) -> None:
+    """Give an item edge the output `variance`: the absolute value of the embedding's first number."""
+    model = onnx.load(path)
+    first = numpy_helper.from_array(np.float32([[1], [0], [0], [0]]), "first")
+    model.graph.initializer.append(first)
+    model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
+    model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))
+    model.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, ("N", 1)))
+    path.write_bytes(model.SerializeToString())
+
+
+@pytest.fixture(autouse=True)
+def alone(served: Any) -> Iterator[None]:
+    yield
+    with served.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+def fill(served: Any, pictures: list[bytes], old: str = "v1", new: str = "v2") -> str:
+    path: str = served.gallery(old)
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+    assert served.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
+    return path
+
+
+def ask(served: Any, path: str, dry_run: bool = False, **fields: Any) -> Any:
+    return served.http.post(f"{path}/backfills", params={"dry_run": str(dry_run).lower()}, json=fields)
+
+
+def planned(served: Any, number: int) -> list[str]:
+    with served.runtime.database.lookup() as connection:
+        names = dict(tuple(row) for row in connection.execute(select(item.c.id, item.c.external_id)))
+        mine = select(backfill_chunk.c.item_ids).where(backfill_chunk.c.backfill_id == number)
+        return [names[key] for keys in connection.execute(mine.order_by(backfill_chunk.c.id)).scalars() for key in keys]
+
+
+def stored(served: Any, path: str, version: str, column: Any) -> dict[str, Any]:
+    registered = served.runtime.catalog.named(version)
+    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
+    statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
+    with served.runtime.database.lookup() as connection:
+        return dict(tuple(row) for row in connection.execute(statement.where(*mine)))
+
+
+def work(served: Any) -> None:
+    worker = Worker(served.runtime.settings, threading.Event())
+    while worker.step():
+        pass
+    worker.close()
+
+
+class TestEstimate:
+    def test_it_says_what_it_would_take_and_starts_nothing(self, served: Any, pictures: list[bytes]) -> None:
+        """20 items of 4 numbers; 6 more numbers each; one product of (64, 6) an image."""
+        path = fill(served, pictures)
+
+        told = ask(served, path, dry_run=True)
+
+        assert told.status_code == 200
+        body = told.json()
+        assert body["seconds_per_item"] > 0
+        assert body["seconds"] == pytest.approx(20 * body["seconds_per_item"])
+        assert {**body, "seconds": 0, "seconds_per_item": 0} == {
+            "kind": "reencode",
+            "version": "v2",
+            "items": 20,
+            "without_image": 0,
+            "sampled": 20,
+            "seconds_per_item": 0,
+            "seconds": 0,
+            "bytes_now": 20 * 16,
+            "bytes_after": 20 * (16 + 24),
+            "bytes_after_retiring": 20 * 24,
+            "macs_per_item": {"reencode": 64 * 6, "transform": None},
+            "macs": 20 * 64 * 6,
+        }
+        assert served.http.get(f"{path}/backfills").json() == {"backfills": []}
+        assert served.http.get(path).json()["mix"] == {"v1": 20}
+
+    def test_scope_and_rate_count(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+        supplied = {"version": "v1", "items": [{"id": "e", "metadata": {}, "embedding": [1, 2, 3, 4]}]}
+        served.http.post(f"{path}/items", json=supplied)
+
+        body = ask(served, path, dry_run=True, share=0.5, limit=8, rate=0.5).json()
+
+        assert (body["items"], body["without_image"], body["seconds"]) == (8, 1, 16.0)
+        assert body["bytes_after"] == 21 * 16 + 8 * 24
+
+    def test_a_filter_takes_what_passes_it(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        for kind, numbers in (("boot", range(6)), ("shoe", range(6, 20))):
+            served.ingest(path, {f"i{n}": pictures[n] for n in numbers}, kind=kind)
+        served.http.post(f"{path}/deployments", json={"version": "v2"})
+        where = {"field": "kind", "eq": "boot"}
+
+        assert ask(served, path, dry_run=True, filter=where).json()["items"] == 6
+        started = ask(served, path, filter=where).json()
+        assert (started["filter"], sorted(planned(served, started["id"]))) == (where, [f"i{n}" for n in range(6)])
+        work(served)
+        assert served.http.get(f"/backfills/{started['id']}").json()["state"] == "done"
+        served.runtime.replica.refresh(served.runtime.replica.find(path.rpartition("/")[2]).id)
+        assert served.http.get(path).json()["mix"] == {"v1": 14, "v2": 6}
+
+        for dry_run in (True, False):
+            refused = ask(served, path, dry_run=dry_run, filter={"field": "kind", "like": "b"})
+            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_filter")
+
+    def test_transform_is_reckoned_beside_reencode(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures, "v1", "unsure")
+
+        body = ask(served, path, dry_run=True, kind="transform").json()
+
+        assert body["macs_per_item"] == {"reencode": 64 * 5, "transform": 4 * 5 + 4 * 1}
+        assert body["macs"] == 20 * 24
+
+    def test_what_could_not_be_started_cannot_be_estimated(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+
+        assert ask(served, path, dry_run=True, kind="transform").json()["code"] == "no_route"
+        assert ask(served, path, dry_run=True, version="v1").json()["code"] == "not_current"
+
+
+class TestUncertainty:
+    def test_the_edges_variance_orders_the_items_and_is_kept_with_them(
+        self, served: Any, pictures: list[bytes]
+    ) -> None:
+        path = fill(served, pictures, "v1", "unsure")
+        vectors = stored(served, path, "v1", embedding.c.vector)
+        variance = {name: abs(float(from_bytes([row], 4)[0, 0])) for name, row in vectors.items()}
+        expected = sorted(variance, key=lambda name: -variance[name])
+
+        number = ask(served, path, kind="transform", order="uncertainty").json()["id"]
+        assert planned(served, number) == expected
+        work(served)
+        kept = stored(served, path, "unsure", embedding.c.uncertainty)
+        assert kept == pytest.approx(variance)
+
+        # What was kept orders the reencode of what is transformed now.
+        again = ask(served, path, order="uncertainty", origin="transformed").json()["id"]
+        assert planned(served, again) == expected
+
+    def test_in_hyperbolic_space_the_norm_does(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures, "lorentz", "near")
+        vectors = stored(served, path, "lorentz", embedding.c.vector)
+        norms = {name: float(np.linalg.norm(from_bytes([row], 4))) for name, row in vectors.items()}
+
+        number = ask(served, path, order="uncertainty").json()["id"]
+
+        assert planned(served, number) == sorted(norms, key=lambda name: norms[name])
+
+    def test_where_nothing_tells_it_is_refused(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+
+        refused = ask(served, path, order="uncertainty")
+
+        assert (refused.status_code, refused.json()["code"]) == (409, "no_uncertainty")
+        assert refused.json()["errors"][0]["pointer"] == "/order"
+        assert served.http.get(f"{path}/backfills").json() == {"backfills": []}
+
+
+class TestTraffic:
+    def test_what_queries_found_is_counted_and_orders_a_backfill(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+        found = []
+        for number in (3, 3, 7):
+            answer = served.query(path, pictures[number], k=2).json()
+            found += [match["id"] for match in answer["results"][0]["matches"]]
+        served.runtime.traffic.flush()
+        expected = {name: found.count(name) for name in found}
+
+        with served.runtime.database.lookup() as connection:
+            mine = select(item.c.external_id, item_traffic.c.matches).select_from(item_traffic.join(item).join(gallery))
+            rows = connection.execute(mine.where(gallery.c.name == path.rpartition("/")[2]))
+            assert dict(tuple(row) for row in rows) == expected
+        first = planned(served, ask(served, path, order="traffic").json()["id"])[: len(expected)]
+        assert [expected[name] for name in first] == sorted(expected.values(), reverse=True)
+
+    def test_counting_goes_on_when_a_gallery_is_gone(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+        served.query(path, pictures[0], k=3)
+        assert served.http.delete(path).status_code == 204
+
+        served.runtime.traffic.flush()
+
+        with served.runtime.database.lookup() as connection:
+            lost = select(item_traffic).outerjoin(item, item.c.id == item_traffic.c.item_id).where(item.c.id.is_(None))
+            assert connection.execute(lost).all() == []
+
+
+def test_each_failure_says_where_the_item_can_still_be_found(
+    served: Any, pictures: list[bytes], tmp_path: Path
+) -> None:
+    path = fill(served, pictures)
+    with served.runtime.database.lookup() as connection:
+        last = connection.execute(select(item).order_by(item.c.id.desc()).limit(1)).one()
+    served.runtime.blobs.remove([last.blob])
+    number = ask(served, path).json()["id"]
+    work(served)
+
+    body = served.http.get(f"/backfills/{number}/failures").json()
+
+    (failure,) = body["failures"]
+    assert (failure["item"], failure["code"], failure["version"]) == (last.external_id, "image_missing", "v1")
+    assert (failure["attempts"], failure["next_try"], body["failed"]) == (1, None, 1)
+    served.runtime.replica.refresh(last.gallery_id)
+    answer = served.query(path, pictures[19], k=20).json()
+    assert last.external_id in [match["id"] for match in answer["results"][0]["matches"]]

@@ -1,0 +1,159 @@
+"""Server-sent events of a backfill, read by a real client from a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import update
+
+from regraft.backfill_routes import events
+from service.backfills import progress
+from service.backfills.worker import Worker
+from service.tables import backfill
+
+WAIT = 20.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture(autouse=True)
+def alone(served: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    with served.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+@pytest.fixture
+def started(served: Any, pictures: list[bytes]) -> int:
+    path = served.gallery("v1")
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+    served.http.post(f"{path}/deployments", json={"version": "v2"})
+    number: int = served.http.post(f"{path}/backfills", json={"chunk_size": 5}).json()["id"]
+    return number
+
+
+def stream(served: Any, number: int, last: str = "") -> Any:
+    headers = {"last-event-id": last} if last else {}
+    return served.http.stream("GET", f"/backfills/{number}/events", headers=headers, timeout=WAIT)
+
+
+def work(served: Any, steps: int = 1000) -> None:
+    worker = Worker(served.runtime.settings, threading.Event())
+    while steps and worker.step():
+        steps -= 1
+    worker.close()
+
+
+def test_a_watcher_sees_each_state_until_the_end(served: Any, started: int) -> None:
+    seen = []
+    with stream(served, started) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        found = events(response.iter_lines())
+        for step in (lambda: work(served, 1), lambda: turn(served, started, "pause")):
+            seen.append(next(found))
+            step()
+        seen.append(next(found))
+        turn(served, started, "resume")
+        work(served)
+        seen += list(found)
+
+    shown = [json.loads(data) for name, _, data in seen if name == "progress"]
+    assert [(s["state"], s["done"]) for s in shown[:3]] == [("running", 0), ("running", 5), ("paused", 5)]
+    assert (shown[-1]["state"], shown[-1]["done"]) == ("done", 20)
+    assert seen[-1][0] == "end"
+    ids = [int(number) for name, number, _ in seen if name == "progress"]
+    assert ids == sorted(set(ids))
+    shown[-1].pop("active_seconds")
+    now = served.http.get(f"/backfills/{started}").json()
+    assert {**now, "active_seconds": 0} == {**shown[-1], "active_seconds": 0}
+
+
+def turn(served: Any, number: int, action: str) -> None:
+    assert served.http.post(f"/backfills/{number}/{action}").status_code == 200
+
+
+def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> None:
+    with stream(served, started) as response:
+        _, last, _ = next(events(response.iter_lines()))
+
+    with stream(served, started, last) as response:
+        found = events(response.iter_lines())
+        work(served, 1)
+        assert json.loads(next(found)[2])["done"] > 0
+    with stream(served, started, "nonsense") as response:
+        assert next(events(response.iter_lines()))[0] == "progress"
+
+
+def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.02)
+    with stream(served, started) as response:
+        lines = response.iter_lines()
+        assert next(line for line in lines if line.startswith(":"))
+        work(served)
+        assert "event: end" in list(lines)
+
+
+def test_a_watcher_who_leaves_leaves_nothing_behind(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    whole = progress._events
+
+    async def noted(*args: Any) -> Any:
+        try:
+            async for event in whole(*args):
+                yield event
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(progress, "_events", noted)
+    with stream(served, started) as response:
+        found = events(response.iter_lines())
+        next(found)
+        assert not ended.is_set()
+
+    assert ended.wait(WAIT)
+
+
+def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
+    work(served)
+
+    with stream(served, started) as response:
+        assert [name for name, _, _ in events(response.iter_lines())] == ["progress", "end"]
+
+
+def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) -> None:
+    name = served.http.get(f"/backfills/{started}").json()["gallery"]
+    with stream(served, started) as response:
+        found = events(response.iter_lines())
+        next(found)
+        served.http.delete(f"/galleries/{name}")
+        assert list(found)[-1][0] == "gone"
+
+
+def test_an_unknown_one_is_a_problem(served: Any, problem: Callable[..., Any]) -> None:
+    problem(served.http.get("/backfills/999999/events"), 404, "unknown_backfill")
+
+
+def test_a_server_that_stops_ends_its_streams(tmp_path: Any, serving: Any, versions: Any, pictures: Any) -> None:
+    from service.settings import Settings
+
+    with serving(Settings(data=tmp_path)) as running:
+        running.register(versions["v1"])
+        path = running.gallery("v1")
+        running.ingest(path, {"a": pictures[0]})
+        running.register(versions["v2"])
+        running.http.post(f"{path}/deployments", json={"version": "v2"})
+        number = running.http.post(f"{path}/backfills", json={}).json()["id"]
+        with httpx.stream("GET", f"{running.http.base_url}backfills/{number}/events", timeout=WAIT) as response:
+            found = events(response.iter_lines())
+            next(found)
+            running.runtime.stopping.set()
+            assert list(found) == []

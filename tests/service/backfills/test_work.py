@@ -1,0 +1,307 @@
+"""Remote workers: the same chunks over HTTP, with another key, and nothing is taken unchecked."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select, update
+
+from index.version import Version
+from regraft.client import Client, Problem
+from regraft.remote import RemoteWorker
+from service.backfills.worker import Worker
+from service.settings import Settings
+from service.tables import backfill, backfill_chunk, item
+
+KEY, WORKER_KEY = "the api key", "the worker key"
+
+
+@pytest.fixture(scope="module")
+def keyed(
+    tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: dict[str, Version], make_version: Any
+) -> Iterator[Any]:
+    """A server with both keys; `fct` has an item edge from `sided`, which keeps side-information."""
+    root = tmp_path_factory.mktemp("remote")
+    sided = make_version(root / "sided", "sided", 3, side_dim=4)
+    fct = make_version(root / "fct", "fct", 5, edges=[(sided, "forward")])
+    settings = Settings(data=root / "data", api_key=KEY, worker_key=WORKER_KEY)
+    with serving(settings, authorization=f"Bearer {KEY}") as running:
+        for version in (versions["v1"], versions["v2"], sided, fct):
+            assert running.register(version).status_code == 201
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def alone(keyed: Any) -> Iterator[None]:
+    yield
+    with keyed.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+@pytest.fixture
+def filled(keyed: Any, pictures: list[bytes]) -> Callable[..., tuple[str, int]]:
+    def fill(old: str = "v1", new: str = "v2", **fields: Any) -> tuple[str, int]:
+        path = keyed.gallery(old)
+        keyed.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+        assert keyed.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
+        started = keyed.http.post(f"{path}/backfills", json={"chunk_size": 6, **fields})
+        assert started.status_code == 202, started.text
+        return path, started.json()["id"]
+
+    return fill
+
+
+@pytest.fixture
+def remote(keyed: Any) -> Iterator[Client]:
+    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+        yield client
+
+
+def claim(keyed: Any, **body: Any) -> Any:
+    return keyed.http.post("/work:claim", json={"worker": "w", **body})
+
+
+def vector(*numbers: float) -> str:
+    return base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode()
+
+
+GOOD = vector(1, 0, 0, 0, 0, 0)
+
+
+def result(items: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    return {"moved": [{"item": i["item"], "seq": i["seq"], "vector": GOOD, **changes} for i in items]}
+
+
+def run_until(worker: RemoteWorker, stop: threading.Event, ended: Callable[[], bool]) -> None:
+    thread = threading.Thread(target=worker.work)
+    thread.start()
+    try:
+        pause = threading.Event()
+        for _ in range(4000):
+            if ended():
+                break
+            pause.wait(0.01)
+        assert ended()
+    finally:
+        stop.set()
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+class TestKeys:
+    def test_the_worker_key_opens_work_and_nothing_else(self, keyed: Any) -> None:
+        headers = {"authorization": f"Bearer {WORKER_KEY}"}
+
+        assert keyed.http.post("/work:claim", json={"worker": "w"}, headers=headers).status_code == 204
+        for method, path in [
+            ("GET", "/galleries"),
+            ("GET", "/versions"),
+            ("POST", "/workers"),
+            ("GET", "/backfills/1"),
+        ]:
+            assert keyed.http.request(method, path, headers=headers).status_code == 401
+        assert (
+            keyed.http.post("/work:claim", json={"worker": "w"}, headers={"authorization": "Bearer x"}).status_code
+            == 401
+        )
+
+    def test_without_a_worker_key_only_the_api_key_opens_work(self, tmp_path: Path, serving: Any) -> None:
+        with serving(Settings(data=tmp_path, api_key=KEY)) as running:
+            for key, status in ((WORKER_KEY, 401), (KEY, 204)):
+                headers = {"authorization": f"Bearer {key}"}
+                assert running.http.post("/work:claim", json={"worker": "w"}, headers=headers).status_code == status
+
+
+class TestWorking:
+    @pytest.mark.parametrize(("old", "new", "kind"), [("v1", "v2", "reencode"), ("sided", "fct", "transform")])
+    def test_a_remote_worker_ends_in_the_state_of_a_local_one(
+        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, old: str, new: str, kind: str
+    ) -> None:
+        path, number = filled(old, new, kind=kind)
+        stop = threading.Event()
+        worker = RemoteWorker(remote, tmp_path, stop)
+        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+        local, _ = filled(old, new, kind=kind)
+        other = Worker(keyed.runtime.settings, threading.Event())
+        while other.step():
+            pass
+        other.close()
+
+        shown = keyed.http.get(f"/backfills/{number}").json()
+        assert (shown["done"], shown["skipped"], shown["failed"]) == (20, 0, 0)
+        assert held(keyed, path, new) == held(keyed, local, new)
+
+    def test_a_device_that_holds_the_originals_gets_no_images(
+        self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
+    ) -> None:
+        _, number = filled()
+        own = {f"i{n}": picture for n, picture in enumerate(pictures) if n != 3}
+
+        def originals(name: str) -> bytes:
+            try:
+                return own[name]
+            except KeyError:
+                raise FileNotFoundError(name) from None
+
+        stop = threading.Event()
+        worker = RemoteWorker(remote, tmp_path, stop, originals=originals)
+        run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
+
+        (failure,) = keyed.http.get(f"/backfills/{number}/failures").json()["failures"]
+        assert (failure["item"], failure["code"], failure["version"]) == ("i3", "image_missing", "v1")
+        assert keyed.http.get(f"/backfills/{number}").json()["done"] == 19
+
+    def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
+        client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
+        with client, pytest.raises(Problem, match="Authorization"):
+            RemoteWorker(client, tmp_path, threading.Event()).work()
+
+    def test_inputs_are_sent_only_when_they_are_asked_for(self, keyed: Any, filled: Any, pictures: list[bytes]) -> None:
+        filled()
+        task = claim(keyed).json()
+
+        for inputs, sent in (("true", True), ("false", False)):
+            params = {"lease": task["lease"], "inputs": inputs}
+            items = keyed.http.get(f"/work/{task['chunk']}", params=params).json()["items"]
+            assert len(items) == 6
+            for each in items:
+                expected = base64.b64encode(pictures[int(each["id"][1:])]).decode() if sent else None
+                assert each["image"] == expected
+
+    def test_only_the_kinds_that_are_asked_for_are_given(self, keyed: Any, filled: Any) -> None:
+        filled()
+
+        assert claim(keyed, kinds=["transform"]).status_code == 204
+        assert claim(keyed, kinds=["reencode"]).json()["kind"] == "reencode"
+
+
+def held(keyed: Any, path: str, version: str) -> dict[str, Any]:
+    from service.tables import embedding, gallery
+
+    registered = keyed.runtime.catalog.named(version)
+    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
+    columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
+    statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
+    with keyed.runtime.database.lookup() as connection:
+        return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}
+
+
+class TestLease:
+    @pytest.fixture
+    def task(self, keyed: Any, filled: Any) -> dict[str, Any]:
+        filled(chunk_size=20)
+        found: dict[str, Any] = claim(keyed).json()
+        return found
+
+    def items(self, keyed: Any, task: dict[str, Any]) -> list[dict[str, Any]]:
+        params = {"lease": task["lease"]}
+        found: list[dict[str, Any]] = keyed.http.get(f"/work/{task['chunk']}", params=params).json()["items"]
+        return found
+
+    def test_a_chunk_is_taken_once(self, keyed: Any, task: dict[str, Any]) -> None:
+        body, params = result(self.items(keyed, task)), {"lease": task["lease"]}
+
+        first = keyed.http.post(f"/work/{task['chunk']}", params=params, json=body)
+        again = keyed.http.post(f"/work/{task['chunk']}", params=params, json=body)
+
+        assert first.json() == {"done": 20, "failed": 0, "retried": 0, "skipped": 0}
+        assert (again.status_code, again.json()["code"]) == (409, "chunk_lost")
+
+    def test_a_foreign_lease_is_none(self, keyed: Any, task: dict[str, Any]) -> None:
+        for method, place in (("GET", ""), ("POST", ""), ("POST", "/extend"), ("POST", "/release")):
+            body = {"json": result([])} if (method, place) == ("POST", "") else {}
+            answer = keyed.http.request(method, f"/work/{task['chunk']}{place}", params={"lease": "remote:w:1"}, **body)
+            assert (answer.status_code, answer.json()["code"]) == (409, "chunk_lost")
+
+    def test_a_chunk_given_back_is_free_at_once(self, keyed: Any, task: dict[str, Any]) -> None:
+        assert claim(keyed).status_code == 204
+        params = {"lease": task["lease"]}
+        assert keyed.http.post(f"/work/{task['chunk']}/release", params=params).status_code == 204
+
+        assert claim(keyed).json()["chunk"] == task["chunk"]
+
+    def test_a_sign_of_life_moves_the_end_of_the_lease(self, keyed: Any, task: dict[str, Any]) -> None:
+        mine = backfill_chunk.c.id == task["chunk"]
+        with keyed.runtime.database.write() as connection:
+            connection.execute(update(backfill_chunk).where(mine).values(lease_until=0.0))
+        assert keyed.http.post(f"/work/{task['chunk']}/extend", params={"lease": task["lease"]}).status_code == 200
+
+        assert claim(keyed).status_code == 204
+
+    def test_what_is_paused_meanwhile_is_not_taken(self, keyed: Any, task: dict[str, Any]) -> None:
+        items = self.items(keyed, task)
+        keyed.http.post(f"/backfills/{task['backfill']}/pause")
+
+        answer = keyed.http.post(f"/work/{task['chunk']}", params={"lease": task["lease"]}, json=result(items))
+
+        assert (answer.status_code, answer.json()["code"]) == (409, "chunk_lost")
+
+
+class TestChecks:
+    @pytest.fixture
+    def task(self, keyed: Any, filled: Any) -> tuple[str, dict[str, str], list[dict[str, Any]]]:
+        filled(chunk_size=20)
+        found = claim(keyed).json()
+        place, params = f"/work/{found['chunk']}", {"lease": found["lease"]}
+        return place, params, keyed.http.get(place, params=params).json()["items"]
+
+    @pytest.mark.parametrize(
+        ("changes", "pointer", "says"),
+        [
+            ({"vector": vector(1, 0, 0)}, "/moved/0/vector", "shape"),
+            ({"vector": vector(1, 0, 0, 0, 0, float("nan"))}, "/moved/0/vector", "finite"),
+            ({"vector": vector(0, 0, 0, 0, 0, 0)}, "/moved/0/vector", "all-zero"),
+            ({"vector": vector(3, 0, 0, 0, 0, 0)}, "/moved/0/vector", "length is 3"),
+            ({"vector": "?"}, "/moved/0/vector", "base64"),
+            ({"vector": base64.b64encode(b"abc").decode()}, "/moved/0/vector", "3 bytes"),
+            ({"side": vector(1)}, "/moved/0/side", "0 numbers"),
+            ({"uncertainty": -1}, "/moved/0/uncertainty", "greater"),
+        ],
+    )
+    def test_a_wrong_vector_is_refused_and_named(
+        self, keyed: Any, task: Any, problem: Any, changes: dict[str, Any], pointer: str, says: str
+    ) -> None:
+        place, params, items = task
+
+        refused = keyed.http.post(place, params=params, json=result(items, **changes))
+
+        assert refused.status_code == 422
+        (first, *_) = refused.json()["errors"]
+        assert first["pointer"] == pointer
+        assert says in refused.json()["detail"]
+        assert keyed.http.post(place, params=params, json=result(items)).json()["done"] == 20
+
+    def test_items_must_be_those_of_the_chunk_each_once(self, keyed: Any, task: Any) -> None:
+        place, params, items = task
+        foreign = {**items[0], "item": 10**9}
+
+        for given, says in (
+            (items[:-1], "1 items of the chunk are missing"),
+            ([*items, items[0]], "named twice"),
+            ([*items, foreign], "is not of this chunk"),
+            ([], "20 items"),
+        ):
+            refused = keyed.http.post(place, params=params, json=result(given))
+            assert refused.status_code == 422
+            assert says in refused.json()["detail"]
+        assert keyed.http.post(place, params=params, json=result(items)).json()["done"] == 20
+
+    def test_an_item_that_changed_meanwhile_is_skipped(self, keyed: Any, task: Any) -> None:
+        place, params, items = task
+        changed = [{**items[0], "seq": items[0]["seq"] - 1}, *items[1:]]
+
+        assert keyed.http.post(place, params=params, json=result(changed)).json()["skipped"] == 1
+
+    def test_failures_are_noted_with_their_reason(self, keyed: Any, task: Any) -> None:
+        place, params, items = task
+        failed = [{"item": items[0]["item"], "seq": items[0]["seq"], "reason": "dark", "retry": True}]
+
+        counts = keyed.http.post(place, params=params, json={**result(items[1:]), "failed": failed}).json()
+
+        assert counts == {"done": 19, "failed": 0, "retried": 1, "skipped": 0}

@@ -1,0 +1,396 @@
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import select, update
+from sqlalchemy.exc import OperationalError
+
+from index.encoder import Encoder
+from index.errors import InvalidVector, InvalidVersionFolder
+from index.transform import Carried, load_forward, load_transform
+from index.version import Version
+from service.backfills import chunks, worker
+from service.backfills.moving import _embed
+from service.backfills.worker import Worker
+from service.repository import from_bytes
+from service.settings import Settings
+from service.tables import backfill, backfill_chunk, embedding, gallery, item
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> dict[str, Version]:
+    """`sided` keeps side-information, and `fct` and `carrying` have item edges from it; `carrying` keeps some too."""
+    root = tmp_path_factory.mktemp("more")
+    sided = make_version(root / "sided", "sided", 3, side_dim=4)
+    fct = make_version(root / "fct", "fct", 5, edges=[(versions["v1"], "forward"), (sided, "forward")])
+    carrying = make_version(root / "carrying", "carrying", 5, side_dim=2, edges=[(sided, "forward")])
+    for version in (sided, fct, carrying):
+        assert served.register(version).status_code == 201
+    return {"sided": sided, "fct": fct, "carrying": carrying}
+
+
+@pytest.fixture(autouse=True)
+def alone(served: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    with served.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+@pytest.fixture
+def a_worker(served: Any) -> Iterator[Worker]:
+    made = Worker(served.runtime.settings, threading.Event())
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def filled(served: Any, pictures: list[bytes]) -> Callable[..., str]:
+    """A gallery of twenty items of one version with another one current, and a backfill of it started."""
+
+    def fill(old: str = "v1", new: str = "v2", **fields: Any) -> str:
+        path = served.gallery(old)
+        served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+        assert served.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
+        assert served.http.post(f"{path}/backfills", json=fields).status_code == 202
+        return path
+
+    return fill
+
+
+def last_backfill(served: Any, path: str) -> dict[str, Any]:
+    return served.http.get(f"{path}/backfills").json()["backfills"][-1]
+
+
+def stored(served: Any, path: str, version: str, column: Any = embedding.c.vector) -> dict[str, Any]:
+    registered = served.runtime.catalog.named(version)
+    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
+    statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
+    with served.runtime.database.lookup() as connection:
+        return dict(tuple(row) for row in connection.execute(statement.where(*mine)))
+
+
+def drain(a_worker: Worker) -> None:
+    while a_worker.step():
+        pass
+
+
+def test_reencoded_items_hold_what_the_encoder_gives_and_its_side_information(
+    served: Any, filled: Any, a_worker: Worker, more: dict[str, Version], make_image: Callable[..., Any]
+) -> None:
+    path = filled("v1", "sided", chunk_size=7)
+
+    drain(a_worker)
+
+    expected = Encoder(more["sided"]).encode([make_image(n % 5, n) for n in range(20)])
+    for column, width, rows in ((embedding.c.vector, 3, expected.vectors), (embedding.c.side, 4, expected.side)):
+        held = stored(served, path, "sided", column)
+        assert rows is not None
+        np.testing.assert_allclose(from_bytes([held[f"i{n}"] for n in range(20)], width), rows, atol=1e-6)
+    assert last_backfill(served, path)["state"] == "done"
+
+
+@pytest.mark.parametrize("old", ["v1", "sided"])
+def test_transformed_items_hold_what_the_edge_gives_from_what_was_stored(
+    served: Any, filled: Any, a_worker: Worker, versions: dict[str, Version], more: dict[str, Version], old: str
+) -> None:
+    path = filled(old, "fct", kind="transform")
+    source = {**versions, **more}[old]
+    names = [f"i{n}" for n in range(20)]
+    vectors, sides = stored(served, path, old), stored(served, path, old, embedding.c.side)
+    edge = next(e for e in more["fct"].edges if e.old == old)
+
+    drain(a_worker)
+
+    side = from_bytes([sides[n] for n in names], 4) if source.card.side_dim else None
+    expected = load_transform(edge, more["fct"].card, source.card)(
+        from_bytes([vectors[n] for n in names], source.card.dim), side
+    )
+    held = stored(served, path, "fct")
+    np.testing.assert_allclose(from_bytes([held[n] for n in names], 5), expected, atol=1e-6)
+
+
+def test_a_transformed_item_holds_the_side_information_that_the_edge_gives(
+    served: Any, filled: Any, a_worker: Worker, more: dict[str, Version]
+) -> None:
+    path = filled("sided", "carrying", kind="transform")
+    vectors, sides = stored(served, path, "sided"), stored(served, path, "sided", embedding.c.side)
+    drain(a_worker)
+
+    forward = load_forward(more["carrying"].edges[0], more["carrying"].card, more["sided"].card)
+    expected = forward.carry(from_bytes(list(vectors.values()), 3), from_bytes(list(sides.values()), 4))
+    held = stored(served, path, "carrying", embedding.c.side)
+    assert expected.side_NS is not None
+    np.testing.assert_array_equal(from_bytes([held[name] for name in vectors], 2), expected.side_NS)
+
+
+def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
+    served: Any, filled: Any, a_worker: Worker
+) -> None:
+    path = filled("sided", "fct", kind="transform")
+    key = select(item.c.id).where(item.c.external_id == "i5").order_by(item.c.id.desc()).limit(1).scalar_subquery()
+    with served.runtime.database.write() as connection:
+        connection.execute(update(embedding).where(embedding.c.item_id == key).values(side=None))
+
+    drain(a_worker)
+
+    ended = last_backfill(served, path)
+    assert (ended["state"], ended["done"], ended["failed"]) == ("done", 19, 1)
+    (failure,) = served.http.get(f"/backfills/{ended['id']}/failures").json()["failures"]
+    assert failure["item"] == "i5"
+    assert "side-information" in failure["reason"]
+
+
+def test_an_image_that_the_encoder_refuses_fails_alone(
+    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, make_image: Callable[..., Any]
+) -> None:
+    path = filled(attempts=1)
+    whole = Encoder.encode_arrays
+    bad = np.float32(np.asarray(make_image(13 % 5, 13))[0, 0]) / 255
+
+    def picky(self: Encoder, batch: Any) -> Any:
+        if np.isclose((batch[:, 0, 0, 0] + 1) / 2, bad).any():
+            raise InvalidVersionFolder("encoder.onnx gives numbers that are not finite")
+        return whole(self, batch)
+
+    monkeypatch.setattr(Encoder, "encode_arrays", picky)
+
+    drain(a_worker)
+
+    ended = last_backfill(served, path)
+    failures = served.http.get(f"/backfills/{ended['id']}/failures").json()["failures"]
+    assert "i13" in [f["item"] for f in failures]
+    assert ended["done"] + ended["failed"] == 20
+    assert ended["failed"] < 4
+
+
+def test_several_workers_share_the_chunks_and_end_in_the_state_of_one(
+    served: Any, filled: Any, pictures: list[bytes]
+) -> None:
+    alone, shared = filled(chunk_size=1), filled(chunk_size=1)
+    workers = [Worker(served.runtime.settings, threading.Event()) for _ in range(4)]
+    threads = [threading.Thread(target=drain, args=(each,)) for each in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for each in workers:
+        drain(each)
+        each.close()
+
+    ended = last_backfill(served, shared)
+    assert (ended["state"], ended["done"], ended["skipped"], ended["failed"]) == ("done", 20, 0, 0)
+    assert stored(served, alone, "v2") == stored(served, shared, "v2")
+
+
+def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder takes three leases; another worker looks all the time and gets nothing."""
+    path = filled(chunk_size=20)
+    settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.7})
+    whole = Encoder.encode_arrays
+    encoding = threading.Event()
+
+    def slow(self: Encoder, batch: Any) -> Any:
+        encoding.set()
+        time.sleep(2.1)
+        return whole(self, batch)
+
+    monkeypatch.setattr(Encoder, "encode_arrays", slow)
+    monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
+    holder, other = Worker(settings, threading.Event()), Worker(settings, threading.Event())
+    thread = threading.Thread(target=holder.step)
+    thread.start()
+    assert encoding.wait(10)
+
+    while thread.is_alive():
+        assert not other.step()
+        time.sleep(0.02)
+
+    thread.join()
+    holder.close()
+    other.close()
+    assert last_backfill(served, path)["done"] == 20
+
+
+def test_a_locked_database_is_waited_for(
+    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled()
+    real, failures = chunks.commit, iter(range(3))
+
+    def locked(*args: Any) -> Any:
+        if next(failures, None) is not None:
+            raise OperationalError("commit", {}, Exception("database is locked"))
+        return real(*args)
+
+    monkeypatch.setattr(chunks, "commit", locked)
+
+    drain(a_worker)
+
+    assert next(failures, None) is None
+    assert (last_backfill(served, path)["done"], last_backfill(served, path)["skipped"]) == (20, 0)
+
+
+def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
+    served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = filled()
+    settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
+    a_worker = Worker(settings, threading.Event())
+    with monkeypatch.context() as patch:
+        patch.setattr("service.blobs.Blobs.read", _unreachable)
+        assert not a_worker.step()
+    assert "action=step_failed" in caplog.text
+    assert last_backfill(served, path)["failed"] == 0
+    time.sleep(0.06)
+
+    drain(a_worker)
+
+    a_worker.close()
+    assert (last_backfill(served, path)["done"], last_backfill(served, path)["failed"]) == (20, 0)
+
+
+def _unreachable(*_: Any) -> bytes:
+    raise ConnectionError("no route to host")
+
+
+def test_pausing_while_a_chunk_is_computed_writes_nothing_and_frees_the_chunk(
+    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = filled(chunk_size=20)
+    number = last_backfill(served, path)["id"]
+    whole = Encoder.encode_arrays
+
+    def paused_meanwhile(self: Encoder, batch: Any) -> Any:
+        served.http.post(f"/backfills/{number}/pause")
+        return whole(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode_arrays", paused_meanwhile)
+        a_worker.step()
+
+    assert "action=chunk_lost" in caplog.text
+    assert served.http.get(path).json()["mix"] == {"v1": 20}
+    with served.runtime.database.lookup() as connection:
+        states = select(backfill_chunk.c.state).where(backfill_chunk.c.backfill_id == number)
+        assert connection.execute(states).scalars().all() == ["todo"]
+    served.http.post(f"/backfills/{number}/resume")
+    drain(a_worker)
+    assert last_backfill(served, path)["done"] == 20
+
+
+def test_a_rollback_while_a_chunk_is_computed_wins(
+    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled(chunk_size=20)
+    whole = Encoder.encode_arrays
+
+    def rolled_back_meanwhile(self: Encoder, batch: Any) -> Any:
+        served.http.post(f"{path}/rollback")
+        return whole(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "encode_arrays", rolled_back_meanwhile)
+        a_worker.step()
+    drain(a_worker)
+
+    assert last_backfill(served, path)["state"] == "cancelled"
+    assert stored(served, path, "v2") == {}
+    shown = served.http.get(path).json()
+    assert (shown["current"], shown["mix"]) == ("v1", {"v1": 20})
+
+
+def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
+    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes]
+) -> None:
+    path = filled(chunk_size=20)
+    whole, once = Encoder.encode_arrays, iter([True])
+
+    def changed_meanwhile(self: Encoder, batch: Any) -> Any:
+        if next(once, False):
+            served.http.delete(f"{path}/items/i1")
+            new = {"version": "v1", "items": [{"id": "i2", "metadata": {}, "embedding": [0, 0, 0, 1]}]}
+            assert served.http.post(f"{path}/items", json=new).status_code == 200
+        return whole(self, batch)
+
+    monkeypatch.setattr(Encoder, "encode_arrays", changed_meanwhile)
+    drain(a_worker)
+
+    ended = last_backfill(served, path)
+    assert (ended["state"], ended["done"], ended["skipped"], ended["failed"]) == ("done", 18, 2, 0)
+    assert served.http.get(f"{path}/items/i1").status_code == 404
+    assert [e["origin"] for e in served.http.get(f"{path}/items/i2").json()["embeddings"]] == ["supplied"]
+    served.runtime.replica.refresh(served.runtime.replica.find(path.rpartition("/")[2]).id)
+    assert served.http.get(path).json()["mix"] == {"v1": 1, "v2": 18}
+
+
+def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(
+    served: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = filled(chunk_size=5)
+    stop = threading.Event()
+    whole = Encoder.encode_arrays
+
+    def stopped_meanwhile(self: Encoder, batch: Any) -> Any:
+        if len(batch) == 5:
+            stop.set()
+        return whole(self, batch)
+
+    monkeypatch.setattr(Encoder, "encode_arrays", stopped_meanwhile)
+
+    worker.run(served.runtime.settings, stop)
+
+    assert last_backfill(served, path)["done"] == 5
+
+
+def test_a_new_data_folder_is_made_ready(tmp_path: Path) -> None:
+    """A worker may be started before its service."""
+    stop = threading.Event()
+    thread = threading.Thread(target=worker.run, args=(Settings(data=tmp_path / "data"), stop))
+
+    thread.start()
+    stop.set()
+    thread.join(20)
+
+    assert (tmp_path / "data" / "regraft.db").exists()
+
+
+def test_waiting_for_a_database_that_stays_away_ends_with_the_stop(tmp_path: Path) -> None:
+    stop = threading.Event()
+    settings = Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path}/nowhere/regraft.db")
+    away = Worker(settings, stop)
+    thread = threading.Thread(target=away.work)
+
+    thread.start()
+    time.sleep(0.1)
+    assert thread.is_alive()
+    stop.set()
+    thread.join(5)
+
+    assert not thread.is_alive()
+    away.close()
+
+
+def test_one_bad_input_never_costs_the_others_theirs() -> None:
+    def picky(xs: Any) -> Carried:
+        if -1 in xs:
+            raise InvalidVector("below zero")
+        return Carried(np.float32([[x] for x in xs]), None, np.float32(xs) / 10)
+
+    inputs = [(SimpleNamespace(id=n, seq=10 + n), -1 if n in {2, 5} else n) for n in range(7)]
+    moved, failed = _embed(inputs, picky)  # type: ignore[arg-type]
+
+    assert [(m.item_id, m.seq, float(m.vector[0])) for m in moved] == [(n, 10 + n, n) for n in (0, 1, 3, 4, 6)]
+    assert [m.uncertainty for m in moved] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6])
+    assert [(f.item_id, f.seq, f.reason) for f in failed] == [(2, 12, "below zero"), (5, 15, "below zero")]

@@ -1,0 +1,137 @@
+"""A constant load while a gallery is upgraded, rolled back and cleaned up: every query is answered, whole."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from service.backfills.worker import Worker
+
+ITEMS = 20
+CLIENTS = 3
+
+
+class Load:
+    """Clients that ask all the time for every item, and note what is wrong with an answer."""
+
+    def __init__(self, served: Any, path: str, pictures: list[bytes]) -> None:
+        self.url = f"{served.http.base_url}{path.lstrip('/')}/query"
+        self.pictures = pictures
+        self.wrong: list[str] = []
+        self.versions: Counter[str] = Counter()
+        self.answered = 0
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+            for thread in self._threads:
+                thread.join()
+
+    def wait(self, more: int = 6) -> None:
+        """Until so many more queries have been answered."""
+        target, deadline = self.answered + more, time.monotonic() + 60
+        while self.answered < target:
+            assert time.monotonic() < deadline, "the load came to a halt"
+            time.sleep(0.005)
+
+    def _ask(self, number: int) -> None:
+        everything = {f"i{n}" for n in range(ITEMS)}
+        with httpx.Client(timeout=30) as http:
+            while not self._stop.is_set():
+                number += CLIENTS
+                picture = self.pictures[number % len(self.pictures)]
+                answer = http.post(self.url, data={"k": str(ITEMS)}, files=[("images", ("q", picture))])
+                if answer.status_code != 200:
+                    self.wrong.append(answer.text)
+                    continue
+                found = answer.json()
+                ids = [match["id"] for match in found["results"][0]["matches"]]
+                if set(ids) != everything or len(ids) != ITEMS or found["degraded"]:
+                    self.wrong.append(json.dumps(found))
+                self.versions[found["version"]] += 1
+                self.answered += 1
+
+
+@pytest.fixture
+def filled(served: Any, pictures: list[bytes]) -> str:
+    path = served.gallery("v1")
+    files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
+    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
+    assert served.post_items(path, items, files).status_code == 200
+    return str(path)
+
+
+def test_no_query_fails_during_a_whole_upgrade(served: Any, filled: str, pictures: list[bytes]) -> None:
+    load = Load(served, filled, pictures)
+
+    def do(route: str, **body: Any) -> dict[str, Any]:
+        done = served.http.post(f"{filled}/{route}", json=body)
+        assert done.status_code < 300, done.text
+        load.wait()
+        return dict(done.json())
+
+    with load.running():
+        load.wait()
+        gate = do("gates", version="v2", label="digit")["id"]
+        number = do("deployments", version="v2", gate=gate, override="a test", until="shadow")["id"]
+        do(f"deployments/{number}/advance", to="canary", canary={"share": 0.5})
+        do("rollback")
+        number = do("deployments", version="v2", gate=gate, override="a test", until="canary", canary={"share": 0.5})[
+            "id"
+        ]
+        do(f"deployments/{number}/advance", to="current")
+        do("rollback")
+        do("deployments", version="v2", gate=gate, override="a test")
+        do("backfills", chunk_size=3)
+        worker = Worker(served.runtime.settings, threading.Event())
+        while worker.step():
+            load.wait(1)
+        worker.close()
+        assert do("retire", version="v1")["embeddings"] == ITEMS
+        load.wait(20)
+
+    assert load.wrong == []
+    assert load.versions["v1"] > 0 < load.versions["v2"]
+    assert served.http.get(filled).json()["mix"] == {"v2": ITEMS}
+
+
+def test_a_shadow_does_not_make_queries_wait(
+    served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new version hangs: queries are answered all the same, and what piles up is dropped."""
+    hanging, original = threading.Event(), served.runtime.catalog.named("v2").images
+
+    def hang() -> Callable[..., Any]:
+        hanging.wait(60)
+        return original()
+
+    monkeypatch.setattr(served.runtime.catalog.named("v2"), "images", hang)
+    number = served.http.post(f"{filled}/deployments", json={"version": "v2", "until": "shadow"}).json()["id"]
+    try:
+        for turn in range(70):
+            answer = served.query(filled, pictures[turn % 20], k=3)
+            assert (answer.status_code, answer.json()["version"]) == (200, "v1")
+    finally:
+        hanging.set()
+    deadline = time.monotonic() + 60
+    while (trial := served.http.get(f"{filled}/deployments/{number}").json()["trial"].get("shadow", {})).get(
+        "compared", 0
+    ) + trial.get("dropped", 0) < 70:
+        assert time.monotonic() < deadline, trial
+        time.sleep(0.02)
+    assert trial["dropped"] >= 5

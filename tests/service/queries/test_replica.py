@@ -1,0 +1,296 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import insert, update
+
+from index.version import Version
+from service.database import Database, upgrade
+from service.errors import NoCurrentVersion, UnknownGallery
+from service.queries.replica import Live, Replica
+from service.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
+from service.settings import Settings
+from service.tables import embedding, gallery, item
+from service.versions.catalog import Catalog, insert_version
+
+NOBODY: frozenset[str] = frozenset()
+
+
+class World:
+    """A database with v1 and v2 (truncating to v1), written to as another process would, and a replica of it."""
+
+    def __init__(self, folder: Path, make_version: Callable[..., Version]) -> None:
+        self.settings = Settings(data=folder)
+        upgrade(self.settings)
+        self.database = Database(self.settings.database_url)
+        v1 = make_version(self.settings.versions / "v1", "v1", 2)
+        v2 = make_version(self.settings.versions / "v2", "v2", 3, edges=[(v1, "truncate")])
+        with self.database.write() as connection:
+            insert_version(connection, v1, [])
+            insert_version(connection, v2, [1])
+        self.replica = self.new_replica()
+
+    def new_replica(self) -> Replica:
+        return Replica(self.database, Catalog(self.database, self.settings), 0.005)
+
+    def create(self, name: str = "g", current: int | None = 1) -> int:
+        with self.database.write() as connection:
+            gallery_id = insert_gallery(connection, name)
+            connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(current_id=current))
+        return gallery_id
+
+    def store(self, gallery_id: int, version_id: int, **vectors: list[float]) -> None:
+        items = [NewItem(name, {}, "supplied", np.asarray(v, np.float32)) for name, v in vectors.items()]
+        with self.database.write() as connection:
+            store_items(connection, gallery_id, version_id, items, take_seq(connection, gallery_id, len(items)))
+
+    def delete(self, gallery_id: int, *names: str) -> None:
+        with self.database.write() as connection:
+            delete_items(connection, gallery_id, names)
+
+
+@pytest.fixture
+def world(tmp_path: Path, make_version: Callable[..., Version]) -> Iterator[World]:
+    made = World(tmp_path, make_version)
+    yield made
+    made.database.close()
+
+
+def found(live: Live, query: list[float], k: int, version: str | None = None) -> list[int]:
+    vectors = {2: np.asarray([query[:2]], np.float32), 3: np.asarray([[*query, 0][:3]], np.float32)}
+    answer = live.search(version, lambda name: vectors[2 if name == "v1" else 3], k, NOBODY, False)
+    return [int(key) for key in answer.found.keys_QK[0] if key >= 0]
+
+
+def test_a_replica_started_later_answers_as_one_that_followed(world: World) -> None:
+    g = world.create()
+    world.replica.start()
+    world.store(g, 1, a=[1, 0], b=[0, 1], c=[0.6, 0.8])
+    world.store(g, 2, d=[0.8, 0.6, 0], b=[1, 0, 0])
+    world.delete(g, "a")
+    world.replica.refresh(g)
+    followed = world.replica.find("g")
+    world.replica.stop()
+
+    later = world.new_replica()
+    later.start()
+    rebuilt = later.find("g")
+    later.stop()
+
+    assert followed.gallery.mix() == rebuilt.gallery.mix() == {"v1": 1, "v2": 2}
+    assert found(followed, [1, 0.1], 3, "v2") == found(rebuilt, [1, 0.1], 3, "v2") == [2, 4, 3]
+    assert (followed.seq, followed.current and followed.current.name) == (rebuilt.seq, "v1")
+
+
+def test_applying_the_feed_again_changes_nothing(world: World) -> None:
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    world.store(g, 2, a=[1, 0, 0])
+    world.delete(g, "b")
+    world.replica._look()
+    live = world.replica.find("g")
+    before = live.gallery.mix(), found(live, [1, 0], 1, "v2")
+
+    for seq in range(live.seq, -1, -1):
+        live.seq = seq
+        world.replica.refresh(g)
+
+    assert before == (live.gallery.mix(), found(live, [1, 0], 1, "v2"))
+
+
+def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> None:
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    with world.database.write() as connection:
+        connection.execute(update(embedding).where(embedding.c.item_id == 2).values(origin="transformed"))
+    world.replica._look()
+    live = world.replica.find("g")
+    shards = {origin: shard.count() for (_, origin), shard in live.gallery._shards.items()}
+    assert (shards, live.gallery.mix()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
+
+
+def test_refresh_sees_everything_committed_before_it(world: World) -> None:
+    g = world.create()
+    world.replica._look()
+    live = world.replica.find("g")
+    failures = []
+
+    def work(number: int) -> None:
+        for turn in range(10):
+            world.store(g, 1, **{f"{number}-{turn}": [1, turn / 10]})
+            world.replica.refresh(g)
+            with world.database.lookup() as connection:
+                keys = connection.execute(item.select().where(item.c.external_id == f"{number}-{turn}")).one().id
+            try:
+                live.gallery._shards["v1", "supplied"].fetch([keys])
+            except KeyError:
+                failures.append(keys)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert live.gallery.mix() == {"v1": 40}
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 5
+    while not holds():
+        assert time.monotonic() < deadline, "it never came to hold"
+        time.sleep(0.005)
+
+
+def test_it_follows_what_other_processes_write(world: World) -> None:
+    world.replica.start()
+    try:
+        g = world.create("g")
+        wait_until(lambda: [live.name for live in world.replica.all()] == ["g"])
+        world.store(g, 1, a=[1, 0])
+        wait_until(lambda: world.replica.find("g").gallery.mix() == {"v1": 1})
+        with world.database.write() as connection:
+            connection.execute(update(gallery).values(current_id=2))
+        wait_until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
+        with world.database.write() as connection:
+            delete_gallery(connection, g)
+        wait_until(lambda: world.replica.all() == [])
+        with pytest.raises(UnknownGallery):
+            world.replica.find("g")
+    finally:
+        world.replica.stop()
+
+
+def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
+    g = world.create("g")
+    world.store(g, 1, a=[1, 0])
+    world.replica._look()
+    assert world.replica.find("g").gallery.mix() == {"v1": 1}
+
+    with world.database.write() as connection:
+        delete_gallery(connection, g)
+    again = world.create("g")
+    world.replica.refresh(g)
+
+    assert again != g
+    assert world.replica.find("g").gallery.mix() == {}
+
+
+def test_an_item_without_its_embedding_is_reported_until_it_has_one(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    with world.database.write() as connection:
+        connection.execute(embedding.delete().where(embedding.c.item_id == 1))
+    world.replica._look()
+    live = world.replica.find("g")
+
+    def degraded() -> list[tuple[str, int]]:
+        answer = live.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, NOBODY, False)
+        return [(d.version, d.items) for d in answer.degraded]
+
+    assert degraded() == [("v1", 1)]
+    assert live.gallery.mix() == {"v1": 1}
+    assert "no embedding" in caplog.text
+
+    world.store(g, 1, a=[1, 0])
+    world.replica.refresh(g)
+
+    assert degraded() == []
+    assert live.gallery.mix() == {"v1": 2}
+
+
+def test_a_damaged_gallery_does_not_hold_up_the_others(world: World) -> None:
+    bad, good = world.create("bad"), world.create("good")
+    world.store(bad, 1, a=[1, 0])
+    with world.database.write() as connection:
+        connection.execute(update(embedding).values(vector=b"short"))
+    world.replica._thread.start()
+    try:
+        world.store(good, 1, b=[0, 1])
+        wait_until(lambda: world.replica.failure is not None)
+        world.create("late")
+        assert world.replica.find("late").gallery.mix() == {}
+        assert world.replica.find("good").gallery.mix() == {"v1": 1}
+        world.store(bad, 1, a=[1, 0])
+        wait_until(lambda: world.replica.failure is None)
+        assert world.replica.find("bad").gallery.mix() == {"v1": 1}
+    finally:
+        world.replica.stop()
+
+
+def test_without_a_current_version_only_named_versions_ask(world: World) -> None:
+    g = world.create(current=None)
+    world.store(g, 1, a=[1, 0])
+    world.replica._look()
+
+    assert found(world.replica.find("g"), [1, 0], 1, "v1") == [1]
+    with pytest.raises(NoCurrentVersion):
+        found(world.replica.find("g"), [1, 0], 1)
+
+
+def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -> None:
+    """Items and current version change together: whoever asks by the current version always finds all by one route."""
+    g = world.create()
+    world.store(g, 1, a=[1, 0], b=[0, 1])
+    with world.database.write() as connection:
+        for key in (1, 2):
+            vector = np.asarray([key == 1, key == 2, 0], "<f4").tobytes()
+            values = {"item_id": key, "version_id": 2, "origin": "encoded", "vector": vector}
+            connection.execute(insert(embedding).values(**values))
+    world.replica._look()
+    live = world.replica.find("g")
+    seen, stop = set(), threading.Event()
+    vectors = {"v1": np.asarray([[1, 0]], np.float32), "v2": np.asarray([[1, 0, 0]], np.float32)}
+
+    def ask() -> None:
+        while not stop.is_set():
+            answer = live.search(None, lambda name: vectors[name], 2, NOBODY, False)
+            seen.add((answer.version, tuple(answer.found.mix.items()), bool(answer.degraded)))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(30):
+        current = 1 + (turn + 1) % 2
+        with world.database.write() as connection:
+            first = take_seq(connection, g, 2)
+            connection.execute(update(gallery).values(current_id=current))
+            connection.execute(update(item).values(active_id=current, seq=first + item.c.id - 1))
+        world.replica.refresh(g)
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert seen == {("v1", (("v1", 2),), False), ("v2", (("v2", 2),), False)}
+
+
+def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    g = world.create()
+    world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})
+    monkeypatch.setattr("service.repository.FEED_BLOCK", 10)
+    sizes: list[int] = []
+    apply = Replica._apply
+
+    def counting(replica: Replica, live: Live, blocks: Any) -> None:
+        blocks = list(blocks)
+        sizes.append(sum(map(len, blocks)))
+        apply(replica, live, blocks)
+
+    monkeypatch.setattr(Replica, "_apply", counting)
+    world.replica._look()
+    assert sizes == [10, 10, 5, 0]
+
+    world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})
+    world.replica.refresh(g)
+
+    assert sizes == [10, 10, 5, 0, 25]
+    assert world.replica.find("g").gallery.mix() == {"v1": 25}

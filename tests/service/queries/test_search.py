@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import service.queries.question
+import service.queries.search
+from index.calibration import Calibration
+from index.encoder import Encoder
+from index.image import decode_image
+from index.version import Version
+
+Problem = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def filled(served: Any, pictures: list[bytes]) -> str:
+    """A gallery of v1 with every picture, item n of label n % 5."""
+    path: str = served.gallery()
+    items = [{"id": f"i{n}", "metadata": {"label": n % 5}, "image": f"{n}"} for n in range(20)]
+    assert served.post_items(path, items, [(f"{n}", p) for n, p in enumerate(pictures)]).status_code == 200
+    return path
+
+
+def ids(response: Any) -> list[list[str]]:
+    assert response.status_code == 200, response.text
+    return [[m["id"] for m in result["matches"]] for result in response.json()["results"]]
+
+
+def test_images_find_items_in_the_exact_order(
+    served: Any, filled: str, pictures: list[bytes], versions: dict[str, Version]
+) -> None:
+    vectors = Encoder(versions["v1"]).encode([decode_image(picture) for picture in pictures]).vectors
+    expected = np.argsort(-(vectors @ vectors.T), axis=1, kind="stable")
+
+    answered = served.query(filled, *pictures, k=20)
+
+    assert ids(answered) == [[f"i{n}" for n in row] for row in expected]
+    answer = answered.json()
+    assert {key: answer[key] for key in ("version", "k", "mode", "mix", "degraded")} == {
+        "version": "v1",
+        "k": 20,
+        "mode": "raw",
+        "mix": {"v1": 20},
+        "degraded": [],
+    }
+    assert answer["took_ms"] > 0
+    best = answer["results"][7]["matches"][0]
+    assert best.pop("score") == best.pop("raw_score") == pytest.approx(1)
+    assert best == {"id": "i7", "version": "v1", "origin": "encoded", "route": [], "metadata": {"label": 2}}
+
+
+def test_embeddings_find_what_their_images_find(
+    served: Any, filled: str, pictures: list[bytes], versions: dict[str, Version]
+) -> None:
+    vectors = Encoder(versions["v1"]).encode([decode_image(picture) for picture in pictures]).vectors
+    body = {"version": "v1", "embeddings": (3 * vectors).tolist(), "k": 4}
+
+    answered = served.http.post(f"{filled}/query", json=body)
+
+    assert ids(answered) == ids(served.query(filled, *pictures, k=4))
+
+
+def test_k_defaults_to_ten(served: Any, filled: str, pictures: list[bytes]) -> None:
+    assert len(ids(served.query(filled, pictures[0]))[0]) == 10
+
+
+@pytest.mark.parametrize("k", [0, -1, 21, 10**9])
+def test_k_lies_between_one_and_the_number_of_items(
+    served: Any, filled: str, pictures: list[bytes], problem: Problem, k: int
+) -> None:
+    told = problem(served.query(filled, pictures[0], k=k), 422, "invalid_argument", "/k")["detail"]
+
+    assert "1 to 20" in told
+    body = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": k}
+    problem(served.http.post(f"{filled}/query", json=body), 422, "invalid_argument", "/k")
+
+
+def test_an_empty_gallery_answers_no_query(served: Any, pictures: list[bytes], problem: Problem) -> None:
+    path = served.gallery()
+
+    assert "empty" in problem(served.query(path, pictures[0], k=1), 422, "invalid_argument", "/k")["detail"]
+
+
+def test_a_gallery_without_current_version_answers_no_images(
+    served: Any, pictures: list[bytes], problem: Problem
+) -> None:
+    response = served.query(served.gallery(None), pictures[0], k=1)
+
+    assert response.status_code in (409, 422)
+    problem(response, response.status_code, response.json()["code"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"k": "x"}, "/k"),
+        ({"k": ""}, "/k"),
+        ({"k": "1.5"}, "/k"),
+        ({"k": "²"}, "/k"),
+        ({"strict": "maybe"}, "/strict"),
+        ({"explain": "1"}, "/explain"),
+        ({"mode": "best"}, "/mode"),
+        ({"mode": ""}, "/mode"),
+        ({"j": "1"}, "/j"),
+    ],
+    ids=str,
+)
+def test_a_bad_field_of_the_form_is_named(
+    served: Any, filled: str, pictures: list[bytes], problem: Problem, fields: dict[str, str], pointer: str
+) -> None:
+    problem(served.query(filled, pictures[0], **fields), 422, "invalid_body", pointer)
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "pointer"),
+    [
+        ({"k": "3"}, "invalid_body", "/k"),
+        ({"k": 3.0}, "invalid_body", "/k"),
+        ({"k": True}, "invalid_body", "/k"),
+        ({"k": None}, "invalid_body", "/k"),
+        ({"strict": 1}, "invalid_body", "/strict"),
+        ({"explain": "true"}, "invalid_body", "/explain"),
+        ({"mode": "best"}, "invalid_body", "/mode"),
+        ({"mode": 1}, "invalid_body", "/mode"),
+        ({"mode": ["raw"]}, "invalid_body", "/mode"),
+        ({"version": None}, "invalid_body", "/version"),
+        ({"version": "v9"}, "unknown_version", "/version"),
+        ({"limit": 1}, "invalid_body", "/limit"),
+        ({"embeddings": []}, "invalid_vector", "/embeddings"),
+        ({"embeddings": None}, "invalid_vector", "/embeddings"),
+        ({"embeddings": [1, 2, 3, 4]}, "invalid_vector", "/embeddings/0"),
+        ({"embeddings": [[1, 2, 3, 4], [1, 2, 3]]}, "invalid_vector", "/embeddings/1"),
+        ({"embeddings": [[1, 2, 3, 4], [0, 0, 0, 0]]}, "invalid_vector", "/embeddings/1"),
+        ({"embeddings": [[1, 2, 3, 1e300]]}, "invalid_vector", "/embeddings/0"),
+        ({"embeddings": [[1, 2, 3, "4"]]}, "invalid_vector", "/embeddings/0"),
+    ],
+    ids=str,
+)
+def test_a_bad_field_of_the_json_is_named(
+    served: Any, filled: str, problem: Problem, body: dict[str, Any], code: str, pointer: str
+) -> None:
+    complete = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 1}
+
+    response = served.http.post(f"{filled}/query", json={**complete, **body})
+
+    problem(response, 404 if code == "unknown_version" else 422, code, pointer)
+
+
+def test_nan_is_no_json(served: Any, filled: str, problem: Problem) -> None:
+    body = '{"version": "v1", "k": 1, "embeddings": [[1, 2, 3, NaN]]}'
+    headers = {"content-type": "application/json"}
+
+    problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body")
+
+
+def test_a_bad_query_image_is_named_by_its_number(
+    served: Any, filled: str, pictures: list[bytes], problem: Problem
+) -> None:
+    problem(served.query(filled, pictures[0], b"no image", k=1), 422, "invalid_image", "/images/1")
+    problem(served.query(filled, k=1), 415, "unsupported_media_type")
+    empty = served.http.post(f"{filled}/query", data={"k": "1"}, files={"other": b"x"})
+    problem(empty, 422, "invalid_body", "/other")
+
+
+def test_there_is_a_largest_number_of_queries_and_of_matches(
+    served: Any, filled: str, pictures: list[bytes], problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = {"version": "v1", "k": 1, "embeddings": [[1, 2, 3, 4]] * 101}
+    problem(served.http.post(f"{filled}/query", json=many), 413, "body_too_large", "/embeddings")
+    problem(served.query(filled, *[pictures[0]] * 101, k=1), 413, "body_too_large", "/images")
+
+    few = service.queries.question._check_size
+    monkeypatch.setattr(
+        service.queries.question, "_check_size", lambda queries, offset, k, most: few(queries, offset, k, 30)
+    )
+    problem(served.query(filled, pictures[0], pictures[1], k=16), 422, "invalid_argument", "/k")
+    assert served.query(filled, pictures[0], pictures[1], k=15).status_code == 200
+
+
+def test_a_new_version_is_answered_over_old_items_by_its_edge(
+    served: Any, pictures: list[bytes], versions: dict[str, Version]
+) -> None:
+    path = served.gallery("v1")
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:15])})
+    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures) if n >= 15})
+
+    answer = served.query(path, pictures[17], pictures[3], k=20).json()
+
+    assert (answer["version"], answer["mix"], answer["degraded"]) == ("v2", {"v1": 15, "v2": 5}, [])
+    matches = {m["id"]: m for m in answer["results"][0]["matches"]}
+    assert len(matches) == 20
+    for name, match in matches.items():
+        old = int(name[1:]) < 15
+        assert (match["version"], match["route"]) == (("v1", ["truncate"]) if old else ("v2", []))
+    assert answer["results"][0]["matches"][0]["id"] == "i17"
+    assert answer["results"][1]["matches"][0]["id"] == "i3"
+    assert {m["score"] for r in answer["results"] for m in r["matches"] if m["score"] > 1.00001} == set()
+
+
+def test_items_that_embeddings_cannot_reach_are_reported(served: Any, pictures: list[bytes], problem: Problem) -> None:
+    path = served.gallery("v1")
+    served.ingest(path, {"old": pictures[0]})
+    served.http.post(f"{path}/deployments", json={"version": "v2"})
+    served.ingest(path, {"new": pictures[0]})
+    asked = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 2}
+
+    answer = served.http.post(f"{path}/query", json=asked).json()
+
+    (degraded,) = answer["degraded"]
+    assert (degraded["version"], degraded["items"]) == ("v2", 1)
+    assert "v1" in degraded["reason"]
+    assert [m["id"] for m in answer["results"][0]["matches"]] == ["old"]
+    problem(served.http.post(f"{path}/query", json={**asked, "strict": True}), 409, "no_route", "/version")
+    problem(
+        served.http.post(f"{path}/query", json={**asked, "version": "plain", "embeddings": [[1, 2, 3]]}),
+        409,
+        "no_route",
+    )
+
+
+def test_a_version_can_ask_as_soon_as_it_is_registered(
+    served: Any, pictures: list[bytes], versions: dict[str, Version], make_version: Any, tmp_path: Any
+) -> None:
+    path = served.gallery("v1")
+    served.ingest(path, {"a": pictures[0], "b": pictures[1]})
+    later = make_version(tmp_path / "later", "later", 4, edges=[(versions["v1"], "identity")])
+    assert served.register(later).status_code == 201
+
+    asked = {"version": "later", "embeddings": [[1, 2, 3, 4]], "k": 2}
+    answer = served.http.post(f"{path}/query", json=asked).json()
+
+    assert answer["degraded"] == []
+    assert [m["route"] for m in answer["results"][0]["matches"]] == [["identity"], ["identity"]]
+
+
+def test_an_item_deleted_while_it_is_found_is_not_shown(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = served.gallery()
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+    show, deleted = service.queries.search._show, []
+
+    def delete_first(*arguments: Any) -> Any:
+        if not deleted:
+            deleted.append(served.http.delete(f"{path}/items/i3").status_code)
+        return show(*arguments)
+
+    monkeypatch.setattr(service.queries.search, "_show", delete_first)
+
+    answer = served.query(path, pictures[3], k=5).json()
+
+    assert deleted == [204]
+    found = [m["id"] for m in answer["results"][0]["matches"]]
+    assert "i3" not in found
+    assert len(found) == 5
+    assert answer["mix"] == {"v1": 19}
+
+
+def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery("v1")
+    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+    stop, failures, answers = threading.Event(), [], []
+
+    def ask() -> None:
+        while not stop.is_set():
+            response = served.query(path, pictures[len(answers) % 20], k=5)
+            answers.append(response.status_code)
+            wrong = response.status_code != 200 or response.json()["degraded"] or len(ids(response)[0]) != 5
+            if wrong:
+                failures.append(response.text)
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for turn in range(4):
+        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.ingest(path, {f"x{turn}": pictures[turn], f"i{turn}": pictures[turn]})
+        served.http.delete(f"{path}/items/x{turn}")
+        assert served.http.post(f"{path}/rollback", json={}).status_code == 201
+    stop.set()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    assert len(answers) > 5
+    assert served.http.get(path).json()["items"] == 20
+
+
+@pytest.fixture(scope="module")
+def upgraded(served: Any, pictures: list[bytes]) -> str:
+    """Ten pictures stored by v1, then ten by v2."""
+    path: str = served.gallery()
+    for version, numbers in (("v1", range(10)), ("v2", range(10, 20))):
+        if version == "v2":
+            assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in numbers]
+        assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in numbers]).status_code == 200
+    return path
+
+
+def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: list[bytes]) -> None:
+    answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
+
+    told = answer["explain"]
+    assert (answer["mode"], told["seconds"].keys()) == (
+        "raw",
+        {"encode", "transform", "filter", "scan", "merge", "fetch"},
+    )
+    assert told["seconds"]["encode"].keys() == {"v2"}
+    assert all(told["seconds"][step] > 0 for step in ("transform", "scan", "merge", "fetch"))
+    assert sum(shard["seconds"]["scan"] for shard in told["shards"]) == pytest.approx(told["seconds"]["scan"])
+    shown = [{key: shard[key] for key in shard if key != "seconds"} for shard in told["shards"]]
+    edge = {"new": "v2", "old": "v1", "kind": "truncate"}
+    scores = {"cmc@1": {"value": 0.9, "low": pytest.approx(0.85), "high": pytest.approx(0.95)}}
+    same = {"queries": ["/images/0"], "origin": "encoded", "items": 10, "encoders": ["v2"], "calibration": None}
+    assert shown == [
+        {"version": "v1", "route": [{**edge, "scores": scores}], **same},
+        {"version": "v2", "route": [], **same},
+    ]
+    assert "explain" not in served.query(upgraded, pictures[3], k=20).json()
+
+
+def test_each_mode_ranks_by_its_own_score(
+    served: Any, upgraded: str, pictures: list[bytes], versions: dict[str, Version], problem: Problem
+) -> None:
+    told = problem(served.query(upgraded, pictures[3], k=20, mode="calibrated"), 409, "mode_unavailable", "/mode")
+    assert "legal now: raw, rank" in told["detail"]
+    fused = served.query(upgraded, pictures[3], k=20, mode="rank").json()
+    assert fused["mode"] == "rank"
+    assert [m["score"] for m in fused["results"][0]["matches"]] == sorted([1 / (61 + n) for n in range(10)] * 2)[::-1]
+
+    gallery = served.runtime.replica.find(upgraded.rpartition("/")[2]).gallery
+    through = ("v2", "v1", "encoded", (("v2", "v1", "truncate"),))
+    maps = {through: (1.0, 0.0), ("v2", "v2", "encoded", ()): (1.0, 9.0)}
+    try:
+        gallery.calibrate(
+            {key: Calibration(np.array([at]), np.array([0.5]), slope) for key, (slope, at) in maps.items()}
+        )
+        answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
+        body = {"version": "v2", "embeddings": [[1, 0, 0, 0, 0, 1]], "mode": "raw"}
+        raw = served.http.post(f"{upgraded}/query", json=body).json()
+    finally:
+        gallery.calibrate({})
+
+    matches = answer["results"][0]["matches"]
+    assert answer["mode"] == "calibrated"
+    assert [m["version"] for m in matches] == ["v1"] * 10 + ["v2"] * 10
+    for match in matches:
+        odds = match["raw_score"] - (9 if match["version"] == "v2" else 0)
+        assert match["score"] == pytest.approx(1 / (1 + np.exp(-odds)))
+    assert answer["explain"]["shards"][1]["calibration"] == {
+        "kind": "isotonic",
+        "scores": [9.0],
+        "probabilities": [0.5],
+        "slope": 1.0,
+    }
+    assert raw["mode"] == "raw"
+    assert all(match["score"] == match["raw_score"] for match in raw["results"][0]["matches"])
+
+
+def test_slerp_is_served_to_images_and_out_of_reach_of_embeddings(
+    served: Any, pictures: list[bytes], versions: dict[str, Version], make_version: Any, tmp_path: Any, problem: Problem
+) -> None:
+    assert served.register(make_version(tmp_path / "sl", "sl", 6, edges=[(versions["v1"], "slerp")])).status_code == 201
+    path = served.gallery()
+    items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in range(5)]
+    assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in range(5)]).status_code == 200
+    assert served.http.post(f"{path}/deployments", json={"version": "sl"}).status_code == 201
+
+    answer = served.query(path, *pictures[:5], k=1, explain=True).json()
+
+    assert [result["matches"][0]["id"] for result in answer["results"]] == [f"i{n}" for n in range(5)]
+    assert answer["results"][0]["matches"][0]["route"] == ["slerp"]
+    assert answer["explain"]["seconds"]["encode"].keys() == {"sl", "v1"}
+    assert answer["explain"]["shards"][0]["encoders"] == ["sl", "v1"]
+    body = {"version": "sl", "embeddings": [[1, 0, 0, 0, 0, 1]], "k": 1}
+    told = problem(served.http.post(f"{path}/query", json=body), 409, "no_route", "/version")
+    assert "need the encoder of 'v1', which cannot embed this query" in told["detail"]

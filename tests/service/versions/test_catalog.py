@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import service.encoders.entrances
+from index.errors import InvalidVersionFolder, NoEncoder
+from index.version import Version
+from service.database import Database, upgrade
+from service.errors import UnknownVersion
+from service.settings import Settings
+from service.versions.catalog import Catalog, insert_version
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    made = Settings(data=tmp_path / "data")
+    upgrade(made)
+    return made
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    opened = Database(settings.database_url)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def add(settings: Settings, database: Database, make_version: Callable[..., Version]) -> Callable[..., Version]:
+    """Register a version as another process would."""
+
+    def register(name: str, *old: tuple[int, Version, str], **options: Any) -> Version:
+        made = make_version(settings.versions / name, name, 4, edges=[(v, kind) for _, v, kind in old], **options)
+        with database.write() as connection:
+            insert_version(connection, made, [number for number, _, _ in old])
+        return made
+
+    return register
+
+
+def test_versions_that_others_register_are_found_by_name_and_by_number(
+    settings: Settings, database: Database, add: Callable[..., Version]
+) -> None:
+    catalog = Catalog(database, settings)
+    v1 = add("v1")
+    assert catalog.named("v1").version == v1
+    add("v2", (1, v1, "identity"))
+
+    assert catalog.by_id(2).name == "v2"
+    assert [r.name for r in catalog.all()] == ["v1", "v2"]
+    assert catalog.named("v1") is catalog.by_id(1)
+
+
+def test_a_version_is_found_by_its_name_only_once_its_edges_are_known(
+    settings: Settings, database: Database, add: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread that looks meanwhile must not take a version without its edges for a whole one."""
+    catalog = Catalog(database, settings)
+    v1 = add("v1")
+    catalog.sync()
+    add("v2", (1, v1, "identity"))
+    follow, seen = Catalog._follow_edges, []
+
+    def watched(self: Catalog, ids: Any) -> None:
+        follow(self, ids)
+        seen.append("v2" in self._by_name)
+
+    monkeypatch.setattr(Catalog, "_follow_edges", watched)
+
+    assert catalog.named("v2").name == "v2"
+    assert seen == [False]
+    assert [edge.edge.key for edge in catalog.edges()] == [("v2", "v1", "identity")]
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones(
+    settings: Settings, database: Database, add: Callable[..., Version]
+) -> None:
+    add("v1")
+
+    with pytest.raises(UnknownVersion, match=r"'v7' is not registered \(registered: v1\)"):
+        Catalog(database, settings).named("v7")
+
+
+def test_routes_go_by_edges_and_by_old_encoders(
+    settings: Settings, database: Database, add: Callable[..., Version]
+) -> None:
+    v1 = add("v1")
+    v2 = add("v2", (1, v1, "identity"))
+    add("v3", (2, v2, "truncate"))
+    add("other", encoder=False)
+    catalog = Catalog(database, settings)
+    catalog.sync()
+
+    def kinds(new: str, old: str) -> tuple[str, ...] | None:
+        route = catalog.route(new, old)
+        return None if route is None else route.kinds
+
+    assert kinds("v3", "v1") == ("truncate", "identity")
+    assert kinds("v1", "v1") == ()
+    assert kinds("v1", "v3") == ("dual",)
+    assert kinds("v1", "other") is None
+    assert catalog.encoders() == {"v1", "v2", "v3"}
+
+
+def test_an_encoder_is_loaded_once_and_when_it_is_needed(
+    settings: Settings, database: Database, add: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add("v1")
+    add("bare", encoder=False)
+    loads: list[str] = []
+    original = service.encoders.entrances.Encoder
+
+    def counting(version: Version, threads: int) -> Any:
+        loads.append(version.name)
+        return original(version, threads)
+
+    monkeypatch.setattr(service.encoders.entrances, "Encoder", counting)
+    catalog = Catalog(database, settings)
+    catalog.sync()
+    assert loads == []
+
+    threads = [threading.Thread(target=lambda: catalog.named("v1").encoder()) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert loads == ["v1"]
+    with pytest.raises(NoEncoder):
+        catalog.named("bare").encoder()
+
+
+def test_a_folder_that_changed_is_refused_by_name(
+    settings: Settings, database: Database, add: Callable[..., Version]
+) -> None:
+    made = add("v1")
+    (made.folder / "encoder.onnx").write_bytes(b"other")
+
+    with pytest.raises(InvalidVersionFolder, match=r"encoder\.onnx"):
+        Catalog(database, settings).sync()

@@ -1,0 +1,275 @@
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+
+import service.versions.routes
+from index.folder import write_card
+from index.version import Version
+from service.tables import edge, version
+
+Problem = Callable[..., dict[str, Any]]
+
+
+def send(served: Any, archive: bytes) -> Any:
+    return served.http.post("/versions", files={"archive": ("v.zip", archive)})
+
+
+def traces(served: Any) -> tuple[set[str], int, int]:
+    """What a registration may leave behind: folders, rows of versions, rows of edges."""
+    folders = {p.name for p in (served.runtime.settings.versions).iterdir()}
+    with served.runtime.database.lookup() as connection:
+        rows = [connection.execute(select(func.count()).select_from(table)).scalar_one() for table in (version, edge)]
+    return folders, rows[0], rows[1]
+
+
+def test_a_version_is_registered_once_and_then_known(served: Any, versions: dict[str, Version]) -> None:
+    shown = served.http.get("/versions/v2").json()
+
+    assert shown.pop("created") > 1_700_000_000
+    scores = {"cmc@1": {"value": 0.9, "low": 0.85, "high": pytest.approx(0.95)}}
+    assert shown == {
+        "name": "v2",
+        "dim": 6,
+        "space": {"kind": "cosine"},
+        "method": "independent",
+        "metrics": {},
+        "side_dim": 0,
+        "encoder": True,
+        "text": False,
+        "loaded": [],
+        "edges": [{"old": "v1", "kind": "truncate", "scores": scores}],
+    }
+    listed = served.http.get("/versions").json()["versions"]
+    assert [v["name"] for v in listed][:3] == ["v1", "v2", "plain"]
+    assert traces(served)[0] >= set(versions)
+
+
+def test_sending_it_again_changes_nothing(served: Any, versions: dict[str, Version]) -> None:
+    before = traces(served)
+
+    again = served.register(versions["v2"])
+
+    assert again.status_code == 200
+    assert again.json() == served.http.get("/versions/v2").json()
+    assert before == traces(served)
+
+
+def test_a_name_stands_for_one_content(
+    served: Any, make_version: Callable[..., Version], tmp_path: Path, problem: Problem
+) -> None:
+    before = traces(served)
+
+    problem(served.register(make_version(tmp_path / "v1", "v1", 4, seed=3)), 409, "version_exists", "/archive")
+
+    assert before == traces(served)
+    assert served.query(served_items(served), picture(served), k=1).status_code == 200
+
+
+def served_items(served: Any) -> str:
+    path = served.gallery()
+    assert served.ingest(path, {"a": picture(served)}).status_code == 200
+    return str(path)
+
+
+def picture(served: Any) -> bytes:
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.new("L", (8, 8), 77).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def remove_file(folder: Path) -> None:
+    (folder / "encoder.onnx").unlink()
+
+
+def change_file(folder: Path) -> None:
+    (folder / "encoder.onnx").write_bytes(b"other")
+
+
+def break_card(folder: Path) -> None:
+    (folder / "card.json").write_text("{")
+
+
+def wrong_dim(folder: Path) -> None:
+    card = json.loads((folder / "card.json").read_text())
+    (folder / "card.json").write_text(json.dumps({**card, "dim": 5}))
+
+
+def unknown_edge(folder: Path) -> None:
+    (folder / "edges" / "v1").rename(folder / "edges" / "v0")
+    rewrite(folder)
+
+
+def unfit_edge(folder: Path) -> None:
+    place = folder / "edges" / "v1" / "edge.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "kind": "identity"}))
+    rewrite(folder)
+
+
+def rewrite(folder: Path) -> None:
+    from index.folder import parse_card
+
+    write_card(folder, parse_card(json.loads((folder / "card.json").read_text())))
+
+
+@pytest.mark.parametrize(
+    ("damage", "pointer"),
+    [
+        (remove_file, "/encoder.onnx"),
+        (change_file, "/encoder.onnx"),
+        (break_card, "/card.json"),
+        (wrong_dim, "/encoder.onnx"),
+        (unknown_edge, "/edges/v0"),
+        (unfit_edge, "/edges/v1"),
+    ],
+)
+def test_a_damaged_folder_is_refused_whole(
+    served: Any,
+    versions: dict[str, Version],
+    tmp_path: Path,
+    zip_version: Callable[[Path], bytes],
+    problem: Problem,
+    make_version: Callable[..., Version],
+    damage: Callable[[Path], None],
+    pointer: str,
+) -> None:
+    folder = make_version(tmp_path / "new", f"new-{damage.__name__}", 6, edges=[(versions["v1"], "truncate")]).folder
+    damage(folder)
+    before = traces(served)
+
+    refused = send(served, zip_version(folder))
+
+    problem(refused, 422, "invalid_version_folder", pointer)
+    assert before == traces(served)
+
+
+def archived(*names: str, link: bool = False) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        for name in names:
+            entry = zipfile.ZipInfo(name)
+            if link:
+                entry.external_attr = 0o120777 << 16
+            packed.writestr(entry, "x")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        b"",
+        b"no zip",
+        archived(),
+        archived("../../escaped"),
+        archived("/escaped"),
+        archived("card.json", link=True),
+        archived("v1/card.json"),
+        archived("card.json")[:-10],
+    ],
+    ids=["empty", "no zip", "no file", "escaping", "absolute", "link", "nested", "truncated"],
+)
+def test_what_is_no_version_archive_is_refused(served: Any, problem: Problem, archive: bytes, tmp_path: Path) -> None:
+    before = traces(served)
+
+    problem(send(served, archive), 422, "invalid_version_folder")
+
+    assert before == traces(served)
+    assert not list(Path(served.runtime.settings.data).rglob("escaped"))
+
+
+def test_the_archive_is_a_file_of_a_form(served: Any, problem: Problem) -> None:
+    for form in (
+        {"data": {"archive": "text"}, "files": {"x": b""}},
+        {"files": {"other": b"x"}},
+        {"files": [("archive", b"x"), ("archive", b"x")]},
+        {"data": {"a": "b"}, "files": {"archive": b"x"}},
+    ):
+        response = served.http.post("/versions", **form)
+        assert response.status_code in (413, 422)
+        problem(response, response.status_code, response.json()["code"])
+    problem(served.http.post("/versions", json={}), 415, "unsupported_media_type")
+
+
+def test_an_unknown_version_is_a_problem(served: Any, problem: Problem) -> None:
+    detail = problem(served.http.get("/versions/v9"), 404, "unknown_version")["detail"]
+
+    assert "v9" in detail
+    assert "v1" in detail
+
+
+@pytest.mark.parametrize("step", ["insert_version", "sync_all"])
+def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
+    served: Any,
+    make_version: Callable[..., Version],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    made = make_version(tmp_path / step, f"after-{step.replace('_', '-')}", 4)
+    rows = traces(served)[1:]
+    original = getattr(service.versions.routes, step)
+    calls = []
+
+    def crash(*arguments: Any) -> Any:
+        calls.append(arguments)
+        # The last use of sync_all is the one between the rename and the commit.
+        if step == "insert_version" or arguments[0] == [served.runtime.settings.versions]:
+            raise OSError("power cut")
+        return original(*arguments)
+
+    monkeypatch.setattr(service.versions.routes, step, crash)
+    assert served.register(made).status_code == 500
+    assert calls
+    assert rows == traces(served)[1:]
+    assert served.http.get(f"/versions/{made.name}").status_code == 404
+    monkeypatch.undo()
+
+    assert served.register(made).status_code == 201
+    assert served.http.get(f"/versions/{made.name}").json()["dim"] == 4
+    assert not [name for name in traces(served)[0] if name.startswith(".")]
+
+
+def test_remains_of_a_killed_upload_are_swept_at_the_next_start(
+    tmp_path: Path, serving: Any, versions: dict[str, Version]
+) -> None:
+    from service.settings import Settings
+
+    settings = Settings(data=tmp_path)
+    with serving(settings) as first:
+        assert first.register(versions["v1"]).status_code == 201
+    (settings.versions / ".incoming-1").mkdir()
+    (settings.versions / ".incoming-1" / "archive.zip").write_bytes(b"half")
+
+    with serving(settings) as second:
+        assert [v["name"] for v in second.http.get("/versions").json()["versions"]] == ["v1"]
+        assert {p.name for p in settings.versions.iterdir()} == {"v1"}
+
+
+def test_a_folder_changed_since_its_registration_stops_the_start(
+    tmp_path: Path, serving: Any, versions: dict[str, Version]
+) -> None:
+    from index.errors import InvalidVersionFolder
+    from service.runtime import running
+    from service.settings import Settings
+
+    settings = Settings(data=tmp_path)
+    with serving(settings) as first:
+        first.register(versions["v1"])
+    card = settings.versions / "v1" / "card.json"
+    card.write_text(card.read_text().replace('"method": "independent"', '"method": "bct"'))
+
+    with pytest.raises(InvalidVersionFolder, match="changed on disk"), running(settings):
+        pass
+    shutil.rmtree(settings.versions / "v1")
+    with pytest.raises(InvalidVersionFolder, match="missing"), running(settings):
+        pass
