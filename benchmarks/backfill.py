@@ -2,7 +2,8 @@
 
     python benchmarks/backfill.py small        # worker against plain loops, re-encoding with a small encoder
     python benchmarks/backfill.py resnet50     # with a ResNet-50-sized one
-    python benchmarks/backfill.py transform    # over a stored item edge
+    python benchmarks/backfill.py transform    # over a stored item edge, in the order of storage and in random order
+    python benchmarks/backfill.py fct          # over one of 5.7 million parameters
     python benchmarks/backfill.py queries      # p50 and p99 of queries: no backfill, rate-limited, full speed
 
 Everything is made here: a ResNet-50-sized encoder with random weights, a small one, an item edge, random pictures. The
@@ -25,6 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,12 @@ from service.settings import Settings
 from service.tables import backfill, embedding, item
 
 SIDE = 224
+TRANSFORM_BLOCK = 2048
+"""Vectors a plain loop takes at a time, as many as a chunk of the worker holds."""
+SMALL_EDGE = (512,)
+"""Hidden layers of an item edge 128 -> 256."""
+FCT_EDGE = (2200, 2200)
+"""The same with 5.7 million parameters, as FCT's largest."""
 RNG = np.random.default_rng(0)
 
 
@@ -99,7 +107,12 @@ def small(net: Net) -> tuple[str, int]:
 
 
 def write_version(
-    folder: Path, name: str, dim: int, body: Callable[[Net], tuple[str, int]], old: Version | None
+    folder: Path,
+    name: str,
+    dim: int,
+    body: Callable[[Net], tuple[str, int]],
+    old: Version | None,
+    hidden: tuple[int, ...] = SMALL_EDGE,
 ) -> Version:
     folder.mkdir()
     net = Net()
@@ -114,8 +127,10 @@ def write_version(
         for kind, place in ((EdgeKind.FORWARD, old),):
             write_edge(folder, Edge(name, place.name, kind, score, place.card.encoder))
             mlp = Net()
-            hidden = mlp.add("Relu", [mlp.add("MatMul", ["embedding"], {"w": weights(old.card.dim, 512)})])
-            out = mlp.add("MatMul", [hidden], {"w": weights(512, dim)})
+            out, width = "embedding", old.card.dim
+            for size in hidden:
+                out, width = mlp.add("Relu", [mlp.add("MatMul", [out], {"w": weights(width, size)})]), size
+            out = mlp.add("MatMul", [out], {"w": weights(width, dim)})
             mlp.nodes.append(helper.make_node("LpNormalization", [out], ["out"], axis=1))
             save(folder / "edges" / old.name / EDGE_MODEL[kind], mlp, {"embedding": ("N", old.card.dim)}, dim)
     import onnxruntime as ort
@@ -205,9 +220,9 @@ def back(settings: Settings, old: str, new: str) -> None:
     engine.dispose()
 
 
-def run_worker(server: Server, gallery: str, kind: str) -> float:
+def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     """Items a second of a worker, from its first claim to its last commit; loading the models is left out."""
-    started = server.post(f"/galleries/{gallery}/backfills", kind=kind)
+    started = server.post(f"/galleries/{gallery}/backfills", kind=kind, order=order)
     stop = threading.Event()
     worker = Worker(server.settings, stop)
     if kind == "reencode":
@@ -249,13 +264,15 @@ def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:
     return len(rows) / seconds
 
 
-def plain_transform(server: Server, transform: Any, dim: int, write: bool) -> float:
+def plain_transform(server: Server, transform: Any, dim: int, order: str, write: bool) -> float:
     engine = create_engine(server.settings.database_url)
     with engine.connect() as connection:
-        ids = connection.execute(select(item.c.id)).scalars().all()
+        ids = list(connection.execute(select(item.c.id).order_by(item.c.id)).scalars())
+    if order == "random":
+        RNG.shuffle(ids)
     begin = time.perf_counter()
-    for start in range(0, len(ids), 512):
-        block = ids[start : start + 512]
+    for start in range(0, len(ids), TRANSFORM_BLOCK):
+        block = ids[start : start + TRANSFORM_BLOCK]
         with engine.connect() as connection:
             stored = connection.execute(
                 select(embedding.c.item_id, embedding.c.vector).where(embedding.c.item_id.in_(block))
@@ -291,13 +308,13 @@ def put(engine: Any, ids: list[int], vectors: np.ndarray, origin: str) -> None:
 
 @contextmanager
 def served(
-    body: Callable[[Net], tuple[str, int]], images: int, vectors: int
+    body: Callable[[Net], tuple[str, int]], images: int, vectors: int, hidden: tuple[int, ...] = SMALL_EDGE
 ) -> Iterator[tuple[Server, Version, Version]]:
     """A service with one gallery `g` of v1, v2 current; v2 has the encoder `body`."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
-        v2 = write_version(root / "v2", "v2", 256, body, v1)
+        v2 = write_version(root / "v2", "v2", 256, body, v1, hidden)
         server = Server(root / "data")
         try:
             for version in (v1, v2):
@@ -319,29 +336,32 @@ def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, ro
         print(f"  {encoder_macs(v2):.3g} multiply-accumulates an image", flush=True)
 
 
-def transform(vectors: int, rounds: int) -> None:
-    with served(small, 0, vectors) as (server, v1, v2):
+def transform(title: str, hidden: tuple[int, ...], vectors: int, rounds: int) -> None:
+    with served(small, 0, vectors, hidden) as (server, v1, v2):
         edge = load_forward(v2.edges[0], v2.card, v1.card)
-        batch = RNG.normal(size=(512, 128)).astype(np.float32)
-        loops = {
-            "script": lambda: plain_transform(server, edge, 128, True),
-            "read and compute": lambda: plain_transform(server, edge, 128, False),
-            "compute": lambda: compute_only(lambda: edge.carry(batch), 512),
-        }
-        show("128 -> 512 -> 256", "transform", server, rounds, loops)
+        batch = RNG.normal(size=(TRANSFORM_BLOCK, 128)).astype(np.float32)
+        for order in ("oldest", "random"):
+            loops = {
+                "script": partial(plain_transform, server, edge, 128, order, True),
+                "read and compute": partial(plain_transform, server, edge, 128, order, False),
+                "compute": lambda: compute_only(lambda: edge.carry(batch), TRANSFORM_BLOCK),
+            }
+            show(title, "transform", server, rounds, loops, order)
         print(f"  {forward_macs(v2.edges[0], v1.card):.3g} multiply-accumulates an item", flush=True)
 
 
-def show(title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]]) -> None:
+def show(
+    title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]], order: str = "oldest"
+) -> None:
     found: dict[str, list[float]] = {name: [] for name in ("worker", *loops)}
     for _ in range(rounds):
-        found["worker"].append(run_worker(server, "g", kind))
+        found["worker"].append(run_worker(server, "g", kind, order))
         back(server.settings, "v1", "v2")
         for name, loop in loops.items():
             found[name].append(loop())
             back(server.settings, "v1", "v2")
     worker = statistics.median(found["worker"])
-    print(f"{title}, {kind}: worker {worker:.1f} items/s", flush=True)
+    print(f"{title}, {kind}, {order} first: worker {worker:.1f} items/s", flush=True)
     for name in loops:
         ratios = [w / other for w, other in zip(found["worker"], found[name], strict=True)]
         speed = statistics.median(found[name])
@@ -393,7 +413,7 @@ def measure_queries(server: Server, title: str, rate: float | None, args: argpar
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["resnet50", "small", "transform", "queries"])
+    parser.add_argument("what", choices=["resnet50", "small", "transform", "fct", "queries"])
     parser.add_argument("--images", type=int, default=512)
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
@@ -403,6 +423,7 @@ if __name__ == "__main__":
     {
         "resnet50": lambda: reencode("ResNet-50-sized", resnet50, args.images, args.rounds),
         "small": lambda: reencode("small", small, args.images, args.rounds),
-        "transform": lambda: transform(args.vectors, args.rounds),
+        "transform": lambda: transform("128 -> 512 -> 256", SMALL_EDGE, args.vectors, args.rounds),
+        "fct": lambda: transform("128 -> 2200 -> 2200 -> 256", FCT_EDGE, args.vectors, args.rounds),
         "queries": lambda: queries(args),
     }[args.what]()

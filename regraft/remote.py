@@ -152,7 +152,7 @@ class RemoteWorker:
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
         moved, failed = outcome
-        result = {"moved": [_moved(m) for m in moved], "failed": [_failed(f) for f in failed]}
+        result = {"moved": [row for each in moved for row in _moved(each)], "failed": [_failed(f) for f in failed]}
         try:
             counts = self._client.return_work(task.chunk, task.lease, result)
         except RegraftError as error:
@@ -280,14 +280,17 @@ class _Sent:
         return base64.b64decode(item["image"])
 
 
-def _moved(moved: Moved) -> Json:
-    return {
-        "item": moved.item_id,
-        "seq": moved.seq,
-        "vector": _text(moved.vector),
-        "side": None if moved.side is None else _text(moved.side),
-        "uncertainty": moved.uncertainty,
-    }
+def _moved(moved: Moved) -> list[Json]:
+    return [
+        {
+            "item": moved.item_ids[number],
+            "seq": moved.seqs[number],
+            "vector": _text(vector),
+            "side": None if moved.side is None else _text(moved.side[number]),
+            "uncertainty": None if moved.uncertainty is None else float(moved.uncertainty[number]),
+        }
+        for number, vector in enumerate(moved.vectors)
+    ]
 
 
 def _failed(failed: Failed) -> Json:

@@ -155,7 +155,7 @@ def give(chunk: BackfillNumber, lease: Lease, body: ResultIn, service: Service) 
         held = chunks.leased(connection, chunk, lease)
         _check_complete(connection, held, body)
     target = service.catalog.by_id(held.version_id)
-    moved = [_moved(target, held.kind, number, given) for number, given in enumerate(body.moved)]
+    moved = [_moved(target, held.kind, body.moved)] if body.moved else []
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
     with service.database.write() as connection:
         return ResultOut(**chunks.commit(connection, held, moved, failed))
@@ -258,23 +258,43 @@ def _check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> Non
         raise InvalidBody(f"{len(left)} items of the chunk are missing, item {min(left)} is one", pointer="/moved")
 
 
-def _moved(target: Registered, kind: Kind, number: int, given: MovedIn) -> Moved:
+def _moved(target: Registered, kind: Kind, given: list[MovedIn]) -> Moved:
+    vectors = [_vector(target, m.vector, f"/moved/{number}/vector") for number, m in enumerate(given)]
+    sides = [_side(target, kind, m.side, f"/moved/{number}/side") for number, m in enumerate(given)]
+    side = _all_or_none(sides, "side")
+    unsure = _all_or_none([m.uncertainty for m in given], "uncertainty")
+    return Moved([m.item for m in given], [m.seq for m in given], np.stack(vectors), side, unsure)
+
+
+def _vector(target: Registered, text: str, pointer: str) -> Vectors:
     space = space_from_json(dict(target.card.space))
-    pointer = f"/moved/{number}/vector"
-    vector = _floats(given.vector, pointer)
+    vector = _floats(text, pointer)
     (checked,) = check_vectors(vector, target.card.dim, space, pointer=pointer)
     off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
     if off > UNIT_TOLERANCE:
         raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
-    if off < ROUNDING:
-        checked = vector  # normalised already: once more would change last bits, and a local worker's differ
-    side = None if given.side is None else _floats(given.side, f"/moved/{number}/side")
+    # One that is normalised already: once more would change last bits, and a local worker's differ.
+    return vector if off < ROUNDING else checked
+
+
+def _side(target: Registered, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
+    side = None if text is None else _floats(text, pointer)
     width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
     if (0 if side is None else len(side)) != width:
-        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=f"/moved/{number}/side")
+        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=pointer)
     if side is not None and not np.isfinite(side).all():
-        raise InvalidVector("side-information must be finite", pointer=f"/moved/{number}/side")
-    return Moved(given.item, given.seq, checked, side, given.uncertainty)
+        raise InvalidVector("side-information must be finite", pointer=pointer)
+    return side
+
+
+def _all_or_none(values: list[Any], field: str) -> Vectors | None:
+    """One array of what every item, or no item, has."""
+    without = [number for number, value in enumerate(values) if value is None]
+    if len(without) == len(values):
+        return None
+    if without:
+        raise InvalidBody(f"{field} is given of some items only", pointer=f"/moved/{without[0]}/{field}")
+    return np.array(values, np.float32)
 
 
 def _floats(text: str, pointer: str) -> Vectors:

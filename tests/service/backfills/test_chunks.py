@@ -26,6 +26,12 @@ LEASE = 30.0
 ONE = np.ones(2, np.float32)
 
 
+def moved_of(seen: list[tuple[int, int]]) -> list[Moved]:
+    """What a worker makes of items, by key, as they were at a number: in two steps, as an encoder's batches come."""
+    steps = (seen[:2], seen[2:])
+    return [Moved([k for k, _ in s], [n for _, n in s], np.tile(2 * ONE, (len(s), 1))) for s in steps]
+
+
 class Clock:
     """The time as the code under test sees it."""
 
@@ -90,7 +96,7 @@ class Stage:
 
     def commit(self, chunk: Chunk, moved: list[tuple[int, int]], failed: Any = ()) -> dict[str, int]:
         with self.database.write() as connection:
-            made = [Moved(key, seq, 2 * ONE, None) for key, seq in moved]
+            made = moved_of(moved)
             return chunks.commit(connection, chunk, made, [Failed(key, seq, "why") for key, seq in failed])
 
     def finish(self, backfill_id: int) -> State | None:
@@ -586,7 +592,7 @@ class TestRetries:
             known = dict(tuple(row) for row in connection.execute(select(item.c.id, item.c.external_id)))
         seen = stage.read(chunk)
         with stage.database.write() as connection:
-            made = [Moved(key, seq, 2 * ONE, None) for key, seq in seen if known[key] not in names]
+            made = moved_of([(key, seq) for key, seq in seen if known[key] not in names])
             failed = [Failed(key, seq, "why", "refused", retry) for key, seq in seen if known[key] in names]
             chunks.commit(connection, chunk, made, failed)
         return [known[key] for key in chunk.item_ids]
