@@ -24,7 +24,8 @@ from index.errors import RegraftError
 from index.folder import load_version, unpack_version
 from index.version import Card, Edge, EdgeKey, Version
 from regraft.client import Client
-from service.backfills.chunks import Failed, Moved
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Moved
 from service.backfills.leases import Leases
 from service.backfills.moving import Compute, Mover, Outcome
 from service.backfills.pipeline import Pipeline

@@ -18,9 +18,7 @@ from sqlalchemy import (
     Update,
     and_,
     case,
-    delete,
     false,
-    insert,
     or_,
     select,
     update,
@@ -28,18 +26,17 @@ from sqlalchemy import (
 
 from index.errors import RegraftError
 from index.space import Vectors
-from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State
+from service.backfills.attempts import Failed, note_failed
+from service.backfills.planner import QUALIFIES, Kind, State
 from service.listed import listed
 from service.repository import put_embeddings, take_seq
-from service.tables import backfill, backfill_chunk, backfill_failure, embedding, item
+from service.tables import backfill, backfill_chunk, embedding, item
 
 BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
 PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
-REASON_LENGTH = 1024
-PAUSE_SECONDS = 2.0
-"""How long an item that failed waits before it is tried again; twice as long after each further failure."""
+ORIGIN = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}
 
 
 class ChunkLost(RegraftError):
@@ -93,17 +90,6 @@ class Moved:
             None if self.side is None else self.side[kept],
             None if self.uncertainty is None else self.uncertainty[kept],
         )
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
-
-    item_id: int
-    seq: int
-    reason: str
-    code: str = "refused"
-    retry: bool = False
 
 
 # Claiming
@@ -229,17 +215,14 @@ def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed:
         ChunkLost: another worker holds the chunk, or its backfill was paused, cancelled or deleted; nothing is written.
         UnknownGallery: the gallery was deleted.
     """
-    first_seq = take_seq(connection, chunk.gallery_id, sum(len(m.item_ids) for m in moved))
+    take_seq(connection, chunk.gallery_id, 0)
     if not connection.execute(_ours(chunk).values(state="done", lease_owner=None, lease_until=None)).rowcount:
         raise ChunkLost("another worker took the chunk over")
     unchanged = _unchanged(connection, moved, failed)
-    moved = [m.only(unchanged) for m in moved]
     failed = [f for f in failed if f.item_id in unchanged]
-    done = 0
-    for each in moved:
-        _write_moved(connection, chunk, each, first_seq + done)
-        done += len(each.item_ids)
-    given_up = _write_failed(connection, chunk, failed)
+    kept = [m.only(unchanged) for m in moved]
+    done = write_moved(connection, chunk.gallery_id, chunk.version_id, chunk.kind, kept)
+    given_up = note_failed(connection, chunk.backfill_id, chunk.item_ids, failed, chunk.attempts)
     counts = {"done": done, "failed": given_up, "skipped": len(chunk.item_ids) - done - len(failed)}
     counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
     running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == State.RUNNING)
@@ -263,52 +246,15 @@ def _unchanged(connection: Connection, moved: Sequence[Moved], failed: Sequence[
     return {key for key, seq in connection.execute(statement).all() if read_at[key] == seq}
 
 
-def _write_moved(connection: Connection, chunk: Chunk, moved: Moved, first_seq: int) -> None:
-    origin = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}[chunk.kind]
-    arrays = (moved.vectors, moved.side, moved.uncertainty)
-    put_embeddings(connection, chunk.version_id, origin, moved.item_ids, *arrays)
-    keys = listed(connection, moved.item_ids)
-    place = update(item).where(item.c.id == keys.key)
-    connection.execute(place.values(active_id=chunk.version_id, seq=first_seq + keys.place))
-
-
-def _write_failed(connection: Connection, chunk: Chunk, failed: Sequence[Failed]) -> int:
-    """Note what failed, and when it is tried again; returns how many were given up."""
-    tried = _take_earlier_attempts(connection, chunk)
-    now = time.time()
-    rows = []
-    for f in failed:
-        attempts = tried.get(f.item_id, 0) + 1
-        final = not f.retry or attempts >= chunk.attempts
-        rows.append(
-            {
-                "backfill_id": chunk.backfill_id,
-                "item_id": f.item_id,
-                "seq": f.seq,
-                "reason": f.reason[:REASON_LENGTH],
-                "code": f.code,
-                "attempts": attempts,
-                "final": final,
-                "next_try": None if final else now + pause_seconds(attempts),
-                "at": now,
-            }
-        )
-    if rows:
-        connection.execute(insert(backfill_failure), rows)
-    return sum(bool(row["final"]) for row in rows)
-
-
-def _take_earlier_attempts(connection: Connection, chunk: Chunk) -> dict[int, int]:
-    """How often each of the chunk's items was tried before; what is noted about them is removed."""
-    items = listed(connection, chunk.item_ids)
-    mine = (backfill_failure.c.backfill_id == chunk.backfill_id, backfill_failure.c.item_id.in_(items.keys))
-    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*mine)
-    tried = {row.item_id: row.attempts for row in connection.execute(noted)}
-    if tried:
-        connection.execute(delete(backfill_failure).where(*mine))
-    return tried
-
-
-def pause_seconds(attempts: int) -> float:
-    """How long an item rests after it failed so many times."""
-    return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
+def write_moved(connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[Moved]) -> int:
+    """Store new embeddings and make them active; returns of how many items. Raises UnknownGallery."""
+    count = sum(len(each.item_ids) for each in moved)
+    seq = take_seq(connection, gallery_id, count)
+    for each in moved:
+        arrays = (each.vectors, each.side, each.uncertainty)
+        put_embeddings(connection, version_id, ORIGIN[kind], each.item_ids, *arrays)
+        keys = listed(connection, each.item_ids)
+        place = update(item).where(item.c.id == keys.key)
+        connection.execute(place.values(active_id=version_id, seq=seq + keys.place))
+        seq += len(each.item_ids)
+    return count

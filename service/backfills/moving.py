@@ -19,7 +19,8 @@ from index.image import Pixels, decode_image, preprocess
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
-from service.backfills.chunks import Failed, Moved
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Moved
 from service.repository import from_bytes
 
 X = TypeVar("X")

@@ -25,7 +25,8 @@ from index.errors import InvalidVector
 from index.folder import pack_version
 from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_from_json
 from service.backfills import chunks
-from service.backfills.chunks import Chunk, ChunkLost, Failed, Moved
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Chunk, ChunkLost, Moved
 from service.backfills.planner import Kind, State, drained, finish_or_extend
 from service.errors import InvalidBody
 from service.repository import STORED

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.dialects import postgresql
 
-from service.backfills import chunks, planner, traffic
-from service.backfills.chunks import Chunk, ChunkLost, Failed, Moved
+from service.backfills import attempts, chunks, planner, traffic
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Chunk, ChunkLost, Moved
 from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
@@ -520,7 +521,7 @@ class TestScope:
         assert set(stage.origins(gallery_id, V2)) == {f"i{n}" for n in range(6)}
         assert (stage.row(started).done, stage.row(started).skipped) == (6, 1)
 
-    @pytest.mark.parametrize(("share", "moved"), [(0.25, 3), (1.0, 10), (0.01, 1)])
+    @pytest.mark.parametrize(("share", "moved"), [(0.25, 2), (0.29, 2), (0.3, 3), (1.0, 10), (0.01, 1)])
     def test_a_share_is_of_what_qualifies_at_the_start(self, stage: Stage, share: float, moved: int) -> None:
         gallery_id = stage.gallery(10)
         started = stage.start(gallery_id, share=share, item_order="newest")
@@ -580,8 +581,8 @@ class TestRetries:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock = Clock()
-        monkeypatch.setattr(chunks, "time", clock)
-        monkeypatch.setattr(planner, "time", clock)
+        for module in (chunks, planner, attempts):
+            monkeypatch.setattr(module, "time", clock)
         return clock
 
     def fail(self, stage: Stage, names: set[str], retry: bool = True) -> list[str]:

@@ -277,6 +277,15 @@ class TestChecks:
         assert says in refused.json()["detail"]
         assert keyed.http.post(place, params=params, json=result(items)).json()["done"] == 20
 
+    def test_what_some_items_have_all_must_have(self, keyed: Any, task: Any) -> None:
+        place, params, items = task
+        given = result(items)
+        given["moved"][1]["uncertainty"] = 0.5
+
+        refused = keyed.http.post(place, params=params, json=given)
+
+        assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/moved/0/uncertainty")
+
     def test_items_must_be_those_of_the_chunk_each_once(self, keyed: Any, task: Any) -> None:
         place, params, items = task
         foreign = {**items[0], "item": 10**9}
