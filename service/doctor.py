@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,9 +23,10 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.blobs import Blobs
 from service.database import Database
 from service.deployments.placement import preference, route_to
+from service.references import references
 from service.repository import STORED, all_galleries, from_bytes, take_seq, to_bytes
 from service.settings import Settings
-from service.tables import embedding, gallery, item
+from service.tables import embedding, item
 from service.versions.catalog import Catalog, Registered, registered_rows
 from service.versions.incoming import remains
 
@@ -206,29 +207,43 @@ class Doctor:
     # Images
 
     def _images(self, fix: bool) -> list[Finding]:
-        orphan = Finding("orphan_blob", "info", "images that no item refers to", "--fix removes them", fixable=True)
-        missing = Finding(
-            "image_missing",
-            "warning",
-            "items whose image is gone: they can be found, but not re-encoded",
-            "restore the images, or ingest the items again",
-        )
-        # What is stored is listed first: an item that comes meanwhile is not taken for one without its image.
+        missing = {
+            "item": Finding(
+                "image_missing",
+                "warning",
+                "items whose image is gone: they can be found, but not re-encoded",
+                "restore the images, or ingest the items again",
+            ),
+            "evaluation": Finding(
+                "evaluation_image_missing",
+                "warning",
+                "entries of evaluation sets whose image is gone: gates leave them out",
+                "restore the images, or add the evaluation set again",
+            ),
+        }
+        # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
         stored = dict(self._blobs.all())
+        referred: set[str] = set()
         with self._database.read() as connection:
-            named = select(item.c.blob, item.c.external_id, gallery.c.name).join(gallery)
-            rows = connection.execute(named.where(item.c.blob.is_not(None))).all()
-        referred = {row.blob for row in rows}
-        for row in rows:
-            if row.blob not in stored and not self._blobs.exists(row.blob):
-                missing.add(f"{row.name}/{row.external_id}")
-        for key, age in stored.items():
-            if key not in referred and age > ORPHAN_SECONDS:
-                orphan.add(key)
-                if fix:
-                    self._blobs.remove([key])
-                    orphan.fixed += 1
-        return [orphan, missing]
+            for reference in references(connection):
+                referred.add(reference.key)
+                if reference.key not in stored and not self._blobs.exists(reference.key):
+                    missing[reference.of].add(reference.owner)
+        return [self._orphans(stored, referred, fix), *missing.values()]
+
+    def _orphans(self, stored: Mapping[str, float], referred: Set[str], fix: bool) -> Finding:
+        orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
+        lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
+        for key in lost:
+            orphan.add(key)
+        if lost and stored.keys().isdisjoint(referred):
+            # A setting that was forgotten must not cost every image there is.
+            orphan.severity, orphan.fixable = "warning", False
+            orphan.advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
+        elif fix:
+            self._blobs.remove(lost)
+            orphan.fixed = len(lost)
+        return orphan
 
 
 def _vector_findings() -> dict[str, Finding]:

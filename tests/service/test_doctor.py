@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -16,11 +17,12 @@ from sqlalchemy import delete, select, update
 from index.version import Version
 from service import doctor
 from service.backfills.worker import Worker
-from service.database import Database
+from service.database import Database, upgrade
 from service.doctor import Doctor, Finding
+from service.references import BLOB_COLUMNS
 from service.repository import from_bytes, to_bytes
 from service.settings import Settings
-from service.tables import embedding, item
+from service.tables import embedding, evaluation_entry, item, metadata
 
 
 class Ward:
@@ -137,6 +139,58 @@ def test_images_and_items_that_lost_each_other(ward: Ward) -> None:
     assert (found["orphan_blob"].examples, found["orphan_blob"].fixed) == (["1/old"], 1)
     assert (folder / "young").exists()
     assert not (folder / "old").exists()
+
+
+def age_everything(ward: Ward) -> list[Path]:
+    """Every image there is, old enough to be an orphan."""
+    images = [path for path in (ward.settings.data / "blobs").rglob("*") if path.is_file()]
+    long_ago = time.time() - 2 * doctor.ORPHAN_SECONDS
+    for path in images:
+        os.utime(path, (long_ago, long_ago))
+    return images
+
+
+def test_images_of_evaluation_sets_are_no_orphans_and_missed_when_they_are_gone(
+    ward: Ward, serving: Any, pictures: list[bytes]
+) -> None:
+    with serving(ward.settings) as running:
+        (gallery,) = running.http.get("/galleries").json()["galleries"]
+        entries = [{"label": n, "image": str(n)} for n in range(3)]
+        sent = running.http.post(
+            f"/galleries/{gallery['name']}/evaluations",
+            data={"entries": json.dumps(entries), "name": "set"},
+            files=[("images", (str(n), pictures[n])) for n in range(3)],
+        )
+        assert sent.status_code == 201, sent.text
+    images = age_everything(ward)
+
+    assert ward.examine(fix=True) == {}
+    assert all(path.exists() for path in images)
+
+    ((gone,),) = ward.rows(select(evaluation_entry.c.blob).where(evaluation_entry.c.number == 1))
+    (ward.settings.data / "blobs" / gone).unlink()
+    found = ward.examine()
+    assert set(found) == {"evaluation_image_missing"}
+    assert found["evaluation_image_missing"].examples == [f"{gallery['name']}, evaluation 1, entry 1"]
+
+
+def test_every_column_that_names_an_image_counts_as_a_reference() -> None:
+    named = {column for table in metadata.tables.values() for column in table.columns if "blob" in column.name}
+
+    assert set(BLOB_COLUMNS) == named
+
+
+def test_a_store_that_this_database_knows_nothing_of_is_left_alone(ward: Ward, tmp_path: Path) -> None:
+    images = age_everything(ward)
+    other = Settings(data=tmp_path / "other", blobs_url=f"file://{ward.settings.data / 'blobs'}")
+    upgrade(other)
+    database = Database(other.database_url)
+
+    found = {f.code: f for f in Doctor(other, database).examine(fix=True)}
+    database.close()
+
+    assert (found["orphan_blob"].count, found["orphan_blob"].fixed) == (len(images), 0)
+    assert all(path.exists() for path in images)
 
 
 def test_a_version_folder_that_changed_is_named_and_nothing_else_is_touched(ward: Ward) -> None:
