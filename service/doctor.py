@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,10 +21,10 @@ from sqlalchemy import Connection, Row, exists, false, func, select, update
 from index.errors import RegraftError
 from index.folder import load_version
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
-from service.blobs import Blobs
+from service.blobs import StoreUnreachable
 from service.database import Database
 from service.deployments.placement import preference, route_to
-from service.references import references
+from service.references import open_blobs, references
 from service.repository import STORED, all_galleries, from_bytes, take_seq, to_bytes
 from service.settings import Settings
 from service.tables import embedding, item
@@ -65,7 +66,7 @@ class Doctor:
     def __init__(self, settings: Settings, database: Database) -> None:
         self._settings = settings
         self._database = database
-        self._blobs = Blobs(settings.blobs_url)
+        self._blobs = open_blobs(database, settings.blobs_url)
 
     def examine(self, *, fix: bool = False) -> list[Finding]:
         """Every finding, the worst first; with `fix`, what is safe to mend is mended."""
@@ -221,6 +222,12 @@ class Doctor:
                 "restore the images, or add the evaluation set again",
             ),
         }
+        try:
+            self._blobs.check()
+        except StoreUnreachable as error:
+            away = Finding("store_unreachable", "error", "image stores cannot be looked into", "bring it back")
+            away.add(error.message)
+            return [away]
         # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
         stored = dict(self._blobs.all())
         referred: set[str] = set()
@@ -231,7 +238,7 @@ class Doctor:
                     missing[reference.of].add(reference.owner)
         return [self._orphans(stored, referred, fix), *missing.values()]
 
-    def _orphans(self, stored: Mapping[str, float], referred: Set[str], fix: bool) -> Finding:
+    def _orphans(self, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
         orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
         lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
         for key in lost:

@@ -12,10 +12,14 @@ from typing import Any
 
 from sqlalchemy import Connection, Select, select
 
+from service.blobs import Blobs
+from service.database import Database
 from service.tables import evaluation, evaluation_entry, gallery, item
 
 BLOB_COLUMNS = (item.c.blob, evaluation_entry.c.blob)
 """Every column that names an image."""
+SOME = 50
+"""How many images of each kind are looked for, to know a store that has no marker."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,18 @@ def references(connection: Connection) -> Iterator[Reference]:
     joined = evaluation_entry.join(evaluation).join(gallery)
     for row in _streamed(connection, select(*columns).select_from(joined)):
         yield Reference(row[0], "evaluation", f"{row[1]}, evaluation {row[2]}, entry {row[3]}")
+
+
+def open_blobs(database: Database, url: str) -> Blobs:
+    """The store of the images that rows of this database name."""
+
+    def named() -> list[str]:
+        newest = [(item.c.blob, item.c.id), (evaluation_entry.c.blob, evaluation_entry.c.evaluation_id)]
+        with database.lookup() as connection:
+            some = [select(blob).where(blob.is_not(None)).order_by(key.desc()).limit(SOME) for blob, key in newest]
+            return [key for statement in some for key in connection.execute(statement).scalars()]
+
+    return Blobs(url, named)
 
 
 def _streamed(connection: Connection, statement: Select[*tuple[Any, ...]]) -> Any:

@@ -34,7 +34,13 @@ class Images(Protocol):
     """Where images are read from."""
 
     def read(self, key: str) -> bytes:
-        """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
+        """The image of a key.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: it is there and cannot be read.
+            RegraftError: the store itself is out of reach, which is no fault of the image.
+        """
 
 
 class Known(Protocol):
@@ -110,7 +116,7 @@ class Mover:
         """Read and decode stored images, as many at a time as the encoder takes.
 
         Raises:
-            OSError: none of several images could be read: it is the store that is out of reach.
+            StoreUnreachable: no item is at fault then, and none fails.
         """
         encoder = target.encoder()
 
@@ -143,7 +149,6 @@ class Mover:
     ) -> tuple[list[tuple[Pictured, Pixels]], list[Failed]]:
         readable: list[tuple[Pictured, Pixels]] = []
         failed: list[Failed] = []
-        unreadable: list[OSError] = []
         for row in rows:
             try:
                 readable.append((row, self._read(row.blob, spec)))
@@ -152,11 +157,8 @@ class Mover:
             except InvalidImage as error:
                 failed.append(Failed(row.id, row.seq, error.message, "image_invalid"))
             except OSError as error:
-                unreadable.append(error)
                 reason = f"the image cannot be read: {error}"
                 failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
-        if len(unreadable) == len(rows) > 1:
-            raise unreadable[0]
         return readable, failed
 
     def _read(self, blob: str, spec: Preprocess) -> Pixels:

@@ -169,6 +169,6 @@ def _readable(service: Runtime, rows: Sequence[Row[Any]]) -> Iterator[list[tuple
             try:
                 data = service.blobs.read(row.blob)
                 found.append((row.external_id, decode_image(data, max_pixels=service.settings.max_image_pixels)))
-            except (FileNotFoundError, InvalidImage):
+            except (OSError, InvalidImage):
                 continue
         yield found

@@ -6,7 +6,7 @@ import io
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from sqlalchemy import Row
 from starlette.responses import JSONResponse
 
@@ -115,11 +115,10 @@ def show_image(name: str, item_id: str, request: Request, service: Service) -> R
         return JSONResponse(show(name, f"{item_id}/image", service).model_dump())  # the id itself ends in /image
     while True:
         key = _blob_of(service, name, item_id)
-        try:
-            image = service.blobs.read(key)
-        except FileNotFoundError:
+        image = service.blobs.fetch(key)
+        if image is None:
             if _blob_of(service, name, item_id) == key:
-                raise
+                raise NoImage("the image of this item is gone")
             continue  # replaced between the two looks
         return Response(image, media_type=_mime(image), headers={"X-Content-Type-Options": "nosniff"})
 
@@ -160,8 +159,11 @@ def _blob_of(service: Runtime, name: str, item_id: str) -> str:
 
 
 def _mime(image: bytes) -> str:
-    with Image.open(io.BytesIO(image)) as opened:
-        return Image.MIME[opened.format or ""]
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            return Image.MIME[opened.format or ""]
+    except UnidentifiedImageError:  # damaged since it was stored
+        return "application/octet-stream"
 
 
 def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from sqlalchemy import delete, select, update
 from index.version import Version
 from service import doctor
 from service.backfills.worker import Worker
+from service.blobs import MARKER
 from service.database import Database, upgrade
 from service.doctor import Doctor, Finding
 from service.references import BLOB_COLUMNS
@@ -143,7 +144,7 @@ def test_images_and_items_that_lost_each_other(ward: Ward) -> None:
 
 def age_everything(ward: Ward) -> list[Path]:
     """Every image there is, old enough to be an orphan."""
-    images = [path for path in (ward.settings.data / "blobs").rglob("*") if path.is_file()]
+    images = [path for path in (ward.settings.data / "blobs").rglob("*") if path.is_file() and path.name != MARKER]
     long_ago = time.time() - 2 * doctor.ORPHAN_SECONDS
     for path in images:
         os.utime(path, (long_ago, long_ago))
@@ -172,6 +173,15 @@ def test_images_of_evaluation_sets_are_no_orphans_and_missed_when_they_are_gone(
     found = ward.examine()
     assert set(found) == {"evaluation_image_missing"}
     assert found["evaluation_image_missing"].examples == [f"{gallery['name']}, evaluation 1, entry 1"]
+
+
+def test_a_store_that_is_gone_is_one_finding_and_no_image_is_taken_for_lost(ward: Ward) -> None:
+    (ward.settings.data / "blobs").rename(ward.settings.data / "elsewhere")
+
+    found = ward.examine(fix=True)
+
+    assert set(found) == {"store_unreachable"}
+    assert str(ward.settings.data / "blobs") in found["store_unreachable"].examples[0]
 
 
 def test_every_column_that_names_an_image_counts_as_a_reference() -> None:
