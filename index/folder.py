@@ -267,9 +267,15 @@ def _edge_names(card: Card) -> list[str]:
     return sorted({parts[1] for parts in found if parts[0] == "edges" and len(parts) > 2})
 
 
+def edge_files(card: Card, old: str) -> dict[str, str]:
+    """Name -> sha256 of the files of a version's edge to `old`, as its card lists them."""
+    place = f"edges/{old}/"
+    return {path.removeprefix(place): sha for path, sha in card.files.items() if path.startswith(place)}
+
+
 def _load_edge(folder: Path, card: Card, old: str) -> Edge:
     place = f"edges/{old}"
-    files = {path.removeprefix(f"{place}/") for path in card.files if path.startswith(f"{place}/")}
+    files = edge_files(card, old)
     value = _json(_read(folder, f"{place}/{EDGE}"), f"{place}/{EDGE}")
     return parse_edge(value, card.name, old, folder / place, files, f"{place}/")
 

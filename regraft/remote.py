@@ -220,6 +220,9 @@ class RemoteEdge:
     id: int
     edge: Edge
 
+    def check(self) -> None:
+        """Its version was hashed when it was fetched."""
+
 
 class RemoteVersions:
     """The versions this worker has needed so far, kept as folders."""

@@ -66,7 +66,7 @@ class EdgeOut(BaseModel):
 class VersionOut(BaseModel):
     """A registered version and the edges that lead from it now.
 
-    `loaded` names the encoders this process holds in memory: `images`, `texts`.
+    `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is set aside.
     """
 
     name: str
@@ -80,6 +80,7 @@ class VersionOut(BaseModel):
     loaded: list[str]
     edges: list[EdgeOut]
     created: float
+    problem: str | None
 
 
 class Versions(BaseModel):

@@ -62,12 +62,13 @@ class Versions(Protocol):
 
 
 class Numbered(Protocol):
-    """An edge, with a number that changes when it is replaced."""
+    """An edge, with a number that changes when it is replaced; `check` raises when it cannot be used."""
 
     @property
     def id(self) -> int: ...
     @property
     def edge(self) -> Edge: ...
+    def check(self) -> None: ...
 
 
 class Read(Protocol):
@@ -134,12 +135,13 @@ class Mover:
             yield partial(_embed, [(row, row) for row in group], self._forward(self._catalog.by_id(old_id), target))
 
     def forward(self, old: Known, new: Known) -> Forward | None:
-        """The item edge between two versions, ready to run; None when there is none."""
+        """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
         # Edges come and go while a worker runs; one that a backfill applies cannot be removed, but replaced.
         self._catalog.sync_edges()
         declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
         if declared is None:
             return None
+        declared.check()
         if declared.id not in self._transforms:
             self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]

@@ -133,6 +133,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     if chunk is None:
         return Response(status_code=204)
     target = service.catalog.by_id(chunk.version_id)
+    target.check()
     return ClaimOut(
         chunk=chunk.id,
         lease=owner,
@@ -189,6 +190,7 @@ def release(chunk: BackfillNumber, lease: Lease, service: Service) -> None:
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.catalog.named(name)
+    registered.check()
     scratch = tempfile.TemporaryDirectory()
     packed = Path(scratch.name) / f"{name}.zip"
     pack_version(registered.version.folder, packed)

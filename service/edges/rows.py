@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select
 
-from index.folder import parse_edge, sha256
-from index.version import Edge
+from index.folder import edge_files, parse_edge, sha256
+from index.version import Edge, Version
+from service.errors import EdgeBroken
 from service.settings import Settings
 from service.tables import edge
 
@@ -39,6 +40,12 @@ class Declared:
     problem: str = ""
     """Why it cannot be used; it stays listed, so that it can be removed, and no query goes along it."""
 
+    def check(self) -> None:
+        """Raise EdgeBroken if it cannot be used."""
+        if self.problem:
+            new, old, kind = self.edge.key
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {self.problem}")
+
 
 def edge_ids(connection: Connection) -> list[int]:
     """Every edge's number."""
@@ -50,16 +57,15 @@ def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]
     return connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)).all()
 
 
-def open_edge(row: Row[Any], new: str, old: str, settings: Settings) -> Declared:
-    """An edge's row as an edge, its files checked."""
+def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Declared:
+    """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
     place = None if row.folder is None else settings.edges / row.folder
-    damaged = [name for name, expected in row.files.items() if place is None or not _is(place / name, expected)]
-    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
+    files = row.files
     if row.origin == EdgeOrigin.REGISTERED:
-        # Hashed with its version, whose folder is read before.
-        place = settings.versions / new / "edges" / old
-    files = row.files or ({path.name for path in place.iterdir()} if place is not None else ())
-    made = parse_edge(row.evidence, new, old, place, files)
+        place, files = new.folder / "edges" / old, edge_files(new.card, old)
+    damaged = [name for name, expected in files.items() if place is None or not _is(place / name, expected)]
+    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
+    made = parse_edge(row.evidence, new.name, old, place, files)
     return Declared(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 
 
@@ -90,4 +96,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def _is(path: Path, expected: str) -> bool:
-    return path.is_file() and sha256(path) == expected
+    try:
+        return sha256(path) == expected
+    except OSError:
+        return False

@@ -18,7 +18,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from index.errors import ModeUnavailable, NoRoute
+from index.errors import ModeUnavailable, NoRoute, RegraftError
 from index.filter import Filter
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
@@ -184,9 +184,18 @@ class Replica:
                 del live.edges[key]
             for key, declared in known.items():
                 if live.edges.get(key) != declared.id:
-                    live.gallery.add_edge(declared.edge)
-                    live.edges[key] = declared.id
+                    self._add_edge(live, declared)
             live.told = told
+
+    def _add_edge(self, live: Live, declared: Declared) -> None:
+        key = declared.edge.key
+        try:
+            live.gallery.add_edge(declared.edge)
+            live.edges[key] = declared.id
+        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
+            logger.exception("action=edge_not_opened gallery=%s edge=%s", live.name, key)
+            live.gallery.remove_edge(key)
+            live.edges.pop(key, None)
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""

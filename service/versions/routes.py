@@ -111,6 +111,7 @@ def describe(catalog: Catalog, registered: Registered) -> VersionOut:
             if e.new == registered.name
         ],
         created=registered.created,
+        problem=registered.problem or None,
     )
 
 
