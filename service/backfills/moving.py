@@ -136,7 +136,7 @@ class Mover:
 
     def forward(self, old: Known, new: Known) -> Forward | None:
         """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
-        # Edges come and go while a worker runs; one that a backfill applies cannot be removed, but replaced.
+        # Edges come and go while a worker runs; one that a backfill applies stays as it is.
         self._catalog.sync_edges()
         declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
         if declared is None:
