@@ -21,7 +21,7 @@ from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, waiting_items
-from service.repository import from_bytes
+from service.repository import from_bytes, is_whole
 from service.tables import embedding, item
 from service.versions.catalog import Catalog, Registered
 
@@ -93,7 +93,8 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
 
 def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:
     known = [row for row in rows if row.uncertainty is not None]
-    rest = [row for row in rows if row.uncertainty is None]
+    # Of a damaged one nothing is known: it comes last, and the backfill names it.
+    rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
     if known:
         into[VARIANCE].update({row.id: row.uncertainty for row in known})
     source, scores = _variances(old, target, mover, rest)
@@ -104,14 +105,14 @@ def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any
 def _variances(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]]) -> tuple[str, list[float]]:
     if not rows:
         return VARIANCE, []
-    transform = mover.forward(old, target)
-    if transform is not None and transform.tells_variance:
-        try:
+    try:
+        transform = mover.forward(old, target)
+        if transform is not None and transform.tells_variance:
             carried = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
-        except RegraftError:  # some lack their side-information: the backfill will name them
-            return VARIANCE, []
-        assert carried.variance_N is not None
-        return VARIANCE, carried.variance_N.tolist()
+            assert carried.variance_N is not None
+            return VARIANCE, carried.variance_N.tolist()
+    except RegraftError:  # a damaged edge, or some lack their side-information: the backfill will name them
+        return VARIANCE, []
     space = space_from_json(dict(old.card.space))
     if not isinstance(space, Lorentz):
         return old.name, []
