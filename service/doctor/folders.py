@@ -20,7 +20,7 @@ def _versions(patient: Patient) -> Finding:
         "version_changed",
         "error",
         "version folders are no longer what was registered: they are set aside",
-        "restore the folder from its archive and start service and workers again",
+        "register the same archive again, or restore the folder and start the service again; then start workers again",
     )
     for registered in patient.catalog.all():
         if registered.problem:

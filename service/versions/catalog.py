@@ -123,6 +123,21 @@ class Catalog:
             return Registered(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return Registered(row, loaded, self._settings)
 
+    def look_again(self, name: str) -> None:
+        """Take a version that was set aside back, now that its folder is whole; and look at all damaged edges again.
+
+        Raises:
+            InvalidVersionFolder: it is not what was registered.
+        """
+        with self._loading:
+            with self._database.lookup() as connection:
+                ids = edge_ids(connection)
+                (row,) = (row for row in registered_rows(connection) if row.name == name)
+            load_version(self._settings.versions / name, expect_card=row.card_sha256)
+            self._by_id[row.id].problem = ""
+            self._edges = tuple(declared for declared in self._edges if not declared.problem)
+            self._follow_edges(ids)
+
     def sync_edges(self) -> None:
         """The same as `sync`, if any edge came or went."""
         with self._database.lookup() as connection:

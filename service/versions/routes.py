@@ -42,7 +42,10 @@ _registering = threading.Lock()
     },
 )
 async def register(request: Request, response: Response, service: Service) -> VersionOut:
-    """Register a version folder sent as the .zip file `archive`. Sending the same one again changes nothing (200)."""
+    """Register a version folder sent as the .zip file `archive`.
+
+    Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
+    """
     media_type(request, FORM)
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
@@ -66,7 +69,7 @@ def show(name: str, service: Service) -> VersionOut:
 
 
 def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, bool]:
-    """Unpack, verify and register a version archive.
+    """Unpack, verify and register a version archive, or put it in the place of the same version's damaged folder.
 
     Returns:
         The registered version, and whether it is new.
@@ -89,6 +92,8 @@ def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, b
             _register(service, folder)
         elif known != card_sha256(folder):
             raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
+        elif service.catalog.named(given.name).problem:
+            _restore(service, given.name, folder, place / "damaged")
     return service.catalog.named(given.name), known is None
 
 
@@ -126,3 +131,16 @@ def _register(service: Runtime, folder: Path) -> None:
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
         sync_all([final.parent])
+
+
+def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
+    """Put a version's folder back as it was registered. Other processes find it so at their next start."""
+    sync_all([folder, *folder.rglob("*")])
+    final = service.settings.versions / name
+    if final.exists():
+        final.rename(damaged)
+    folder.rename(final)
+    sync_all([final.parent])
+    service.catalog.look_again(name)
+    for live in service.replica.all():
+        service.replica.refresh(live.id)

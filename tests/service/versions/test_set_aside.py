@@ -136,6 +136,32 @@ def test_a_current_version_answers_no_images_and_everything_else(
         problem(served.http.post("/galleries/mixed/deployments", json={"version": "v2"}), 503, "version_broken")
 
 
+@pytest.mark.parametrize(("damage", "named"), DAMAGES)
+def test_registering_it_again_makes_it_whole_without_a_restart(
+    settings: Settings,
+    serving: Any,
+    zip_version: Callable[[Path], bytes],
+    pictures: list[bytes],
+    tmp_path: Path,
+    damage: Any,
+    named: str,
+) -> None:
+    shutil.copytree(settings.versions / "v3", tmp_path / "v3")
+    damage(settings, "v3")
+    with serving(settings) as served:
+        assert served.http.get("/health/ready").json()["status"] == "degraded"
+
+        sent = served.http.post("/versions", files={"archive": ("v.zip", zip_version(tmp_path / "v3"))})
+
+        assert (sent.status_code, sent.json()["problem"]) == (200, None), named
+        assert served.http.get("/health/ready").json() == {"status": "ready", "problems": []}
+        assert deploy(served, "mixed", "v3")["state"] == "current"
+        answered = served.query("/galleries/mixed", pictures[4], k=5).json()
+        assert {m["id"] for m in answered["results"][0]["matches"]} == {f"i{n}" for n in range(5)}
+        assert answered["degraded"] == []
+        assert {path.name for path in settings.versions.iterdir()} == {"v1", "v2", "v3"}
+
+
 def test_nothing_rolls_back_to_a_version_that_is_set_aside(
     settings: Settings, serving: Any, problem: Any, pictures: list[bytes]
 ) -> None:
