@@ -56,7 +56,7 @@ class Blobs:
         self._local = "file" in self._store.protocol
         self._named = named
         self.problem: str | None = None
-        """Why the store was out of reach when it was last looked for; None: it was not."""
+        """Why the store was out of reach when it was last needed; None: it was not."""
 
     def write(self, gallery_id: int, images: Iterable[bytes]) -> list[str]:
         """Store images durably and return their keys, in order. Raises StoreUnreachable."""
@@ -89,9 +89,12 @@ class Blobs:
             StoreUnreachable: nothing can be said of the image.
         """
         try:
-            return self._read(key)
+            image = self._read(key)
         except OSError:
             self.check()
+        else:
+            self.problem = None
+            return image
         # The store answers, but it may have come back only since.
         return self._read(key)
 

@@ -288,7 +288,6 @@ class TestStoreOverTheNetwork:
 
         monkeypatch.undo()
         assert blobs.fetch(key) == b"image"
-        blobs.check()
         assert blobs.problem is None
 
 
