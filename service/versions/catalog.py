@@ -120,7 +120,7 @@ class Catalog:
         with self._database.lookup() as connection:
             rows = edge_rows(connection, set(ids) - set(known))
         for row in rows:
-            new, old = self._by_id[row.new_id].name, self._by_id[row.old_id].name
+            new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)

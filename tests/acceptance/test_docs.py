@@ -135,6 +135,6 @@ def test_each_pinned_version_is_one_that_the_project_allows():
 
 def test_every_module_of_the_service_has_its_place_on_the_map():
     named = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "rooms.md").read_text()))
-    modules = {path.stem for path in (ROOT / "service").glob("*.py")} - {"__init__"}
+    modules = {path.stem for path in (ROOT / "service").rglob("*.py")} - {"__init__"}
 
     assert named == modules
