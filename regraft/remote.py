@@ -201,9 +201,14 @@ class _Sent:
         item = self._items[key]
         if self._originals is not None:
             return self._originals(item["id"])
+        if item["problem"] is not None:
+            raise OSError(item["problem"])
         if item["image"] is None:
             raise FileNotFoundError(key)
         return base64.b64decode(item["image"])
+
+    def check(self) -> None:
+        """The service looked whether its store answers, and a device knows what it holds."""
 
 
 def _moved(moved: Moved) -> Json:

@@ -35,6 +35,9 @@ class Images(Protocol):
     def read(self, key: str) -> bytes:
         """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
 
+    def check(self) -> None:
+        """Raise unless the store answers: then it is not it that is at fault."""
+
 
 class Known(Protocol):
     """A version, as `service.versions.catalog.Registered` is one."""
@@ -112,7 +115,8 @@ class Mover:
         """Read and decode stored images, as many at a time as the encoder takes.
 
         Raises:
-            OSError: none of several images could be read: it is the store that is out of reach.
+            StoreUnreachable, OSError: the store is out of reach, or none of several images could be read: that is no
+                fault of the items.
         """
         encoder = target.encoder()
 
@@ -157,6 +161,8 @@ class Mover:
                 unreadable.append(error)
                 reason = f"the image cannot be read: {error}"
                 failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
+        if unreadable or any(f.code == "image_missing" for f in failed):
+            self._images.check()
         if len(unreadable) == len(rows) > 1:
             raise unreadable[0]
         return readable, failed

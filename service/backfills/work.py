@@ -27,6 +27,7 @@ from service.backfills.moving import Mover
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import Kind, State, drained, finish_or_extend
 from service.backfills.returned import ResultIn, check_complete, check_edges, checked
+from service.blobs import Blobs
 from service.edges import parcel
 from service.edges.changes import UnknownEdge
 from service.edges.rows import Declared
@@ -78,12 +79,16 @@ class ClaimOut(BaseModel):
 
 
 class WorkItem(BaseModel):
-    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for."""
+    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
+
+    `problem`: why the image, which is there, cannot be read now.
+    """
 
     item: int
     seq: int
     id: str
     image: str | None = None
+    problem: str | None = None
     from_version: str | None = None
     embedding: str | None = None
     side: str | None = None
@@ -248,16 +253,20 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
 def _with_images(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
     names = _names(connection, chunk)
     return [
-        WorkItem(item=row.id, seq=row.seq, id=names[row.id], image=_image(service, row.blob) if inputs else None)
+        WorkItem(item=row.id, seq=row.seq, id=names[row.id], **(_image(service.blobs, row.blob) if inputs else {}))
         for row in chunks.read_images(connection, chunk)
     ]
 
 
-def _image(service: Runtime, blob: str) -> str | None:
+def _image(blobs: Blobs, key: str) -> dict[str, str]:
     try:
-        return base64.b64encode(service.blobs.read(blob)).decode()
+        return {"image": base64.b64encode(blobs.read(key)).decode()}
     except FileNotFoundError:
-        return None
+        blobs.check()
+        return {}
+    except OSError as error:
+        blobs.check()
+        return {"problem": str(error)}
 
 
 def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
