@@ -39,6 +39,9 @@ BLOCK = 5_000
 """Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
 FEED_BLOCK = 10_000
 
+STREAMED = {"stream_results": True}
+"""Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
+
 STORED = np.dtype("<f4")
 
 T = TypeVar("T")
@@ -300,7 +303,7 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
-    streamed = connection.execution_options(stream_results=True).execute(statement)
+    streamed = connection.execute(statement, execution_options=STREAMED)
     yield from streamed.partitions(FEED_BLOCK)
 
 

@@ -21,7 +21,7 @@ from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, waiting_items
-from service.repository import from_bytes
+from service.repository import STREAMED, from_bytes
 from service.tables import backfill, embedding, item
 from service.versions.catalog import Catalog, Registered
 
@@ -101,7 +101,7 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
         .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
         .order_by(item.c.id)
     )
-    yield from connection.execution_options(stream_results=True).execute(statement).partitions(ROWS)
+    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
 
 
 def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:
