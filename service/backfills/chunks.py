@@ -37,6 +37,8 @@ BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
 PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
+LONGEST_LEASES = 4
+"""A lease that ends further ahead than so many of the claimer's was given before the clock was set back."""
 REASON_LENGTH = 1024
 PAUSE_SECONDS = 2.0
 """How long an item that failed waits before it is tried again; twice as long after each further failure."""
@@ -105,7 +107,7 @@ def claim(
 ) -> Chunk | None:
     """Lease the next chunk that nobody holds, or whose holder gave no sign of life before its lease ran out."""
     for job in claimable(connection, kinds):
-        taken = _take(connection, job.id, owner, time.time() + lease_seconds)
+        taken = _take(connection, job.id, owner, lease_seconds)
         if taken is not None:
             _pace(connection, job, len(taken.item_ids))
             return _chunk(job, taken, owner)
@@ -138,8 +140,11 @@ def release(connection: Connection, chunk: Chunk) -> None:
     connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
-def _take(connection: Connection, backfill_id: int, owner: str, until: float) -> Row[Any] | None:
-    expired = and_(backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until < time.time())
+def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> Row[Any] | None:
+    now = time.time()
+    until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
+    over = or_(backfill_chunk.c.lease_until < now, backfill_chunk.c.lease_until > latest)
+    expired = and_(backfill_chunk.c.state == "leased", over)
     # Two statements and no OR: each is answered from the index, however many chunks there are.
     for free in (expired, backfill_chunk.c.state == "todo"):
         next_free = (

@@ -126,12 +126,12 @@ def test_a_worker_in_the_middle_of_a_claim_holds_up_no_other(database: Database)
 
     with database.write() as connection:
         # The backfill's row is moved on at the end of a claim; what is measured here is that chunks are passed by.
-        first = chunks._take(connection, 1, "slow", 1e12)
+        first = chunks._take(connection, 1, "slow", 60.0)
         taken: list[Any] = []
 
         def others(_: int) -> None:
             with database.write() as other:
-                taken.append(chunks._take(other, 1, "quick", 1e12).id)
+                taken.append(chunks._take(other, 1, "quick", 60.0).id)
 
         together(1, others)
         together(1, others)
