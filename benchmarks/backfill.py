@@ -2,7 +2,8 @@
 
     python benchmarks/backfill.py small        # worker against plain loops, re-encoding with a small encoder
     python benchmarks/backfill.py resnet50     # with a ResNet-50-sized one
-    python benchmarks/backfill.py transform    # over a stored item edge
+    python benchmarks/backfill.py transform    # over a stored item edge, in the order of storage and in random order
+    python benchmarks/backfill.py fct          # over one of 5.7 million parameters
     python benchmarks/backfill.py queries      # p50 and p99 of queries: no backfill, rate-limited, full speed
 
 Everything is made here: a ResNet-50-sized encoder with random weights, a small one, an item edge, random pictures. The
@@ -14,7 +15,6 @@ worker and loops take turns, so that a busy machine slows all of them.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import socket
 import statistics
@@ -25,121 +25,30 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
-from PIL import Image
+from made_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
 from sqlalchemy import create_engine, delete, select, text, update
 
 from index.cost import encoder_macs, forward_macs
 from index.encoder import BATCH, Encoder
-from index.folder import load_version, pack_version, write_card, write_edge
+from index.folder import pack_version
 from index.image import decode_image, preprocess
 from index.transform import load_forward
-from index.version import EDGE_MODEL, ENCODER, PROBE, Card, Edge, EdgeKind, Preprocess, Score, Version
+from index.version import Version
 from service.backfills.worker import Worker
 from service.blobs import Blobs
 from service.repository import from_bytes, to_bytes
 from service.settings import Settings
 from service.tables import backfill, embedding, item
 
-SIDE = 224
+TRANSFORM_BLOCK = 2048
+"""Vectors a plain loop takes at a time, as many as a chunk of the worker holds."""
 RNG = np.random.default_rng(0)
-
-
-def weights(*shape: int) -> np.ndarray:
-    fan = int(np.prod(shape[1:])) or 1
-    return RNG.normal(scale=fan**-0.5, size=shape).astype(np.float32)
-
-
-class Net:
-    """Builds an ONNX graph node by node."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Any] = []
-        self.arrays: list[Any] = []
-
-    def add(self, kind: str, inputs: list[str], arrays: dict[str, np.ndarray] | None = None, **attributes: Any) -> str:
-        number = len(self.nodes)
-        names = []
-        for name, array in (arrays or {}).items():
-            names.append(f"{name}{number}")
-            self.arrays.append(numpy_helper.from_array(array, names[-1]))
-        self.nodes.append(helper.make_node(kind, [*inputs, *names], [f"y{number}"], name=f"n{number}", **attributes))
-        return f"y{number}"
-
-    def conv(self, x: str, into: int, out: int, size: int, stride: int = 1, relu: bool = True) -> str:
-        arrays = {"w": weights(out, into, size, size)}
-        y = self.add("Conv", [x], arrays, strides=[stride] * 2, pads=[size // 2] * 4, kernel_shape=[size] * 2)
-        return self.add("Relu", [y]) if relu else y
-
-
-def resnet50(net: Net) -> tuple[str, int]:
-    x = net.add("MaxPool", [net.conv("image", 3, 64, 7, 2)], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    width = 64
-    for stage, (blocks, inner) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
-        for block in range(blocks):
-            stride = 2 if stage and not block else 1
-            y = net.conv(
-                net.conv(net.conv(x, width, inner, 1), inner, inner, 3, stride), inner, 4 * inner, 1, relu=False
-            )
-            x = x if block else net.conv(x, width, 4 * inner, 1, stride, relu=False)
-            width = 4 * inner
-            x = net.add("Relu", [net.add("Add", [x, y])])
-    return net.add("Flatten", [net.add("GlobalAveragePool", [x])]), width
-
-
-def small(net: Net) -> tuple[str, int]:
-    x = net.conv(net.conv(net.conv("image", 3, 16, 7, 4), 16, 32, 3, 4), 32, 64, 3, 2)
-    return net.add("Flatten", [net.add("GlobalAveragePool", [x])]), 64
-
-
-def write_version(
-    folder: Path, name: str, dim: int, body: Callable[[Net], tuple[str, int]], old: Version | None
-) -> Version:
-    folder.mkdir()
-    net = Net()
-    features, width = body(net)
-    last = net.add("MatMul", [features], {"w": weights(width, dim)})
-    net.nodes.append(helper.make_node("LpNormalization", [last], ["out"], axis=1))
-    save(folder / ENCODER, net, {"image": ("N", 3, SIDE, SIDE)}, dim)
-    spec = Preprocess(height=SIDE, width=SIDE, resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
-    card = Card(name, dim, {"kind": "cosine"}, spec, method="random")
-    if old is not None:
-        score = {"cmc@1": Score(0.5, 0.4, 0.6)}
-        for kind, place in ((EdgeKind.FORWARD, old),):
-            write_edge(folder, Edge(name, place.name, kind, score, place.card.encoder))
-            mlp = Net()
-            hidden = mlp.add("Relu", [mlp.add("MatMul", ["embedding"], {"w": weights(old.card.dim, 512)})])
-            out = mlp.add("MatMul", [hidden], {"w": weights(512, dim)})
-            mlp.nodes.append(helper.make_node("LpNormalization", [out], ["out"], axis=1))
-            save(folder / "edges" / old.name / EDGE_MODEL[kind], mlp, {"embedding": ("N", old.card.dim)}, dim)
-    import onnxruntime as ort
-
-    image = RNG.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
-    (probe,) = ort.InferenceSession(str(folder / ENCODER)).run(None, {"image": image})
-    np.savez(folder / PROBE, image=image, embedding=probe)
-    write_card(folder, card)
-    return load_version(folder)
-
-
-def save(path: Path, net: Net, inputs: dict[str, tuple[Any, ...]], dim: int) -> None:
-    given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
-    out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ("N", dim))
-    graph = helper.make_graph(net.nodes, "g", given, [out], net.arrays)
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), path)
-
-
-def picture(number: int) -> bytes:
-    rng = np.random.default_rng(number)
-    pixels = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((40, 40, 1))).astype(np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "JPEG", quality=90)
-    return stream.getvalue()
 
 
 class Server:
@@ -205,9 +114,9 @@ def back(settings: Settings, old: str, new: str) -> None:
     engine.dispose()
 
 
-def run_worker(server: Server, gallery: str, kind: str) -> float:
+def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     """Items a second of a worker, from its first claim to its last commit; loading the models is left out."""
-    started = server.post(f"/galleries/{gallery}/backfills", kind=kind)
+    started = server.post(f"/galleries/{gallery}/backfills", kind=kind, order=order)
     stop = threading.Event()
     worker = Worker(server.settings, stop)
     if kind == "reencode":
@@ -249,13 +158,15 @@ def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:
     return len(rows) / seconds
 
 
-def plain_transform(server: Server, transform: Any, dim: int, write: bool) -> float:
+def plain_transform(server: Server, transform: Any, dim: int, order: str, write: bool) -> float:
     engine = create_engine(server.settings.database_url)
     with engine.connect() as connection:
-        ids = connection.execute(select(item.c.id)).scalars().all()
+        ids = list(connection.execute(select(item.c.id).order_by(item.c.id)).scalars())
+    if order == "random":
+        RNG.shuffle(ids)
     begin = time.perf_counter()
-    for start in range(0, len(ids), 512):
-        block = ids[start : start + 512]
+    for start in range(0, len(ids), TRANSFORM_BLOCK):
+        block = ids[start : start + TRANSFORM_BLOCK]
         with engine.connect() as connection:
             stored = connection.execute(
                 select(embedding.c.item_id, embedding.c.vector).where(embedding.c.item_id.in_(block))
@@ -291,13 +202,13 @@ def put(engine: Any, ids: list[int], vectors: np.ndarray, origin: str) -> None:
 
 @contextmanager
 def served(
-    body: Callable[[Net], tuple[str, int]], images: int, vectors: int
+    body: Callable[[Net], tuple[str, int]], images: int, vectors: int, hidden: tuple[int, ...] = SMALL_EDGE
 ) -> Iterator[tuple[Server, Version, Version]]:
     """A service with one gallery `g` of v1, v2 current; v2 has the encoder `body`."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
-        v2 = write_version(root / "v2", "v2", 256, body, v1)
+        v2 = write_version(root / "v2", "v2", 256, body, v1, hidden)
         server = Server(root / "data")
         try:
             for version in (v1, v2):
@@ -309,43 +220,50 @@ def served(
 
 
 def reencode(title: str, body: Callable[[Net], tuple[str, int]], images: int, rounds: int) -> None:
-    with served(body, images, 0) as (server, _, v2):
+    with served(body, images, 0, FCT_EDGE) as (server, v1, v2):
         encoder = Encoder(v2)
+        edge = load_forward(v2.edges[0], v2.card, v1.card)
+        batch = RNG.normal(size=(TRANSFORM_BLOCK, 128)).astype(np.float32)
         loops = {
             "script": lambda: plain_reencode(server, encoder, True),
             "compute": lambda: plain_reencode(server, encoder, False),
+            "transform instead": lambda: compute_only(lambda: edge.carry(batch), TRANSFORM_BLOCK),
         }
         show(title, "reencode", server, rounds, loops)
-        print(f"  {encoder_macs(v2):.3g} multiply-accumulates an image", flush=True)
+        transforming = forward_macs(v2.edges[0], v1.card)
+        print(f"  {encoder_macs(v2):.3g} multiply-accumulates an image, {transforming:.3g} a transform", flush=True)
 
 
-def transform(vectors: int, rounds: int) -> None:
-    with served(small, 0, vectors) as (server, v1, v2):
+def transform(title: str, hidden: tuple[int, ...], vectors: int, rounds: int) -> None:
+    with served(small, 0, vectors, hidden) as (server, v1, v2):
         edge = load_forward(v2.edges[0], v2.card, v1.card)
-        batch = RNG.normal(size=(512, 128)).astype(np.float32)
-        loops = {
-            "script": lambda: plain_transform(server, edge, 128, True),
-            "read and compute": lambda: plain_transform(server, edge, 128, False),
-            "compute": lambda: compute_only(lambda: edge.carry(batch), 512),
-        }
-        show("128 -> 512 -> 256", "transform", server, rounds, loops)
+        batch = RNG.normal(size=(TRANSFORM_BLOCK, 128)).astype(np.float32)
+        for order in ("oldest", "random"):
+            loops = {
+                "script": partial(plain_transform, server, edge, 128, order, True),
+                "read and compute": partial(plain_transform, server, edge, 128, order, False),
+                "compute": lambda: compute_only(lambda: edge.carry(batch), TRANSFORM_BLOCK),
+            }
+            show(title, "transform", server, rounds, loops, order)
         print(f"  {forward_macs(v2.edges[0], v1.card):.3g} multiply-accumulates an item", flush=True)
 
 
-def show(title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]]) -> None:
+def show(
+    title: str, kind: str, server: Server, rounds: int, loops: dict[str, Callable[[], float]], order: str = "oldest"
+) -> None:
     found: dict[str, list[float]] = {name: [] for name in ("worker", *loops)}
     for _ in range(rounds):
-        found["worker"].append(run_worker(server, "g", kind))
+        found["worker"].append(run_worker(server, "g", kind, order))
         back(server.settings, "v1", "v2")
         for name, loop in loops.items():
             found[name].append(loop())
             back(server.settings, "v1", "v2")
     worker = statistics.median(found["worker"])
-    print(f"{title}, {kind}: worker {worker:.1f} items/s", flush=True)
+    print(f"{title}, {kind}, {order} first: worker {worker:.1f} items/s", flush=True)
     for name in loops:
         ratios = [w / other for w, other in zip(found["worker"], found[name], strict=True)]
         speed = statistics.median(found[name])
-        print(f"  {name}: {speed:.1f} items/s, worker / {name} = {statistics.median(ratios):.2f}", flush=True)
+        print(f"  {name}: {speed:.1f} items/s, worker / {name} = {statistics.median(ratios):.2g}", flush=True)
 
 
 def queries(args: argparse.Namespace) -> None:
@@ -393,16 +311,17 @@ def measure_queries(server: Server, title: str, rate: float | None, args: argpar
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["resnet50", "small", "transform", "queries"])
-    parser.add_argument("--images", type=int, default=512)
+    parser.add_argument("what", choices=["resnet50", "small", "transform", "fct", "queries"])
+    parser.add_argument("--images", type=int, default=0, help="default 512, for resnet50 64")
     parser.add_argument("--vectors", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=500.0)
     args = parser.parse_args()
     {
-        "resnet50": lambda: reencode("ResNet-50-sized", resnet50, args.images, args.rounds),
-        "small": lambda: reencode("small", small, args.images, args.rounds),
-        "transform": lambda: transform(args.vectors, args.rounds),
+        "resnet50": lambda: reencode("ResNet-50-sized", resnet50, args.images or 64, args.rounds),
+        "small": lambda: reencode("small", small, args.images or 512, args.rounds),
+        "transform": lambda: transform("128 -> 512 -> 256", SMALL_EDGE, args.vectors, args.rounds),
+        "fct": lambda: transform("128 -> 2200 -> 2200 -> 256", FCT_EDGE, args.vectors, args.rounds),
         "queries": lambda: queries(args),
     }[args.what]()

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterator
 from typing import TypedDict, Unpack
 
-from regraft.connection import Connection, Json, Unreachable
+from regraft.connection import Connection, Json, Problem, Unreachable
 from regraft.paths import path_of, terms
 
 SILENCE_SECONDS = 30.0
 """A stream that says nothing for so long is broken; the service sends a sign of life every ten."""
-RECONNECTS = 5
+PATIENCE_SECONDS = 60.0
+"""How long a stream that breaks is tried again without an event in between: a service may be restarting."""
 RECONNECT_SECONDS = 0.5
 
 
@@ -57,34 +58,40 @@ class BackfillRoutes(Connection):
         A stream that breaks is taken up again behind the last event that came.
 
         Raises:
-            Unreachable: it broke several times in a row.
+            Unreachable: nothing came for a minute.
+            Problem: the backfill is not there, or was deleted with its gallery.
         """
-        last, failures = "", 0
+        last, heard = "", time.monotonic()
         while True:
             headers = {"last-event-id": last} if last else {}
             try:
                 for event, number, data in events(
                     self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)
                 ):
-                    failures = 0
+                    heard = time.monotonic()
                     if event == "progress":
                         last = number
                         yield json.loads(data)
-                    elif event in {"end", "gone"}:
+                    elif event == "end":
                         return
-                broken: Unreachable | None = None
+                    elif event == "gone":
+                        gone = f"backfill {backfill} was deleted with its gallery"
+                        raise Problem(404, {"code": "unknown_backfill", "detail": gone})
+                broken = Unreachable(f"the events of backfill {backfill} ended before it did")
             except Unreachable as error:
                 broken = error
-            failures += 1
-            if failures > RECONNECTS:
-                if broken is not None:
-                    raise broken
-                return
+            if time.monotonic() - heard > PATIENCE_SECONDS:
+                raise broken
             time.sleep(RECONNECT_SECONDS)
 
     def backfill_failures(self, backfill: int) -> list[Json]:
-        """GET /v1/backfills/{backfill}/failures."""
-        return list(self._json("GET", path_of("backfills", backfill, "failures"))["failures"])
+        """GET /v1/backfills/{backfill}/failures, all pages."""
+        page = self._json("GET", path_of("backfills", backfill, "failures"))
+        failures = list(page["failures"])
+        while page["next"] is not None:
+            page = self._json("GET", path_of("backfills", backfill, "failures"), params={"cursor": page["next"]})
+            failures += page["failures"]
+        return failures
 
     def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
         """POST /v1/backfills/{backfill}/pause."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -9,7 +10,7 @@ from typing import Any, Self
 
 import httpx
 
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 
 Json = dict[str, Any]
 
@@ -55,6 +56,10 @@ class Connection:
         timeout: float = 60.0,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
+        if not re.match(r"https?://[^/]", url):
+            raise InvalidArgument(
+                f"{url!r} is no address of a service: it begins with http:// or https://", pointer="/url"
+            )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.url = url.rstrip("/")
         # A proxy from the environment has no business between a client and a loopback service.

@@ -22,7 +22,8 @@ from index.errors import RegraftError
 from index.transform import Forward
 from regraft.client import Client
 from regraft.remote_folders import Folders, NamedEdge, TaskVersions
-from service.backfills.chunks import Failed, Moved
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Moved
 from service.backfills.leases import Leases
 from service.backfills.moving import Compute, Mover, Outcome
 from service.backfills.pipeline import Pipeline
@@ -152,7 +153,7 @@ class RemoteWorker:
     def _finish(self, task: Task, outcome: Outcome) -> None:
         moved, failed = outcome
         result = {
-            "moved": [_moved(m) for m in moved],
+            "moved": [row for each in moved for row in _moved(each)],
             "failed": [_failed(f) for f in failed],
             "edges": [edge.id for edge in task.edges],
         }
@@ -211,14 +212,17 @@ class _Sent:
         """The service looked whether its store answers, and a device knows what it holds."""
 
 
-def _moved(moved: Moved) -> Json:
-    return {
-        "item": moved.item_id,
-        "seq": moved.seq,
-        "vector": _text(moved.vector),
-        "side": None if moved.side is None else _text(moved.side),
-        "uncertainty": moved.uncertainty,
-    }
+def _moved(moved: Moved) -> list[Json]:
+    return [
+        {
+            "item": moved.item_ids[number],
+            "seq": moved.seqs[number],
+            "vector": _text(vector),
+            "side": None if moved.side is None else _text(moved.side[number]),
+            "uncertainty": None if moved.uncertainty is None else float(moved.uncertainty[number]),
+        }
+        for number, vector in enumerate(moved.vectors)
+    ]
 
 
 def _failed(failed: Failed) -> Json:

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service import audit, errors, health
 from service.auth import Guard, check_exposure
-from service.backfills import progress, work
+from service.backfills import failures, progress, work
 from service.backfills import routes as backfills
 from service.deployments import routes as deployments
 from service.edges import routes as edges
@@ -42,6 +42,7 @@ ROUTERS = (
     deployments.router,
     backfills.router,
     progress.router,
+    failures.router,
     work.router,
     audit.router,
 )

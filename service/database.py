@@ -24,6 +24,10 @@ IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
 POOL_SIZE = 32
+WRITER_CACHE_KIB = 65_536
+"""SQLite pages a writing connection keeps: a backfill in random order comes back to the same pages again and again."""
+CHECKPOINT_PAGES = 16_384
+"""Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
 
 MIGRATING = 0x7265_6772_6166_74
 """The advisory lock that whoever migrates a PostgreSQL database holds."""
@@ -115,6 +119,9 @@ def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = T
         connection.execute("PRAGMA journal_mode=WAL")
         # An acknowledged write survives a power cut, not only a killed process.
         connection.execute("PRAGMA synchronous=FULL")
+        if begin == "BEGIN IMMEDIATE":
+            connection.execute(f"PRAGMA cache_size=-{WRITER_CACHE_KIB}")
+            connection.execute(f"PRAGMA wal_autocheckpoint={CHECKPOINT_PAGES}")
 
     event.listen(engine, "connect", prepare)
     if begin:

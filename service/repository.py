@@ -1,7 +1,7 @@
 """SQL about galleries and their items. Every function runs in its caller's transaction.
 
 Vectors are stored as little-endian float32 bytes; `to_bytes` and `from_bytes` are the only two places that know.
-Shape suffixes: N vectors, D their dimension.
+Shapes: N vectors, D their dimension, S numbers of side-information.
 """
 
 from __future__ import annotations
@@ -12,11 +12,30 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
-from sqlalchemy import Connection, Row, Text, and_, bindparam, cast, delete, false, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    false,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    update,
+)
 
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
+from service.listed import Listed, listed
 from service.tables import (
     backfill,
     backfill_chunk,
@@ -180,33 +199,64 @@ def store_items(
     if added := [row for row in rows if row["external_id"] not in known]:
         inserted = connection.execute(insert(item).returning(item.c.external_id, item.c.id), added)
         keys.update((external_id, key) for external_id, key in inserted)
-    put_embeddings(
-        connection,
-        [
-            {
-                "item_id": keys[n.external_id],
-                "version_id": version_id,
-                "origin": n.origin,
-                "vector": to_bytes(n.vector),
-                "side": None if n.side is None else to_bytes(n.side),
-                "uncertainty": None,
-            }
-            for n in new
-        ],
-    )
+    for origin in {n.origin for n in new}:
+        stored = [n for n in new if n.origin == origin]
+        sides = [n.side for n in stored if n.side is not None]
+        put_embeddings(
+            connection,
+            version_id,
+            origin,
+            [keys[n.external_id] for n in stored],
+            np.stack([n.vector for n in stored]),
+            np.stack(sides) if sides else None,
+        )
     return [row.blob for row in replaced if row.blob is not None]
 
 
-def put_embeddings(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert embeddings, replacing those of the same item and version. Keys: the columns of the table, all of them."""
-    if not rows:
+def put_embeddings(
+    connection: Connection,
+    version_id: int,
+    origin: str,
+    item_ids: Sequence[int],
+    vectors: Vectors,
+    side: Vectors | None = None,
+    uncertainty: Vectors | None = None,
+) -> None:
+    """Insert embeddings of one version and origin, replacing what the items hold of that version.
+
+    Args:
+        connection: in a transaction.
+        version_id: their version.
+        origin: `encoded`, `transformed` or `supplied`.
+        item_ids: N items, all different.
+        vectors: (N, D).
+        side: (N, S), where the version has side-information.
+        uncertainty: (N,), where a transform told how unsure it was.
+    """
+    if not item_ids:
         return
-    # One statement a version and block: several times as fast as one a row.
-    for version_id in {row["version_id"] for row in rows}:
-        for block in blocks([row["item_id"] for row in rows if row["version_id"] == version_id]):
-            held = (embedding.c.version_id == version_id, embedding.c.item_id.in_(block))
-            connection.execute(delete(embedding).where(*held))
-    connection.execute(insert(embedding), rows)
+    keys = listed(connection, item_ids)
+    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(keys.keys))
+    connection.execute(delete(embedding).where(*mine))
+    rows: dict[str, ColumnElement[Any]] = {
+        "item_id": keys.key,
+        "version_id": literal(version_id),
+        "origin": literal(origin),
+        "vector": _row_of(vectors, keys),
+        "side": null() if side is None else _row_of(side, keys),
+    }
+    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
+    if uncertainty is not None:
+        unsure = update(embedding).where(embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
+        values = [{"key": key, "value": value} for key, value in zip(item_ids, uncertainty.tolist(), strict=True)]
+        connection.execute(unsure.values(uncertainty=bindparam("value")), values)
+
+
+def _row_of(array: Vectors, keys: Listed) -> ColumnElement[bytes]:
+    """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
+    width = array.shape[1] * STORED.itemsize
+    # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
+    return func.substr(literal(to_bytes(array), LargeBinary), cast(keys.place * width + 1, Integer), width)
 
 
 def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -327,8 +377,7 @@ def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
-    for block in blocks(keys):
-        connection.execute(delete(embedding).where(embedding.c.item_id.in_(block)))
+    connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
 
 
 def blocks(values: Sequence[T], size: int = BLOCK) -> Iterator[Sequence[T]]:

@@ -14,6 +14,8 @@ from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect,
 from regraft.commands.plan import print_estimate
 
 backfill = typer.Typer(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
+ITEMS_FAILED = 3
+"""Exit code of a watched backfill that ended with items it could not move."""
 Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the backfill.")]
 Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until it ends; Ctrl-C only stops watching.")]
 
@@ -117,14 +119,14 @@ def show(number: Number, watch: Watch = False, url: Url = URL, api_key: ApiKey =
 
 @backfill.command("watch")
 def watch(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Show a progress bar until a backfill ends; Ctrl-C only stops watching."""
+    """Show a progress bar until a backfill ends, exit code 3 if items failed; Ctrl-C only stops watching."""
     with connect(url, api_key) as client:
         _show(client, client.backfill(number), True)
 
 
 @backfill.command("pause")
 def pause(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Pause a backfill; workers stop after the chunk in hand."""
+    """Pause a backfill; a chunk that a worker has in hand is dropped, and done again after `resume`."""
     with connect(url, api_key) as client:
         _print(client.pause_backfill(number, dry_run=dry_run), dry_run)
 
@@ -165,6 +167,8 @@ def _show(client: Client, shown: Json, watch: bool) -> None:
     if shown["failed"]:
         for failure in client.backfill_failures(shown["id"]):
             out.print(f"  {failure['item']}: {failure['reason']}", markup=False)
+        if watch:
+            raise typer.Exit(ITEMS_FAILED)
 
 
 def _watch(client: Client, watched: Json) -> Json:

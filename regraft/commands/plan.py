@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -20,16 +21,24 @@ MEASURE_SECONDS = 1.0
 BATCH = 32
 
 
+def _rate(given: float | None) -> float | None:
+    if given is not None and not 0 < given < math.inf:
+        raise typer.BadParameter("must be a number above 0")
+    return given
+
+
 def plan(
     old: Annotated[Path, typer.Argument(help="Folder of the version the items are stored in.")],
     new: Annotated[Path, typer.Argument(help="Folder of the version they would move to.")],
     items: Annotated[int, typer.Option(min=1, help="How many items are stored.")] = 1_000_000,
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the work.")] = 1,
     reencode_rate: Annotated[
-        float | None, typer.Option(help="Images a second of one worker; default: measured here.", show_default=False)
+        float | None,
+        typer.Option(help="Images a second of one worker; default: measured here.", show_default=False, callback=_rate),
     ] = None,
     transform_rate: Annotated[
-        float | None, typer.Option(help="Transforms a second of one worker; default: measured.", show_default=False)
+        float | None,
+        typer.Option(help="Transforms a second of one worker; default: measured.", show_default=False, callback=_rate),
     ] = None,
     image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image.")] = 100_000,
 ) -> None:
@@ -46,7 +55,7 @@ def plan(
             rows.append(_row(way, cost, before, after, items, workers, image_bytes if way == "reencode" else 0))
     if not rows:
         raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
-    print_table(["way", "wall clock", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
+    print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
 
 
@@ -58,12 +67,18 @@ def print_estimate(shown: dict[str, Any]) -> None:
     lines = {
         "items": f"{shown['items']:,}{no_image}",
         "time": f"{_seconds(shown['seconds'])} with one worker (measured on {shown['sampled']} items)",
-        "stored": f"{_bytes(shown['bytes_now'])} now, {_bytes(shown['bytes_after'])} after, "
-        f"{_bytes(shown['bytes_after_retiring'])} once older versions are retired",
+        "stored": f"{_bytes(shown['bytes_now'])} now, {_bytes(shown['bytes_after'])} after, {_retired(shown)}",
         "multiply-accumulates an item": ways,
     }
     out.print(f"{shown['kind']} to {shown['version']}: an estimate, nothing was started")
     print_table(["", ""], [[name, line] for name, line in lines.items()])
+
+
+def _retired(shown: dict[str, Any]) -> str:
+    after = shown["bytes_after_retiring"]
+    if after is None:
+        return "and the older versions still in use"
+    return f"{_bytes(after)} once older versions are retired"
 
 
 def _reencode(new: Version, rate: float | None) -> Cost | None:

@@ -7,7 +7,7 @@ Every function runs in its caller's transaction.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,8 @@ from sqlalchemy import (
     Row,
     Update,
     and_,
-    bindparam,
     case,
-    delete,
     false,
-    insert,
     or_,
     select,
     update,
@@ -29,9 +26,11 @@ from sqlalchemy import (
 
 from index.errors import RegraftError
 from index.space import Vectors
+from service.backfills.attempts import Failed, note_failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State
-from service.repository import put_embeddings, take_seq, to_bytes
-from service.tables import backfill, backfill_chunk, backfill_failure, embedding, item
+from service.listed import listed
+from service.repository import put_embeddings, take_seq
+from service.tables import backfill, backfill_chunk, embedding, item
 
 BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
@@ -39,9 +38,7 @@ PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
 LONGEST_LEASES = 4
 """A lease that ends further ahead than so many of the claimer's was given before the clock was set back."""
-REASON_LENGTH = 1024
-PAUSE_SECONDS = 2.0
-"""How long an item that failed waits before it is tried again; twice as long after each further failure."""
+ORIGIN = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}
 
 
 class ChunkLost(RegraftError):
@@ -67,27 +64,34 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Moved:
-    """An item's new embedding, made from the item as it was at `seq`: `vector` (D,), `side` (S,) or None.
+    """New embeddings of N items, each made from its item as it was at its `seq`.
 
-    `uncertainty` is how unsure the transform was of it, where the edge tells.
+    Attributes:
+        item_ids: N items, all different.
+        seqs: N numbers of the change feed.
+        vectors: (N, D), valid for the target version's space.
+        side: (N, S), the target version's side-information, where it has any.
+        uncertainty: (N,), how unsure the transform was of each, where the edge tells.
     """
 
-    item_id: int
-    seq: int
-    vector: Vectors
-    side: Vectors | None
-    uncertainty: float | None = None
+    item_ids: Sequence[int]
+    seqs: Sequence[int]
+    vectors: Vectors
+    side: Vectors | None = None
+    uncertainty: Vectors | None = None
 
-
-@dataclass(frozen=True)
-class Failed:
-    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
-
-    item_id: int
-    seq: int
-    reason: str
-    code: str = "refused"
-    retry: bool = False
+    def only(self, wanted: Container[int]) -> Moved:
+        """Without the items that are not wanted."""
+        kept = [number for number, key in enumerate(self.item_ids) if key in wanted]
+        if len(kept) == len(self.item_ids):
+            return self
+        return Moved(
+            [self.item_ids[number] for number in kept],
+            [self.seqs[number] for number in kept],
+            self.vectors[kept],
+            None if self.side is None else self.side[kept],
+            None if self.uncertainty is None else self.uncertainty[kept],
+        )
 
 
 # Claiming
@@ -190,19 +194,21 @@ def _ours(chunk: Chunk) -> Update:
 
 def read_images(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, str]]:
     """(id, seq, blob) of the chunk's items that still qualify."""
-    return connection.execute(select(item.c.id, item.c.seq, item.c.blob).where(_still(chunk))).all()
+    return connection.execute(select(item.c.id, item.c.seq, item.c.blob).where(_still(connection, chunk))).all()
 
 
 def read_embeddings(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, int, bytes, bytes | None]]:
     """(id, seq, active_id, vector, side) of the items that still qualify, the last two as the active version stored."""
     active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
     columns = (item.c.id, item.c.seq, item.c.active_id, embedding.c.vector, embedding.c.side)
-    return connection.execute(select(*columns).select_from(item.join(embedding, active)).where(_still(chunk))).all()
+    return connection.execute(
+        select(*columns).select_from(item.join(embedding, active)).where(_still(connection, chunk))
+    ).all()
 
 
 def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:
     """The chunk's items that still qualify."""
-    return list(connection.execute(select(item.c.id).where(_still(chunk))).scalars())
+    return list(connection.execute(select(item.c.id).where(_still(connection, chunk))).scalars())
 
 
 def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed: Sequence[Failed]) -> dict[str, int]:
@@ -214,15 +220,15 @@ def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed:
         ChunkLost: another worker holds the chunk, or its backfill was paused, cancelled or deleted; nothing is written.
         UnknownGallery: the gallery was deleted.
     """
-    first_seq = take_seq(connection, chunk.gallery_id, len(moved))
+    take_seq(connection, chunk.gallery_id, 0)
     if not connection.execute(_ours(chunk).values(state="done", lease_owner=None, lease_until=None)).rowcount:
         raise ChunkLost("another worker took the chunk over")
-    unchanged = _unchanged(connection, {**{m.item_id: m.seq for m in moved}, **{f.item_id: f.seq for f in failed}})
-    moved = [m for m in moved if m.item_id in unchanged]
+    unchanged = _unchanged(connection, moved, failed)
     failed = [f for f in failed if f.item_id in unchanged]
-    _write_moved(connection, chunk, moved, first_seq)
-    given_up = _write_failed(connection, chunk, failed)
-    counts = {"done": len(moved), "failed": given_up, "skipped": len(chunk.item_ids) - len(moved) - len(failed)}
+    kept = [m.only(unchanged) for m in moved]
+    done = write_moved(connection, chunk.gallery_id, chunk.version_id, chunk.kind, kept)
+    given_up = note_failed(connection, chunk.backfill_id, chunk.item_ids, failed, chunk.attempts)
+    counts = {"done": done, "failed": given_up, "skipped": len(chunk.item_ids) - done - len(failed)}
     counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
     running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == State.RUNNING)
     if not connection.execute(running.values(counted)).rowcount:
@@ -230,74 +236,30 @@ def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed:
     return {**counts, "retried": len(failed) - given_up}
 
 
-def _still(chunk: Chunk) -> ColumnElement[bool]:
-    return and_(item.c.id.in_(chunk.item_ids), item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
+def _still(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
+    mine = item.c.id.in_(listed(connection, chunk.item_ids).keys)
+    return and_(mine, item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
 
 
-def _unchanged(connection: Connection, read_at: Mapping[int, int]) -> set[int]:
+def _unchanged(connection: Connection, moved: Sequence[Moved], failed: Sequence[Failed]) -> set[int]:
     """The items that nobody wrote since: every write, a deletion too, stamps a new seq."""
-    statement = select(item.c.id, item.c.seq).where(item.c.id.in_(list(read_at)), item.c.deleted == false())
-    return {row.id for row in connection.execute(statement) if read_at[row.id] == row.seq}
+    read_at = {f.item_id: f.seq for f in failed}
+    for each in moved:
+        read_at.update(zip(each.item_ids, each.seqs, strict=True))
+    mine = item.c.id.in_(listed(connection, list(read_at)).keys)
+    statement = select(item.c.id, item.c.seq).where(mine, item.c.deleted == false())
+    return {key for key, seq in connection.execute(statement).all() if read_at[key] == seq}
 
 
-def _write_moved(connection: Connection, chunk: Chunk, moved: Sequence[Moved], first_seq: int) -> None:
-    if not moved:
-        return
-    origin = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}[chunk.kind]
-    same = {"version_id": chunk.version_id, "origin": origin}
-    put_embeddings(
-        connection,
-        [
-            {
-                **same,
-                "item_id": m.item_id,
-                "vector": to_bytes(m.vector),
-                "side": None if m.side is None else to_bytes(m.side),
-                "uncertainty": m.uncertainty,
-            }
-            for m in moved
-        ],
-    )
-    place = update(item).where(item.c.id == bindparam("key")).values(active_id=chunk.version_id, seq=bindparam("at"))
-    connection.execute(place, [{"key": m.item_id, "at": first_seq + number} for number, m in enumerate(moved)])
-
-
-def _write_failed(connection: Connection, chunk: Chunk, failed: Sequence[Failed]) -> int:
-    """Note what failed, and when it is tried again; returns how many were given up."""
-    tried = _take_earlier_attempts(connection, chunk)
-    now = time.time()
-    rows = []
-    for f in failed:
-        attempts = tried.get(f.item_id, 0) + 1
-        final = not f.retry or attempts >= chunk.attempts
-        rows.append(
-            {
-                "backfill_id": chunk.backfill_id,
-                "item_id": f.item_id,
-                "seq": f.seq,
-                "reason": f.reason[:REASON_LENGTH],
-                "code": f.code,
-                "attempts": attempts,
-                "final": final,
-                "next_try": None if final else now + pause_seconds(attempts),
-                "at": now,
-            }
-        )
-    if rows:
-        connection.execute(insert(backfill_failure), rows)
-    return sum(bool(row["final"]) for row in rows)
-
-
-def _take_earlier_attempts(connection: Connection, chunk: Chunk) -> dict[int, int]:
-    """How often each of the chunk's items was tried before; what is noted about them is removed."""
-    mine = (backfill_failure.c.backfill_id == chunk.backfill_id, backfill_failure.c.item_id.in_(chunk.item_ids))
-    noted = select(backfill_failure.c.item_id, backfill_failure.c.attempts).where(*mine)
-    tried = {row.item_id: row.attempts for row in connection.execute(noted)}
-    if tried:
-        connection.execute(delete(backfill_failure).where(*mine))
-    return tried
-
-
-def pause_seconds(attempts: int) -> float:
-    """How long an item rests after it failed so many times."""
-    return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
+def write_moved(connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[Moved]) -> int:
+    """Store new embeddings and make them active; returns of how many items. Raises UnknownGallery."""
+    count = sum(len(each.item_ids) for each in moved)
+    seq = take_seq(connection, gallery_id, count)
+    for each in moved:
+        arrays = (each.vectors, each.side, each.uncertainty)
+        put_embeddings(connection, version_id, ORIGIN[kind], each.item_ids, *arrays)
+        keys = listed(connection, each.item_ids)
+        place = update(item).where(item.c.id == keys.key)
+        connection.execute(place.values(active_id=version_id, seq=seq + keys.place))
+        seq += len(each.item_ids)
+    return count

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, and_, false, func, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, false, func, select
 
 from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from index.errors import RegraftError
+from service.backfills.chunks import write_moved
 from service.backfills.filtering import passing
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
-from service.backfills.planner import Kind, waiting_items
+from service.backfills.planner import Kind, most, waiting_items
+from service.listed import listed
 from service.runtime import Runtime
 from service.tables import embedding, item
 from service.versions.catalog import Registered
@@ -33,10 +35,10 @@ class MacsOut(BaseModel):
 
 
 class EstimateOut(BaseModel):
-    """A backfill on paper. `seconds`: one worker on this machine, reading and computing, or what the rate allows.
+    """A backfill on paper. `seconds`: one worker on this machine, one step after the other, or what the rate allows.
 
     Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
-    the target is retired.
+    the target is retired; null where some items would still depend on another.
     """
 
     kind: str
@@ -48,7 +50,7 @@ class EstimateOut(BaseModel):
     seconds: float | None
     bytes_now: int
     bytes_after: int
-    bytes_after_retiring: int
+    bytes_after_retiring: int | None
     macs_per_item: MacsOut
     macs: float | None
 
@@ -58,9 +60,12 @@ def estimate(
 ) -> EstimateOut:
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
-    by_version = _waiting_by_version(connection, scope, kind, asked.filter)
-    items = _capped(sum(by_version.values()), asked.share, asked.limit)
-    sampled, seconds = _measure(connection, mover, target, scope, kind) if items else (0, None)
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
+    passed = None if asked.filter is None else passing(connection, waiting, asked.filter)
+    by_version = _by_version(connection, waiting) if passed is None else dict(Counter(passed.values()))
+    items = most(sum(by_version.values()), asked.share, asked.limit)
+    rows = _sample(connection, waiting, kind, passed) if items else []
+    sampled, seconds = _measure(service, mover, target, scope, rows)
     macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(service, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
     total = None if seconds is None else items * seconds
@@ -69,7 +74,9 @@ def estimate(
     now, with_target = _bytes_now(service, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
-    replaced = _already_held(connection, scope, kind, target)
+    replaced = _already_held(connection, waiting, target)
+    left = _left(connection, scope, by_version, items)
+    after_retiring = min(with_target + max(items - replaced, 0) * width, live * width)
     return EstimateOut(
         kind=kind,
         version=target.name,
@@ -80,44 +87,40 @@ def estimate(
         seconds=total,
         bytes_now=now,
         bytes_after=now + max(items - replaced, 0) * width,
-        bytes_after_retiring=min(with_target + max(items - replaced, 0) * width, live * width),
+        bytes_after_retiring=None if left else after_retiring,
         macs_per_item=macs,
         macs=None if per_item is None else per_item * items,
     )
 
 
-def _capped(items: int, share: float | None, limit: int | None) -> int:
-    if share is not None:
-        items = math.ceil(share * items)
-    return items if limit is None else min(items, limit)
-
-
-def _waiting_by_version(
-    connection: Connection, scope: Scope, kind: Kind, given: dict[str, Any] | None
-) -> dict[int, int]:
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
-    if given is not None:
-        return dict(Counter(passing(connection, waiting, given).values()))
+def _by_version(connection: Connection, waiting: ColumnElement[bool]) -> dict[int, int]:
     counted = select(item.c.active_id, func.count()).where(waiting).group_by(item.c.active_id)
     return dict(tuple(row) for row in connection.execute(counted))
 
 
 def _measure(
-    connection: Connection, mover: Mover, target: Registered, scope: Scope, kind: Kind
+    service: Runtime, mover: Mover, target: Registered, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
 ) -> tuple[int, float | None]:
-    rows = _sample(connection, scope, kind)
+    """Seconds an item takes: read, computed, and written in a transaction that is taken back."""
     if not rows:
         return 0, None
+    kind = Kind(scope.kind)
     move = mover.reencode if kind is Kind.REENCODE else mover.transform
     outcome_of(move(target, rows[:1]))  # loads the models
     started = time.perf_counter()
-    outcome_of(move(target, rows))
+    moved, _ = outcome_of(move(target, rows))
+    with service.database.write(dry_run=True) as connection:
+        write_moved(connection, scope.gallery_id, target.id, kind, moved)
     return len(rows), (time.perf_counter() - started) / len(rows)
 
 
-def _sample(connection: Connection, scope: Scope, kind: Kind) -> Sequence[Row[*tuple[Any, ...]]]:
+def _sample(
+    connection: Connection, waiting: ColumnElement[bool], kind: Kind, passed: Mapping[int, int] | None
+) -> Sequence[Row[*tuple[Any, ...]]]:
+    if passed is not None:
+        drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), SAMPLE[kind]), replace=False)
+        waiting = item.c.id.in_(listed(connection, drawn.tolist()).keys)
     active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
     columns = (item.c.id, item.c.seq, item.c.blob, item.c.active_id, embedding.c.vector, embedding.c.side)
     statement = select(*columns).select_from(item.join(embedding, active)).where(waiting)
     return connection.execute(statement.order_by(func.random()).limit(SAMPLE[kind])).all()
@@ -148,11 +151,17 @@ def _bytes_now(service: Runtime, connection: Connection, scope: Scope, target: R
     return sum(stored.values()), stored.get(target.id, 0)
 
 
-def _already_held(connection: Connection, scope: Scope, kind: Kind, target: Registered) -> int:
+def _already_held(connection: Connection, waiting: ColumnElement[bool], target: Registered) -> int:
     """Items whose embedding of the target is replaced, not added."""
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
     held = select(func.count()).select_from(item.join(embedding, embedding.c.item_id == item.c.id))
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
+
+
+def _left(connection: Connection, scope: Scope, by_version: Mapping[int, int], items: int) -> int:
+    """Live items that would still be in another version than the target; at worst, where not all that wait move."""
+    statement = select(func.count()).where(*_live(scope), item.c.active_id != scope.version_id)
+    arriving = items - min(by_version.get(scope.version_id, 0), items)
+    return int(connection.execute(statement).scalar_one()) - arriving
 
 
 def _reencode_macs(target: Registered) -> int | None:

@@ -19,7 +19,8 @@ from index.image import Pixels, decode_image, preprocess
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
-from service.backfills.chunks import Failed, Moved
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Moved
 from service.repository import from_bytes
 
 X = TypeVar("X")
@@ -226,8 +227,6 @@ def _embed(inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carr
             return [], [Failed(row.id, row.seq, error.message, retry=isinstance(error, InvalidVersionFolder))]
         half = len(inputs) // 2
         return collect(_embed(inputs[:half], embed), _embed(inputs[half:], embed))
-    sides = [None] * len(inputs) if made.side_NS is None else list(made.side_NS)
-    unsure = [None] * len(inputs) if made.variance_N is None else made.variance_N.tolist()
-    rows = (row for row, _ in inputs)
-    moved = zip(rows, made.vectors_ND, sides, unsure, strict=True)
-    return [Moved(row.id, row.seq, vector, side, variance) for row, vector, side, variance in moved], []
+    rows = [row for row, _ in inputs]
+    keys, seqs = [row.id for row in rows], [row.seq for row in rows]
+    return [Moved(keys, seqs, made.vectors_ND, made.side_NS, made.variance_N)], []

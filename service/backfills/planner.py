@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
 from enum import StrEnum
 from typing import Any
 
@@ -147,7 +148,7 @@ def _budget(connection: Connection, job: Row[Any], found: int) -> int:
     """How many more items may be planned. The share counts what is there at the start and becomes a limit."""
     limit = job.item_limit
     if job.share is not None and job.total == 0:
-        limit = min(math.ceil(job.share * found), found if limit is None else limit)
+        limit = most(found, job.share, limit)
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(item_limit=limit))
     if limit is None:
         return found
@@ -155,6 +156,14 @@ def _budget(connection: Connection, job: Row[Any], found: int) -> int:
     waiting = select(func.count()).where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.final == false())
     spent = job.done + job.failed + connection.execute(waiting).scalar_one()
     return max(int(limit) - int(spent), 0)
+
+
+def most(found: int, share: float | None, limit: int | None) -> int:
+    """How many of the items found a backfill may move: at most that share of them, but one at least, and the limit."""
+    if share is not None:
+        # In decimals, as it was written: 0.07 of 400 is 28, not the 28.000000000000004 of binary fractions.
+        found = min(found, max(int(Decimal(repr(share)) * found), 1))
+    return found if limit is None else min(found, limit)
 
 
 def _due(connection: Connection, job: Row[Any]) -> list[int]:

@@ -138,6 +138,8 @@ def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
     active = _active_seconds(row)
     processed = row.total - remaining
     speed = processed / active if processed and active > 0 else None
+    # What a rate lets through at once at the start says nothing of how it goes on.
+    lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
     return BackfillOut(
         id=row.id,
         gallery=gallery_name,
@@ -161,7 +163,7 @@ def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
         finished=row.finished,
         active_seconds=active,
         items_per_second=speed,
-        eta_seconds=remaining / speed if speed and row.state == State.RUNNING else None,
+        eta_seconds=remaining / lasting if lasting and row.state == State.RUNNING else None,
     )
 
 

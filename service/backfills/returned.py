@@ -82,24 +82,51 @@ def check_edges(connection: Connection, body: ResultIn) -> None:
         raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
 
 
-def checked(target: Registered, kind: Kind, number: int, given: MovedIn) -> Moved:
-    """A returned embedding, number so many of the body. Raises InvalidVector."""
+def checked(target: Registered, kind: Kind, given: Sequence[MovedIn]) -> list[Moved]:
+    """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one."""
+    made = [_checked(target, kind, number, m) for number, m in enumerate(given)]
+    # One edge may tell side-information or how unsure it is, and another of the same chunk not.
+    told = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
+    groups = [[n for n, tells in enumerate(told) if tells == alike] for alike in dict.fromkeys(told)]
+    return [_together([given[n] for n in group], [made[n] for n in group]) for group in groups]
+
+
+def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | None]]) -> Moved:
+    sides = [side for _, side in made if side is not None]
+    unsure = [m.uncertainty for m in given if m.uncertainty is not None]
+    return Moved(
+        [m.item for m in given],
+        [m.seq for m in given],
+        np.stack([vector for vector, _ in made]),
+        np.stack(sides) if sides else None,
+        np.array(unsure, np.float32) if unsure else None,
+    )
+
+
+def _checked(target: Registered, kind: Kind, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
+    vector = _vector(target, given.vector, f"/moved/{number}/vector")
+    return vector, _side(target, kind, given.side, f"/moved/{number}/side")
+
+
+def _vector(target: Registered, text: str, pointer: str) -> Vectors:
     space = space_from_json(dict(target.card.space))
-    pointer = f"/moved/{number}/vector"
-    vector = _floats(given.vector, pointer)
+    vector = _floats(text, pointer)
     (ready,) = check_vectors(vector, target.card.dim, space, pointer=pointer)
     off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
     if off > UNIT_TOLERANCE:
         raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
-    if off < ROUNDING:
-        ready = vector  # normalised already: once more would change last bits, and a local worker's differ
-    side = None if given.side is None else _floats(given.side, f"/moved/{number}/side")
+    # One that is normalised already: once more would change last bits, and a local worker's differ.
+    return vector if off < ROUNDING else ready
+
+
+def _side(target: Registered, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
+    side = None if text is None else _floats(text, pointer)
     width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
     if (0 if side is None else len(side)) != width:
-        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=f"/moved/{number}/side")
+        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=pointer)
     if side is not None and not np.isfinite(side).all():
-        raise InvalidVector("side-information must be finite", pointer=f"/moved/{number}/side")
-    return Moved(given.item, given.seq, ready, side, given.uncertainty)
+        raise InvalidVector("side-information must be finite", pointer=pointer)
+    return side
 
 
 def _floats(text: str, pointer: str) -> Vectors:

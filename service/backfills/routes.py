@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row, insert, select
 
@@ -24,13 +24,15 @@ from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
-from service.tables import backfill, backfill_failure, item
+from service.tables import backfill
 from service.versions.catalog import Catalog, Registered
 
 router = APIRouter(tags=["backfills"])
 
 CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
 """Items a worker takes at once: enough that claiming and committing them costs little beside computing them."""
+RATED_SECONDS = 0.5
+"""A chunk of a rated backfill is worth no more than so long, or its first chunk alone would pass the rate."""
 
 
 class BackfillActive(RegraftError):
@@ -80,28 +82,6 @@ class Backfills(BaseModel):
     backfills: list[BackfillOut]
 
 
-class Failure(BaseModel):
-    """An item that could not be moved, and why; it stays reachable in `version`. `next_try`: it will be tried again.
-
-    `code`: `image_missing`, `image_invalid`, `image_unreadable` or `refused` (by the encoder or the edge).
-    """
-
-    item: str
-    code: str
-    reason: str
-    attempts: int
-    next_try: float | None
-    version: str | None
-    at: float
-
-
-class Failures(BaseModel):
-    """The first failures of a backfill, and how many there are."""
-
-    failures: list[Failure]
-    failed: int
-
-
 @router.post("/galleries/{name}/backfills", status_code=202)
 def create(
     name: str, body: BackfillIn, response: Response, service: Service, terms: Terms
@@ -130,18 +110,6 @@ def list_all(name: str, service: Service) -> Backfills:
 def show(number: BackfillNumber, service: Service) -> BackfillOut:
     """State and progress of a backfill."""
     return look(service, number)[1]
-
-
-@router.get("/backfills/{number}/failures")
-def failures(
-    number: BackfillNumber, service: Service, limit: Annotated[int, Query(ge=1, le=10_000)] = 1000
-) -> Failures:
-    """Items that could not be moved, with the reason."""
-    with service.database.read() as connection:
-        row = backfill_row(connection, number)
-        rows = _failures(connection, number, limit)
-    found = [_failure(service.catalog, f) for f in rows]
-    return Failures(failures=found, failed=row.failed)
 
 
 @router.post("/backfills/{number}/pause")
@@ -192,7 +160,7 @@ def start(
         "kind": asked.kind,
         "item_order": asked.order,
         "state": State.RUNNING,
-        "chunk_size": asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)],
+        "chunk_size": _chunk_size(asked),
         "rate": asked.rate,
         "next_claim": now,
         "total": 0,
@@ -210,6 +178,11 @@ def start(
     return backfill_row(connection, row.id)
 
 
+def _chunk_size(asked: BackfillIn) -> int:
+    size = asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)]
+    return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
+
+
 def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, float]:
     """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
     with _asked(service, name, asked) as (connection, mover, _, scope):
@@ -218,6 +191,9 @@ def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, f
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
     with _asked(service, name, asked) as (connection, mover, target, scope):
+        _check_free(connection, scope.gallery_id)
+        if asked.order == "uncertainty":
+            uncertainties(connection, service.catalog, mover, scope)
         return estimate(service, connection, mover, target, scope, asked)
 
 
@@ -272,22 +248,3 @@ def _gallery_name(connection: Connection, row: Row[Any]) -> str:
     found = gallery_row(connection, row.gallery_id)
     assert found is not None
     return str(found.name)
-
-
-def _failures(connection: Connection, number: int, limit: int) -> Sequence[Row[Any]]:
-    columns = (item.c.external_id, item.c.active_id, backfill_failure)
-    statement = select(*columns).join(item, item.c.id == backfill_failure.c.item_id)
-    mine = statement.where(backfill_failure.c.backfill_id == number)
-    return connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)).all()
-
-
-def _failure(catalog: Catalog, row: Row[Any]) -> Failure:
-    return Failure(
-        item=row.external_id,
-        code=row.code,
-        reason=row.reason,
-        attempts=row.attempts,
-        next_try=row.next_try,
-        version=None if row.active_id is None else catalog.by_id(row.active_id).name,
-        at=row.at,
-    )

@@ -22,7 +22,8 @@ from starlette.responses import FileResponse
 from index.folder import pack_version
 from index.version import EdgeKind
 from service.backfills import chunks
-from service.backfills.chunks import Chunk, ChunkLost, Failed
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.moving import Mover
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import Kind, State, drained, finish_or_extend
@@ -148,7 +149,7 @@ def give(chunk: BackfillNumber, lease: Lease, body: ResultIn, service: Service) 
         held = chunks.leased(connection, chunk, lease)
         check_complete(connection, held, body)
     target = service.catalog.by_id(held.version_id)
-    moved = [checked(target, held.kind, number, given) for number, given in enumerate(body.moved)]
+    moved = checked(target, held.kind, body.moved)
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
     with service.database.write() as connection:
         counts = chunks.commit(connection, held, moved, failed)

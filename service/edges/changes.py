@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, false, func, select
+from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
 from index.graph import Graph
@@ -137,7 +138,10 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
                 delete_edge(connection, before.id)
                 forget_edge(connection, edge.key)
             new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
-            number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+            try:
+                number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+            except IntegrityError:  # another replica's, at the same moment
+                raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
             replaced = None if before is None else before.id
             subject = "/".join(edge.key)
             record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from typing import Annotated, Any
 
@@ -12,6 +11,7 @@ from sqlalchemy import Row
 from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
+from service.cursors import decode_cursor, encode_cursor
 from service.errors import BodyTooLarge, NoImage
 from service.forms import FORM, JSON, media_type, read_form
 from service.galleries.ingest import ingest_embeddings, ingest_images
@@ -88,11 +88,11 @@ def list_page(
     name: str, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
 ) -> Items:
     """A page of the gallery's items."""
-    after = _decode_cursor(cursor) if cursor else 0
+    after = decode_cursor(cursor)
     with service.database.read() as connection:
         rows = items_after(connection, gallery_named(connection, name).id, after, limit + 1)
     page = rows[:limit]
-    following = _encode_cursor(page[-1].id) if len(rows) > limit else None
+    following = encode_cursor(page[-1].id) if len(rows) > limit else None
     return Items(items=[ItemOut(**_item(service, row)) for row in page], next=following)
 
 
@@ -172,14 +172,3 @@ def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:
         "seq": row.seq,
         "created": row.created,
     }
-
-
-def _encode_cursor(key: int) -> str:
-    return base64.urlsafe_b64encode(str(key).encode()).decode()
-
-
-def _decode_cursor(cursor: str) -> int:
-    try:
-        return int(base64.urlsafe_b64decode(cursor))
-    except ValueError:
-        raise InvalidArgument("cursor must be the `next` of an earlier page", pointer="/cursor") from None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from fastapi import APIRouter, Request, Response
+from sqlalchemy.exc import IntegrityError
 
 from index.encoder import verify_version
 from index.folder import load_version, unpack_version
@@ -132,7 +133,12 @@ def _register(service: Runtime, folder: Path, terms: Change) -> None:
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / loaded.name
     with service.database.write() as connection:
-        insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        try:
+            insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        except IntegrityError:  # another replica's, at the same moment
+            raise VersionExists(
+                f"version {loaded.name!r} is registered since this moment", pointer="/archive"
+            ) from None
         record(connection, terms.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
         # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
         shutil.rmtree(final, ignore_errors=True)

@@ -134,7 +134,12 @@ def test_each_pinned_version_is_one_that_the_project_allows():
 
 
 def test_every_module_of_the_service_has_its_place_on_the_map():
-    named = set(re.findall(r"`([a-z_]+)`", (ROOT / "docs" / "rooms.md").read_text()))
-    modules = {path.stem for path in (ROOT / "service").rglob("*.py")} - {"__init__"}
+    lines = re.findall(
+        r"^\| (?:`(\w+)/`|ground floor) \| (.*) \|$", (ROOT / "docs" / "rooms.md").read_text(), re.MULTILINE
+    )
+    named = {room: set(re.findall(r"`([a-z_]+)`", text)) for room, text in lines}
+    service = ROOT / "service"
+    rooms = {"": service, **{folder.parent.name: folder.parent for folder in service.glob("*/__init__.py")}}
+    modules = {room: {path.stem for path in folder.glob("*.py")} - {"__init__"} for room, folder in rooms.items()}
 
     assert named == modules

@@ -80,7 +80,8 @@ def commit(database: Database, chunk: Chunk) -> dict[str, int]:
     with database.read() as connection:
         rows = chunks.read_images(connection, chunk)
     with database.write() as connection:
-        return chunks.commit(connection, chunk, [Moved(row.id, row.seq, 2 * ONE, None) for row in rows], [])
+        made = np.stack([2 * ONE] * len(rows))
+        return chunks.commit(connection, chunk, [Moved([r.id for r in rows], [r.seq for r in rows], made)], [])
 
 
 def test_every_chunk_is_leased_once_however_many_claim_at_the_same_moment(database: Database) -> None:

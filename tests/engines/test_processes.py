@@ -15,13 +15,13 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from index.folder import pack_version
 from index.version import Version
 from service.database import Database
 from service.settings import Settings
-from service.tables import embedding, item
+from service.tables import backfill, embedding, item
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 40
@@ -118,7 +118,7 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
 
     before = answers()
     assert http.post("/galleries/g/deployments", json={"version": "v2"}).status_code == 201
-    number = http.post("/galleries/g/backfills", json={"chunk_size": 2, "rate": 20}).json()["id"]
+    number = http.post("/galleries/g/backfills", json={"chunk_size": 2, "rate": 4}).json()["id"]
 
     def job() -> dict[str, Any]:
         return dict(http.get(f"/backfills/{number}").json())
@@ -134,12 +134,14 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
     server.start()
     until(lambda: site.ready() == 200, api)
     assert job()["state"] == "running"
+    database = Database(site.settings.database_url)
+    with database.write() as connection:
+        connection.execute(update(backfill).values(rate=None))  # slow until the crash, so that it comes in the middle
     until(lambda: job()["state"] == "done", api, worker)
 
     ended = job()
     assert (ended["total"], ended["done"], ended["skipped"], ended["failed"]) == (ITEMS, ITEMS, 0, 0)
     until(lambda: http.get("/galleries/g").json()["mix"] == {"v2": ITEMS}, api)
-    database = Database(site.settings.database_url)
     with database.read() as connection:
         held = connection.execute(select(embedding.c.item_id, embedding.c.version_id)).all()
         seqs = list(connection.execute(select(item.c.seq)).scalars())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.backfills import chunks, planner, progress, routes
+from service.backfills import attempts, chunks, planner, progress, routes
 from service.backfills.worker import Worker
 from service.tables import backfill, backfill_chunk, backfill_failure, item
 
@@ -33,7 +33,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (chunks, planner, progress, routes):
+    for module in (attempts, chunks, planner, progress, routes):
         monkeypatch.setattr(module, "time", made)
     return made
 

@@ -28,7 +28,7 @@ from index.graph import Graph
 from index.transform import load_transform
 from index.version import EdgeKind, Version
 from service.app import create_app
-from service.backfills import chunks
+from service.backfills import attempts
 from service.backfills.chunks import ChunkLost
 from service.backfills.worker import Worker
 from service.database import Database
@@ -504,7 +504,7 @@ def world(
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed is tried again at once: no clock decides what happens."""
-    monkeypatch.setattr(chunks, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
 
 
 @pytest.fixture

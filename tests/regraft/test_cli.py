@@ -408,9 +408,47 @@ def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
 
 def test_a_backfill_that_failed_for_items_names_them(run, service):
     service.answers["GET /v1/backfills/3"] = {**BACKFILL, "failed": 1}
-    service.answers["GET /v1/backfills/3/failures"] = {"failures": [{"item": "a", "reason": "no image"}]}
+    service.answers["GET /v1/backfills/3/failures"] = [
+        httpx.Response(200, json={"failures": [{"item": "a", "reason": "dark"}], "next": "x"}),
+        httpx.Response(200, json={"failures": [{"item": "b", "reason": "no image"}], "next": None}),
+    ]
 
-    assert run("backfill", "show", 3)[1].splitlines()[-1] == "  a: no image"
+    assert run("backfill", "show", 3)[1].splitlines()[-2:] == ["  a: dark", "  b: no image"]
+    assert service.requests[-1].url.params["cursor"] == "x"
+
+
+def test_a_watched_backfill_says_by_its_exit_code_that_items_failed(run, service):
+    failed = {**BACKFILL, "failed": 1}
+    service.answers["GET /v1/backfills/3"] = failed
+    service.answers["GET /v1/backfills/3/failures"] = {"failures": [{"item": "a", "reason": "dark"}], "next": None}
+    events = f"id: 1\nevent: progress\ndata: {json.dumps(failed)}\n\nevent: end\ndata: {{}}\n\n"
+    service.answers["GET /v1/backfills/3/events"] = httpx.Response(200, text=events)
+
+    assert run("backfill", "watch", 3)[0] == 3
+
+
+def test_a_backfill_deleted_while_it_is_watched_is_an_error(run, service):
+    service.answers["GET /v1/backfills/3"] = BACKFILL
+    service.answers["GET /v1/backfills/3/events"] = httpx.Response(200, text="event: gone\ndata: {}\n\n")
+
+    code, _, shown = run("backfill", "watch", 3)
+
+    assert (code, "was deleted with its gallery" in shown) == (1, True)
+
+
+@pytest.mark.parametrize("url", ["foo", "localhost:8080", "http://", "ftp://x"])
+def test_an_address_that_is_none_is_refused_at_once(run, url):
+    code, _, shown = run("gallery", "list", "--url", url)
+
+    assert (code, "http:// or https://" in shown) == (1, True)
+
+
+@pytest.mark.parametrize("rate", ["0", "-5", "nan", "inf"])
+def test_a_plan_takes_possible_rates_only(run, rate):
+    for option in ("--reencode-rate", "--transform-rate"):
+        code, _, shown = run("plan", "a", "b", option, rate)
+
+        assert (code, "must be a number above 0" in shown) == (2, True)
 
 
 @pytest.mark.parametrize("verb", ["pause", "resume", "cancel"])

@@ -108,7 +108,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("call", "expected"), ROUTES, ids=[route for _, route in ROUTES])
 def test_each_method_speaks_to_its_route(call, expected):
-    lists = {
+    lists = {"next": None} | {
         name: []
         for name in (
             *("galleries", "versions", "edges", "deployments", "backfills", "failures", "gates", "evaluations"),

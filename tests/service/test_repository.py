@@ -93,7 +93,7 @@ def test_a_stored_item_is_there_with_one_embedding(connection: Connection) -> No
 
 def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) -> None:
     store(connection, new("a", 1, "old", x=1), new("b", 2))
-    put_embeddings(connection, [row_of(1, 2)])
+    put(connection, 1, 2)
 
     orphans = store(connection, new("c", 3), new("a", 9, "new"), version_id=2)
 
@@ -104,17 +104,34 @@ def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) 
     assert feed(connection, 2) == [(3, 2, 3.0), (1, 2, 9.0)]
 
 
-def row_of(item_id: int, version_id: int, origin: str = "transformed") -> dict[str, Any]:
-    vector = to_bytes(np.full(2, 5, np.float32))
-    return {"item_id": item_id, "version_id": version_id, "origin": origin, "vector": vector, "side": None}
+def put(connection: Connection, item_id: int, version_id: int, origin: str = "transformed") -> None:
+    put_embeddings(connection, version_id, origin, [item_id], np.full((1, 2), 5, np.float32))
+
+
+def test_every_item_gets_its_own_row_whatever_the_order_of_the_keys(connection: Connection) -> None:
+    store(connection, *[new(str(n)) for n in range(300)])
+    keys = np.random.default_rng(0).permutation(300) + 1
+    vectors = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
+    side = np.arange(600, dtype=np.float32).reshape(300, 2)
+
+    put_embeddings(connection, 2, "encoded", keys.tolist(), vectors, side, np.linspace(0, 1, 300))
+
+    rows = connection.execute(select(embedding).where(embedding.c.version_id == 2).order_by(embedding.c.item_id)).all()
+    order = np.argsort(keys)
+    assert [row.item_id for row in rows] == sorted(keys)
+    assert {row.origin for row in rows} == {"encoded"}
+    np.testing.assert_array_equal(vectors[order], from_bytes([row.vector for row in rows], 3))
+    np.testing.assert_array_equal(side[order], from_bytes([row.side for row in rows], 2))
+    assert [row.uncertainty for row in rows] == np.linspace(0, 1, 300)[order].tolist()
 
 
 def test_embeddings_of_one_item_and_version_replace_each_other(connection: Connection) -> None:
     store(connection, new("a", 1))
 
-    put_embeddings(connection, [row_of(1, 2), row_of(1, 1, "supplied")])
-    put_embeddings(connection, [row_of(1, 2, "encoded")])
-    put_embeddings(connection, [])
+    put(connection, 1, 2)
+    put(connection, 1, 1, "supplied")
+    put(connection, 1, 2, "encoded")
+    put_embeddings(connection, 2, "encoded", [], np.empty((0, 2), np.float32))
 
     rows = connection.execute(select(embedding.c.version_id, embedding.c.origin).order_by(embedding.c.version_id)).all()
     assert rows == [(1, "supplied"), (2, "encoded")]
@@ -151,7 +168,7 @@ def test_pages_pass_over_deleted_items(connection: Connection) -> None:
 
 def test_a_match_is_described_by_its_item_and_version(connection: Connection) -> None:
     store(connection, new("a", 1, x=1), new("b", 2), new("c", 3))
-    put_embeddings(connection, [row_of(1, 2)])
+    put(connection, 1, 2)
     delete_items(connection, 1, ["c"])
 
     assert describe(connection, [1, 3, 99]) == {

@@ -12,7 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from sqlalchemy import Connection, func, select
 
 from index.version import Version
-from service.backfills import chunks
+from service.backfills import attempts
 from service.backfills.worker import Worker
 from service.blobs import Blobs, StoreUnreachable
 from service.settings import Settings
@@ -90,7 +90,7 @@ def shown(served: Any, number: int) -> tuple[str, int, int, int]:
 
 def drain(worker: Worker, served: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work to the end; pauses and leases are over at once."""
-    monkeypatch.setattr(chunks, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
     for _ in range(10_000):
         if not worker.step() and shown(served, number)[0] == "done":
             return

@@ -118,6 +118,16 @@ class TestStart:
         assert (end["done"], end["remaining"], end["state"], end["eta_seconds"]) == (20, 0, "done", None)
         assert end["finished"] > end["created"]
 
+    def test_a_rate_holds_from_the_first_chunk_on(self, served: Any, filled: str) -> None:
+        """8 items a second: no more than 4 at a time, whatever was asked; the time left is that of the rate."""
+        number = start(served, filled, chunk_size=20, rate=8).json()["id"]
+        work(served, steps=1)
+
+        begun = shown(served, number)
+
+        assert begun["done"] == 4
+        assert begun["eta_seconds"] >= 16 / 8
+
     def test_without_anything_to_move_it_is_done_at_once(self, served: Any, filled: str) -> None:
         start(served, filled)
         work(served)
@@ -234,7 +244,13 @@ class TestFailures:
         assert missing == "the stored image is missing"
         assert "not a readable image" in broken
         assert listed["failed"] == 2
-        assert served.http.get(f"/backfills/{number}/failures?limit=1").json()["failures"] == listed["failures"][:1]
+        assert listed["next"] is None
+        first = served.http.get(f"/backfills/{number}/failures?limit=1").json()
+        second = served.http.get(f"/backfills/{number}/failures", params={"cursor": first["next"]}).json()
+        assert (first["failures"], second["failures"]) == (listed["failures"][:1], listed["failures"][1:])
+        for cursor in ("?", "LTE=", "OTk5OTk5OTk5OTk5OTk5OTk5OTk5"):  # no number, -1, more than fits
+            refused = served.http.get(f"/backfills/{number}/failures", params={"cursor": cursor})
+            assert problem(refused)[:2] == (422, "invalid_argument")
         answer = served.query(filled, pictures[3], k=20).json()
         assert (answer["mix"], answer["degraded"]) == ({"v1": 2, "v2": 18}, [])
 

@@ -12,8 +12,9 @@ import pytest
 from sqlalchemy import event, insert, select, update
 from sqlalchemy.dialects import postgresql
 
-from service.backfills import chunks, planner, traffic
-from service.backfills.chunks import Chunk, ChunkLost, Failed, Moved
+from service.backfills import attempts, chunks, planner, traffic
+from service.backfills.attempts import Failed
+from service.backfills.chunks import Chunk, ChunkLost, Moved
 from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
@@ -24,6 +25,12 @@ from service.tables import backfill, backfill_chunk, backfill_failure, edge, emb
 V1, V2, V3 = 1, 2, 3
 LEASE = 30.0
 ONE = np.ones(2, np.float32)
+
+
+def moved_of(seen: list[tuple[int, int]]) -> list[Moved]:
+    """What a worker makes of items, by key, as they were at a number: in two steps, as an encoder's batches come."""
+    steps = (seen[:2], seen[2:])
+    return [Moved([k for k, _ in s], [n for _, n in s], np.tile(2 * ONE, (len(s), 1))) for s in steps]
 
 
 class Clock:
@@ -90,7 +97,7 @@ class Stage:
 
     def commit(self, chunk: Chunk, moved: list[tuple[int, int]], failed: Any = ()) -> dict[str, int]:
         with self.database.write() as connection:
-            made = [Moved(key, seq, 2 * ONE, None) for key, seq in moved]
+            made = moved_of(moved)
             return chunks.commit(connection, chunk, made, [Failed(key, seq, "why") for key, seq in failed])
 
     def finish(self, backfill_id: int) -> State | None:
@@ -514,7 +521,7 @@ class TestScope:
         assert set(stage.origins(gallery_id, V2)) == {f"i{n}" for n in range(6)}
         assert (stage.row(started).done, stage.row(started).skipped) == (6, 1)
 
-    @pytest.mark.parametrize(("share", "moved"), [(0.25, 3), (1.0, 10), (0.01, 1)])
+    @pytest.mark.parametrize(("share", "moved"), [(0.25, 2), (0.29, 2), (0.3, 3), (1.0, 10), (0.01, 1)])
     def test_a_share_is_of_what_qualifies_at_the_start(self, stage: Stage, share: float, moved: int) -> None:
         gallery_id = stage.gallery(10)
         started = stage.start(gallery_id, share=share, item_order="newest")
@@ -574,8 +581,8 @@ class TestRetries:
     @pytest.fixture
     def clock(self, monkeypatch: pytest.MonkeyPatch) -> Clock:
         clock = Clock()
-        monkeypatch.setattr(chunks, "time", clock)
-        monkeypatch.setattr(planner, "time", clock)
+        for module in (chunks, planner, attempts):
+            monkeypatch.setattr(module, "time", clock)
         return clock
 
     def fail(self, stage: Stage, names: set[str], retry: bool = True) -> list[str]:
@@ -586,7 +593,7 @@ class TestRetries:
             known = dict(tuple(row) for row in connection.execute(select(item.c.id, item.c.external_id)))
         seen = stage.read(chunk)
         with stage.database.write() as connection:
-            made = [Moved(key, seq, 2 * ONE, None) for key, seq in seen if known[key] not in names]
+            made = moved_of([(key, seq) for key, seq in seen if known[key] not in names])
             failed = [Failed(key, seq, "why", "refused", retry) for key, seq in seen if known[key] in names]
             chunks.commit(connection, chunk, made, failed)
         return [known[key] for key in chunk.item_ids]

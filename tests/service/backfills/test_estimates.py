@@ -127,7 +127,29 @@ class TestEstimate:
         body = ask(served, path, dry_run=True, share=0.5, limit=8, rate=0.5).json()
 
         assert (body["items"], body["without_image"], body["seconds"]) == (8, 1, 16.0)
-        assert body["bytes_after"] == 21 * 16 + 8 * 24
+        assert (body["bytes_after"], body["bytes_after_retiring"]) == (21 * 16 + 8 * 24, None)
+
+    def test_the_measured_move_is_taken_back(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures, "v1", "unsure")
+        before = stored(served, path, "v1", embedding.c.vector)
+
+        seq = served.http.get(path).json()["seq"]
+
+        assert ask(served, path, dry_run=True, kind="transform").json()["sampled"] == 20
+
+        assert stored(served, path, "unsure", embedding.c.vector) == {}
+        assert stored(served, path, "v1", embedding.c.vector) == before
+        assert served.http.get(path).json()["seq"] == seq
+
+    def test_a_filter_rules_the_sample_too(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        for kind, numbers in (("boot", range(6)), ("shoe", range(6, 20))):
+            served.ingest(path, {f"i{n}": pictures[n] for n in numbers}, kind=kind)
+        served.http.post(f"{path}/deployments", json={"version": "v2"})
+
+        told = ask(served, path, dry_run=True, filter={"field": "kind", "eq": "boot"}).json()
+
+        assert (told["items"], told["sampled"], told["bytes_after_retiring"]) == (6, 6, None)
 
     def test_a_filter_takes_what_passes_it(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery("v1")
@@ -161,6 +183,10 @@ class TestEstimate:
 
         assert ask(served, path, dry_run=True, kind="transform").json()["code"] == "no_route"
         assert ask(served, path, dry_run=True, version="v1").json()["code"] == "not_current"
+        assert ask(served, path, dry_run=True, order="uncertainty").json()["code"] == "no_uncertainty"
+        assert ask(served, path).status_code == 202
+        for dry_run in (True, False):
+            assert ask(served, path, dry_run=dry_run).json()["code"] == "backfill_active"
 
 
 class TestUncertainty:

@@ -391,6 +391,10 @@ def test_one_bad_input_never_costs_the_others_theirs() -> None:
     inputs = [(SimpleNamespace(id=n, seq=10 + n), -1 if n in {2, 5} else n) for n in range(7)]
     moved, failed = _embed(inputs, picky)  # type: ignore[arg-type]
 
-    assert [(m.item_id, m.seq, float(m.vector[0])) for m in moved] == [(n, 10 + n, n) for n in (0, 1, 3, 4, 6)]
-    assert [m.uncertainty for m in moved] == pytest.approx([0, 0.1, 0.3, 0.4, 0.6])
+    assert [row for m in moved for row in zip(m.item_ids, m.seqs, m.vectors[:, 0].tolist(), strict=True)] == [
+        (n, 10 + n, n) for n in (0, 1, 3, 4, 6)
+    ]
+    assert [u for m in moved for u in (m.uncertainty if m.uncertainty is not None else ())] == pytest.approx(
+        [0, 0.1, 0.3, 0.4, 0.6]
+    )
     assert [(f.item_id, f.seq, f.reason) for f in failed] == [(2, 12, "below zero"), (5, 15, "below zero")]

@@ -1,0 +1,36 @@
+"""Many keys as one value of a statement.
+
+`IN (?, ?, ...)` is written out anew for every number of keys, and a statement a row goes through Python for every row.
+A list that is one value costs neither, and the database works on it without holding Python's lock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, bindparam, column, func, select
+from sqlalchemy.dialects.postgresql import ARRAY
+
+
+class Listed(NamedTuple):
+    """A list of keys as a table: each key, and its place in the list, from 0."""
+
+    key: ColumnElement[int]
+    place: ColumnElement[int]
+
+    @property
+    def keys(self) -> Select[tuple[int]]:
+        """For `column.in_(listed.keys)`."""
+        return select(self.key)
+
+
+def listed(connection: Connection, keys: Sequence[int]) -> Listed:
+    """The keys as a table of the connection's database: SQLite reads them from JSON, PostgreSQL from an array."""
+    if connection.dialect.name == "sqlite":
+        rows = func.json_each(json.dumps(list(keys))).table_valued(column("value", Integer), column("key", Integer))
+        return Listed(rows.c.value, rows.c.key)
+    array = bindparam(None, list(keys), ARRAY(BigInteger))
+    rows = func.unnest(array).table_valued(column("value", BigInteger), with_ordinality="number").render_derived()
+    return Listed(rows.c.value, rows.c.number - 1)
