@@ -15,10 +15,17 @@ from index.folder import pack_version
 from index.version import Version
 from service.app import create_app
 from service.settings import Settings
-from staging.galleries import World
 from staging.processes import Site, until
+from staging.world import World
 
 ITEMS = 48
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that was given minutes may take them."""
+    if minutes := config.getoption("--model-minutes"):
+        for test in items:
+            test.add_marker(pytest.mark.timeout(60 * minutes + 600), append=False)
 
 
 @pytest.fixture(scope="session")

@@ -24,8 +24,9 @@ from service.backfills.chunks import ChunkLost
 from service.backfills.worker import Worker
 from service.database import Database
 from service.settings import Settings
-from staging.galleries import Model, World
+from staging.galleries import Model
 from staging.sight import look
+from staging.world import World
 
 STEPS = 90
 ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]

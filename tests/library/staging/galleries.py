@@ -9,71 +9,19 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-from index.encoder import Encoder
-from index.graph import Graph, Route
-from index.transform import load_transform
-from index.version import EdgeKind, Version
+from index.version import EdgeKind
 from staging.deployments import Deployments
 from staging.sight import Sight
+from staging.world import World
 
 Embed = Callable[[str], np.ndarray]
 """Version -> the query embedded by it."""
-
-
-class World:
-    """The versions, and what their encoders and edges give for numbered pictures. Copies are the same world."""
-
-    def __init__(self, versions: list[Version], picture: Callable[[int], Any], as_bytes: Callable[..., bytes]) -> None:
-        self.versions = {version.name: version for version in versions}
-        self.graph = Graph([edge for version in versions for edge in version.edges])
-        self.encoders = {version.name: Encoder(version) for version in versions}
-        self.everyone = frozenset(self.versions)
-        self.as_bytes = lambda number: as_bytes(picture(number))
-        self.picture = picture
-        self.encode = cache(self._encode)
-        self._transform = cache(self._load)
-
-    def __deepcopy__(self, memo: object) -> Self:
-        return self
-
-    def route(self, asking: str, held: str, able: frozenset[str] | None = None) -> Route | None:
-        """`able`: versions that can embed the query, by default all."""
-        return self.graph.route(asking, held, self.everyone if able is None else able)
-
-    def _encode(self, version: str, number: int) -> np.ndarray:
-        return self.encoders[version].encode([self.picture(number)]).vectors[0]
-
-    def apply(self, edge: Any, vector: np.ndarray) -> np.ndarray:
-        return self._transform(edge.key)(vector[None])[0]
-
-    def _load(self, key: Any) -> Any:
-        edge = next(edge for edge in self.graph.edges if edge.key == key)
-        return load_transform(edge, self.versions[edge.new].card, self.versions[edge.old].card)
-
-    def best(self, current: str, held: Iterable[str]) -> str:
-        """The version of those held that queries of the current one reach best, one comparison at a time."""
-        best, *others = held
-        for name in others:
-            if self._better(self.route(current, name), self.route(current, best)):
-                best = name
-        return best
-
-    def _better(self, one: Any, other: Any) -> bool:
-        if one.dual != other.dual:
-            return bool(other.dual)
-        if not one.dual and one.measured != other.measured:
-            return bool(one.measured > other.measured)
-        if not one.dual and len(one.edges) != len(other.edges):
-            return len(one.edges) < len(other.edges)
-        names = list(self.versions)
-        return names.index(one.item_version) > names.index(other.item_version)
 
 
 @dataclass(frozen=True)
@@ -311,7 +259,7 @@ class Model:
         return self.ranking(version, lambda _: vector, frozenset())
 
     def by_item(self, name: str) -> tuple[dict[str, Expected], dict[str, int]]:
-        """As the current version where it can, by what it holds or else by its picture; it does not find itself."""
+        """As the current version where it can, by what it holds or by its picture. It is among what it reaches."""
         held = self.items[name]
         able = frozenset(held.vectors) | (self.world.everyone if held.picture is not None else frozenset())
         asking = self.current if self.current in able else self.active(name)
@@ -322,9 +270,7 @@ class Model:
             assert held.picture is not None
             return self.world.encode(version, held.picture)
 
-        found, lost = self.ranking(asking, embed, able)
-        found.pop(name, None)
-        return found, lost
+        return self.ranking(asking, embed, able)
 
     def ranking(
         self, asking: str, embed: Embed, able: frozenset[str] | None = None
