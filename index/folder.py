@@ -9,7 +9,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -140,7 +140,7 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
         new: the name of the newer version.
         old: the name of the older one.
         folder: where the edge's files lie, None when it has none.
-        files: their names.
+        files: their names, or the sha256 of each by name, which the edge then is held to.
         place: what to put before file names in messages.
 
     Raises:
@@ -172,6 +172,7 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
         calibration=fields.take("calibration", dict, None),
         folder=folder,
         support=support,
+        hashes=files if isinstance(files, Mapping) else {},
     )
     fields.finish()
     return edge

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Select, select
 
 from service.blobs import Blobs
 from service.database import Database
+from service.repository import STREAMED
 from service.tables import evaluation, evaluation_entry, gallery, item
 
 BLOB_COLUMNS = (item.c.blob, evaluation_entry.c.blob)
@@ -55,4 +56,4 @@ def open_blobs(database: Database, url: str) -> Blobs:
 
 def _streamed(connection: Connection, statement: Select[*tuple[Any, ...]]) -> Any:
     named = statement.where(statement.selected_columns.blob.is_not(None))
-    return connection.execution_options(stream_results=True).execute(named)
+    return connection.execute(named, execution_options=STREAMED)

@@ -67,6 +67,7 @@ class VersionOut(BaseModel):
     """A registered version and the edges that lead from it now.
 
     `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is set aside.
+    `created` is null in a rehearsal.
     """
 
     name: str
@@ -79,7 +80,7 @@ class VersionOut(BaseModel):
     text: bool
     loaded: list[str]
     edges: list[EdgeOut]
-    created: float
+    created: float | None
     problem: str | None
 
 

@@ -107,11 +107,14 @@ class MissingImage(InvalidImage):
 class Mover:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
-    def __init__(self, catalog: Versions, images: Images, max_pixels: int) -> None:
+    def __init__(
+        self, catalog: Versions, images: Images, max_pixels: int, transforms: dict[int, Forward] | None = None
+    ) -> None:
+        """`transforms`: the edges that are open, by number, where several movers share them."""
         self._catalog = catalog
         self._images = images
         self._max_pixels = max_pixels
-        self._transforms: dict[int, Forward] = {}
+        self._transforms = {} if transforms is None else transforms
 
     def reencode(self, target: Known, rows: Sequence[Pictured]) -> Iterator[Compute]:
         """Read and decode stored images, as many at a time as the encoder takes.

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, select
 from index.encoder import verify_version
 from index.errors import RegraftError
 from index.folder import load_version
-from service.deployments.changes import Terms
+from service.deployments.changes import Change, IfMatchTerms
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.deployments.retiring import free, retire
@@ -122,7 +122,7 @@ class Retired(BaseModel):
 
 
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: Terms) -> DeploymentOut:
+def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.catalog.sync()
     version = service.catalog.named(body.version)
@@ -169,7 +169,7 @@ def show(name: str, number: Number, response: Response, service: Service) -> Dep
 
 @router.post("/galleries/{name}/deployments/{number}/advance")
 def advance(
-    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: Terms
+    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
 ) -> DeploymentOut:
     """Take one step of a deployment."""
     to = State(body.to)
@@ -187,7 +187,7 @@ def advance(
 
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
-    name: str, response: Response, service: Service, terms: Terms, body: RollbackIn | None = None
+    name: str, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
 ) -> DeploymentOut:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
@@ -202,7 +202,7 @@ def create_rollback(
 
 
 @router.post("/galleries/{name}/retire")
-def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: Terms) -> Retired:
+def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.catalog.sync()
     version = service.catalog.named(body.version)
@@ -252,8 +252,10 @@ def _steps(until: State, gate: int | None) -> list[State]:
     """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
     if until is State.REGISTERED:
         return []
+    if until is State.VERIFIED:
+        return [State.VERIFIED]
     gated = [State.GATED] if gate is not None or until is State.GATED else []
-    return [State.VERIFIED, *gated, *([until] if until not in (State.VERIFIED, State.GATED) else [])]
+    return [State.VERIFIED, *gated, *([until] if until is not State.GATED else [])]
 
 
 def _order(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
@@ -278,7 +280,7 @@ def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
 
 
 def _answer(
-    service: Runtime, response: Response, gallery_id: int, row: Row[Any], tag: str, terms: Any, done: int = 201
+    service: Runtime, response: Response, gallery_id: int, row: Row[Any], tag: str, terms: Change, done: int = 201
 ) -> DeploymentOut:
     response.status_code = terms.status(done)
     described = describe(service.catalog, row)

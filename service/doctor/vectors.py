@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, delete, false, select, update
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Finding, Patient
 from service.errors import UnknownGallery
-from service.repository import STORED, from_bytes, take_seq, to_bytes
+from service.repository import STORED, STREAMED, from_bytes, take_seq, to_bytes
 from service.tables import embedding, gallery, item
 from service.versions.catalog import Registered
 
@@ -71,7 +71,7 @@ def _embeddings(connection: Connection) -> Iterator[Sequence[Row[*tuple[Any, ...
     columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, *embedding.c)
     joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
     statement = select(*columns).select_from(joined).order_by(embedding.c.version_id)
-    yield from connection.execution_options(stream_results=True).execute(statement).partitions(ROWS)
+    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
 
 
 def _named(row: Row[Any]) -> str:
