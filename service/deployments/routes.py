@@ -250,8 +250,10 @@ def _steps(until: State, gate: int | None) -> list[State]:
     """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
     if until is State.REGISTERED:
         return []
+    if until is State.VERIFIED:
+        return [State.VERIFIED]
     gated = [State.GATED] if gate is not None or until is State.GATED else []
-    return [State.VERIFIED, *gated, *([until] if until not in (State.VERIFIED, State.GATED) else [])]
+    return [State.VERIFIED, *gated, *([until] if until is not State.GATED else [])]
 
 
 def _order(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:

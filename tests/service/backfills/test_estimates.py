@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from sqlalchemy import select, update
 
-from index.folder import load_version, write_card
-from index.version import EDGE_MODEL, EdgeKind, Version
+from index.version import Version
 from service.backfills import orders
 from service.backfills.worker import Worker
 from service.repository import from_bytes
@@ -26,29 +23,20 @@ UNIT = base64.b64encode(np.float32([1, 0, 0, 0, 0]).tobytes()).decode()
 
 @pytest.fixture(scope="module", autouse=True)
 def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+    served: Any,
+    versions: dict[str, Version],
+    tmp_path_factory: Any,
+    make_version: Callable[..., Version],
+    tell_variance: Callable[[Version, str], Version],
 ) -> None:
     """`unsure` has an item edge from v1 that tells a variance; `lorentz` and `near` lie in hyperbolic space."""
     root = tmp_path_factory.mktemp("more")
-    unsure = make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")])
-    tell_variance(root / "unsure" / "edges" / "v1" / EDGE_MODEL[EdgeKind.FORWARD])
-    write_card(root / "unsure", unsure.card)
+    unsure = tell_variance(make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")]), "v1")
     space = {"kind": "lorentz", "curvature": 1.0}
     lorentz = make_version(root / "lorentz", "lorentz", 4, space=space)
     near = make_version(root / "near", "near", 4, space=space, drift=0.1, edges=[(lorentz, "identity")])
-    for version in (load_version(root / "unsure"), lorentz, near):
+    for version in (unsure, lorentz, near):
         assert served.register(version).status_code == 201
-
-
-def tell_variance(path: Path) -> None:
-    """Give an item edge the output `variance`: the absolute value of the embedding's first number."""
-    model = onnx.load(path)
-    first = numpy_helper.from_array(np.float32([[1], [0], [0], [0]]), "first")
-    model.graph.initializer.append(first)
-    model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
-    model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))
-    model.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, ("N", 1)))
-    path.write_bytes(model.SerializeToString())
 
 
 @pytest.fixture(autouse=True)
