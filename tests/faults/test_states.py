@@ -57,7 +57,7 @@ JOB = st.fixed_dictionaries(
     }
 )
 """A backfill: with a rate it takes as long as some steps do."""
-DOOM = st.sampled_from((*[None] * 15, 0.001, 0.004, 0.01, 0.03))
+DOOM = st.sampled_from((*[None] * 30, 0.001, 0.004, 0.015))
 """Seconds from the beginning of a request until the server is killed; None: it is not."""
 
 
@@ -339,6 +339,7 @@ class Life(Living):
                 vector = self.world.encode(self.model.current, held.picture)
                 np.testing.assert_allclose(held.vectors[self.model.current], vector, atol=1e-5)
         assert [row.failed for row in look(self.stage.site.database, self.name).backfills] == [0] * self.model.backfills
+        self.stage.check()
         findings = Doctor(self.stage.site.settings, self.stage.site.database).examine()
         assert [finding for finding in findings if finding.severity == "error"] == []
         self.stage.counts["items moved by workers"] += self.model.moves
