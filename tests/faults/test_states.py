@@ -15,7 +15,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -302,13 +302,12 @@ class Life(Living):
 def stage(tmp_path: Path, world: World) -> Iterator[Stage]:
     """A server that knows every version."""
     (tmp_path / "data").mkdir()
-    stage = Stage(Site(tmp_path / "data"))
-    for version in world.versions.values():
-        pack_version(version.folder, tmp_path / "v.zip")
-        archive = {"archive": (tmp_path / "v.zip").read_bytes()}
-        assert stage.http.post("/versions", files=archive).status_code == 201
-    yield stage
-    stage.close()
+    with closing(Site(tmp_path / "data")) as site, closing(Stage(site)) as stage:
+        for version in world.versions.values():
+            pack_version(version.folder, tmp_path / "v.zip")
+            archive = {"archive": (tmp_path / "v.zip").read_bytes()}
+            assert stage.http.post("/versions", files=archive).status_code == 201
+        yield stage
 
 
 def live(stage: Stage, world: World, number: int, steps: int) -> None:

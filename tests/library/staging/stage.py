@@ -75,9 +75,8 @@ class Stage:
         assert [path for path in self.site.settings.data.glob("*.log") if "Traceback" in path.read_text()] == []
 
     def close(self) -> None:
-        """End everything."""
+        """The processes end with their site."""
         self.http.close()
-        self.site.close()
 
     def _strike(self, how: signal.Signals) -> None:
         self._down = True
