@@ -1,7 +1,7 @@
 """The curve of a backfill: what is measured while it runs, and each point of it.
 
-Revision: 0005
-Follows: 0004
+Revision: 0006
+Follows: 0005
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0005"
-down_revision = "0004"
+revision = "0006"
+down_revision = "0005"
 branch_labels = None
 depends_on = None
 
