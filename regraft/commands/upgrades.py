@@ -30,6 +30,7 @@ MaxP99 = Annotated[
 MinQueries = Annotated[
     int | None, typer.Option(help="Canary: look at the limits after so many queries.", show_default=False)
 ]
+Reason = Annotated[str, typer.Option(help="Kept with the deployment.")]
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Name of a registered version.")]
 
 
@@ -91,6 +92,7 @@ def deploy(
     max_error_rate: MaxErrorRate = None,
     max_p99_ms: MaxP99 = None,
     min_queries: MinQueries = None,
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -104,6 +106,7 @@ def deploy(
             gate=gate,
             override=override,
             until=until,
+            reason=reason,
             dry_run=dry_run,
             shadow=trial.get("shadow"),
             canary=trial.get("canary"),
@@ -127,9 +130,10 @@ def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) 
         found = client.deployment(name, number)
     out.print(f"{name}: deployment {number} of {found['version']} is {found['state']}")
     rows = [
-        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"]] for s in found["transitions"]
+        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"], _counted(s["evidence"])]
+        for s in found["transitions"]
     ]
-    print_table(["when", "step", "who", "why"], rows)
+    print_table(["when", "step", "who", "why", "evidence"], rows)
     for phase, counted in found["trial"].items():
         print_table(
             [phase, ""], [[field, _counted(value)] for field, value in counted.items() if field != "last_errors"]
@@ -147,6 +151,7 @@ def advance(
     max_error_rate: MaxErrorRate = None,
     max_p99_ms: MaxP99 = None,
     min_queries: MinQueries = None,
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -160,6 +165,7 @@ def advance(
             to,
             gate=gate,
             override=override,
+            reason=reason,
             dry_run=dry_run,
             shadow=trial.get("shadow"),
             canary=trial.get("canary"),
@@ -169,7 +175,7 @@ def advance(
 
 def rollback(
     name: Gallery,
-    reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -183,7 +189,7 @@ def rollback(
 def retire(
     name: Gallery,
     version: Version,
-    reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -198,15 +204,21 @@ def retire(
 def _trial(
     state: str, share: float | None, rate: float | None, p99: float | None, least: int | None
 ) -> dict[str, Json]:
-    """The settings of a shadow or canary, those that were given."""
+    """The settings of a shadow or canary, those that were given. Raises BadParameter where they mean nothing."""
     given = {"share": share, "max_error_rate": rate, "max_p99_ms": p99, "min_queries": least}
     settings = {field: value for field, value in given.items() if value is not None}
-    return {state: settings} if settings and state in {"shadow", "canary"} else {}
+    legal = {"shadow": {"share"}, "canary": set(given)}.get(state, set())
+    for field in settings:
+        if field not in legal:
+            option, takes = f"--{field.replace('_', '-')}", "shadow or canary" if field == "share" else "canary"
+            raise typer.BadParameter(f"{option} is for a {takes}, and this goes to {state}")
+    return {state: settings} if settings else {}
 
 
 def _counted(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{field} {_counted(inner)}" for field, inner in value.items())
+        told = ((field, inner) for field, inner in value.items() if inner not in (None, [], {}))
+        return ", ".join(f"{field} {_counted(inner)}" for field, inner in told)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -223,7 +235,7 @@ def _print_report(report: Json) -> None:
 
 
 def _print_deployment(name: str, deployed: Json) -> None:
-    back = f", {deployed['activated']} items back in it at once" if deployed["activated"] else ""
+    back = f", {deployed['activated']} items moved to embeddings they held" if deployed["activated"] else ""
     state = "" if deployed["state"] == "current" else f" is {deployed['state']}"
     would = "" if deployed["id"] else " (dry run)"
     out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{state}{back}{would}")

@@ -324,7 +324,7 @@ def test_deploy_and_rollback_say_from_where_to_where(run, service):
     service.answers["POST /v1/galleries/g/rollback"] = {**deployed, "version": "v1", "previous": "v2", "activated": 5}
 
     assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
-    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items back in it at once\n"
+    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items moved to embeddings they held\n"
     sent = [json.loads(r.content) for r in service.requests]
     asked = {"version": "v2", "gate": 4, "override": "why", "until": "current", "reason": ""}
     assert sent == [asked, {"reason": "bad"}]
@@ -346,8 +346,37 @@ def test_a_canary_is_begun_with_its_limits_and_advanced(run, service):
     assert (second["to"], second["canary"]) == ("canary", {"share": 0.5})
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("deploy", "g", "v2", "--share", 0.1, "--max-error-rate", 0.01), "--share"),
+        (("deploy", "g", "v2", "--until", "gated", "--min-queries", 3), "--min-queries"),
+        (("deploy", "g", "v2", "--until", "shadow", "--max-p99-ms", 80), "--max-p99-ms"),
+        (("deployment", "advance", "g", 3, "current", "--share", 0.5), "--share"),
+    ],
+)
+def test_an_option_of_a_trial_without_one_is_wrong_usage(run, service, command, named):
+    code, _, said = run(*command)
+
+    assert code == 2
+    assert named in said
+    assert service.requests == []
+
+
+def test_deploy_and_advance_say_why(run, service):
+    made = {"id": 3, "version": "v2", "previous": "v1", "activated": 0, "state": "verified"}
+    service.answers["POST /v1/galleries/g/deployments"] = made
+    service.answers["POST /v1/galleries/g/deployments/3/advance"] = made
+
+    run("deploy", "g", "v2", "--until", "verified", "--reason", "a trial")
+    run("deployment", "advance", "g", 3, "verified", "--reason", "it is time")
+
+    assert [json.loads(r.content)["reason"] for r in service.requests] == ["a trial", "it is time"]
+
+
 def test_deployment_show_lists_steps_and_counts(run, service):
-    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "evidence": {}, "at": 0.0}
+    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "at": 0.0}
+    step["evidence"] = {"gate": 3, "verdict": "pass", "override": None}
     counted = {"overlap": 0.91234, "latency_ms": {"old": {"p50": 1.5}}, "last_errors": []}
     service.answers["GET /v1/galleries/g/deployments/3"] = {
         "version": "v2",
@@ -361,7 +390,7 @@ def test_deployment_show_lists_steps_and_counts(run, service):
     assert code == 0
     words = [line.split() for line in shown.splitlines()]
     assert words[0] == ["g:", "deployment", "3", "of", "v2", "is", "shadow"]
-    assert ["registered", "ann", "try"] in [line[-3:] for line in words]
+    assert ["registered", "ann", "try", "gate", "3,", "verdict", "pass"] in [line[-7:] for line in words]
     assert ["overlap", "0.9123"] in words
 
 

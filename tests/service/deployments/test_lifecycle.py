@@ -340,6 +340,24 @@ class TestRehearsal:
         assert (rehearsed["version"], rehearsed["activated"]) == ("v1", 20)
         assert state_of(served, filled) == before
 
+    def test_its_etag_is_that_of_the_state_it_started_from(self, served: Any, filled: str) -> None:
+        deploy(served, filled)
+        reencode(served, filled)
+        dry = {"dry_run": "true"}
+        rehearsals = [
+            lambda: served.http.post(f"{filled}/retire", json={"version": "v1"}, params=dry),
+            lambda: deploy(served, filled, "v1", params=dry),
+            lambda: rollback(served, filled, params=dry),
+        ]
+
+        seen = {rehearse().headers["etag"] for rehearse in rehearsals}
+
+        assert seen == {served.http.get(f"{filled}/deployments").headers["etag"]}
+        # Somebody else's change: what was rehearsed is not what there is now.
+        deploy(served, filled, "v3", until="registered")
+        late = served.http.post(f"{filled}/retire", json={"version": "v1"}, headers={"If-Match": seen.pop()})
+        assert late.status_code == 412
+
 
 class TestRetire:
     def retire(self, served: Any, path: str, version: str = "v1", **options: Any) -> Any:
