@@ -181,8 +181,9 @@ Step = Callable[[Moving], Evidence]
 BEGINNINGS: dict[State, Step] = {
     State.REGISTERED: register,
     State.CURRENT: become_current,
+    State.RETIRED: retire,
 }
-"""A deployment begins as registered; a rollback begins as current."""
+"""A deployment begins as registered; a rollback as current; as retired, what frees embeddings that items brought."""
 
 TRANSITIONS: dict[State, dict[State, Step]] = {
     State.REGISTERED: {State.VERIFIED: verify, State.ROLLED_BACK: abandon},
@@ -287,6 +288,13 @@ def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: 
     # With its gate come back the calibrations that rest on it: answers are those from before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
     return _begin(connection, catalog, locked, target, State.CURRENT, order, **back).row
+
+
+def begin_retired(
+    connection: Connection, catalog: Catalog, locked: Row[Any], version: Registered, order: Order
+) -> Moving:
+    """The record of freeing embeddings that no deployment left behind: items brought them along."""
+    return _begin(connection, catalog, locked, version, State.RETIRED, order)
 
 
 def _begin(
