@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -226,10 +227,12 @@ def _print_report(report: Json) -> None:
     out.print(f"gate {report['id']}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
     rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
     print_table([report["metric"], "value [95 % interval]"], rows)
+    if left_out := report.get("unlabelled"):
+        out.print(f"{left_out} entries without a label were left out")
     for one in report["slices"][:3]:
-        out.print(
-            f"{report['slice']} {one['value']}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)"
-        )
+        name = json.loads(one["value"])  # a string reads better without its quotes
+        shown = name if isinstance(name, str) else one["value"]
+        out.print(f"{report['slice']} {shown}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)")
     if report["verdict"] == "refuse":
         err.print(f"{report['version']} would make {report['metric']} worse")
 

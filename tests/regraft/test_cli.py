@@ -318,6 +318,17 @@ def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expec
     assert bool(said) == bool(expected)
 
 
+def test_gate_names_slices_as_they_were_written_and_what_was_left_out(run, service):
+    slices = [{"value": value, "old_old": 0.5, "new_old": 0.25, "queries": 9} for value in ('"ok"', "3")]
+    service.answers["POST /v1/galleries/g/gates"] = {**REPORT, "slice": "shop", "slices": slices, "unlabelled": 2}
+
+    shown = run("gate", "g", "v2", "--slice", "shop")[1]
+
+    assert "shop ok: 50.0% -> 25.0% (9 queries)" in shown
+    assert "shop 3: 50.0%" in shown
+    assert "2 entries without a label were left out" in shown
+
+
 def test_deploy_and_rollback_say_from_where_to_where(run, service):
     deployed = {"id": 1, "version": "v2", "previous": "v1", "activated": 0, "state": "current"}
     service.answers["POST /v1/galleries/g/deployments"] = deployed
@@ -399,6 +410,32 @@ def test_retire_says_what_it_freed_or_would(run, service):
 
     assert run("retire", "g", "v1", "--dry-run")[1] == "g: would free 7 embeddings of v1, 112 bytes\n"
     assert run("retire", "g", "v1")[1] == "g: freed 7 embeddings of v1, 112 bytes\n"
+
+
+def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    body = {"code": "invalid_image", "detail": "these bytes are not an image"}
+    body["errors"] = [{"pointer": "/entries/1/image", "detail": body["detail"]}]
+    service.answers["POST /v1/galleries/g/evaluations"] = httpx.Response(422, json=body)
+
+    code, _, said = run("evaluation", "add", "g", tmp_path)
+
+    assert code == 1
+    assert f"{tmp_path / 'b.png'}: these bytes are not an image" in said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
+    folder = tmp_path / "empty"
+    if there:
+        folder.mkdir()
+
+    code, _, said = run("evaluation", "add", "g", folder)
+
+    assert code == 2
+    assert "empty" in said
+    assert service.requests == []
 
 
 def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):

@@ -106,6 +106,17 @@ class TestShadow:
 
         assert (trial["overlap"], trial["rank_correlation"], trial["first_match_flips"]) == (1.0, 1.0, 0)
 
+    def test_queries_that_nothing_can_match_are_not_compared(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        number = begin(served, filled, "twin", "shadow")
+        ask(served, filled, pictures[0])
+        ask(served, filled, pictures[1], filter='{"field": "colour", "eq": "none"}')
+
+        trial = wait_for(served, filled, number, counted("shadow", "new", 2))["trial"]["shadow"]
+
+        assert (trial["compared"], trial["overlap"]) == (1, 1.0)
+
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
