@@ -5,6 +5,8 @@ onnx and onnxruntime are imported where a model is opened: edges without one als
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.errors import InvalidVersionFolder
+from index.errors import ChangedOnDisk, InvalidVersionFolder
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -27,22 +29,24 @@ def legal_opsets() -> range:
     return range(FIRST_OPSET, onnx.defs.onnx_opset_version() + 1)
 
 
-def open_model(path: Path, name: str, *, threads: int = 1) -> ort.InferenceSession:
+def open_model(path: Path, name: str, *, threads: int = 1, expected: str | None = None) -> ort.InferenceSession:
     """Open an ONNX file for inference on the CPU.
 
     Args:
         path: the file.
         name: how messages call it, its path inside the version folder.
         threads: CPU threads one run may use.
+        expected: the sha256 it must have, None: any.
 
     Raises:
+        ChangedOnDisk: it has another.
         InvalidVersionFolder: not an ONNX model, an opset outside `legal_opsets()`, external data, or an operator
             unknown to onnxruntime.
     """
     import onnx
     import onnxruntime as ort
 
-    content = path.read_bytes()
+    content = read_expected(path, name, expected)
     try:
         model = onnx.load_model_from_string(content)
     except Exception as error:  # protobuf's exception types differ between its implementations
@@ -63,7 +67,11 @@ def open_model(path: Path, name: str, *, threads: int = 1) -> ort.InferenceSessi
 
 
 def read_arrays(
-    path: Path, name: str, shapes: Mapping[str, tuple[int, ...]], optional: frozenset[str] = frozenset()
+    path: Path,
+    name: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    optional: frozenset[str] = frozenset(),
+    expected: str | None = None,
 ) -> dict[str, NDArray[np.float32]]:
     """Read arrays of finite floats from an .npz file.
 
@@ -72,13 +80,18 @@ def read_arrays(
         name: how messages call it, its path inside the version folder.
         shapes: the arrays to read and the shape each must have.
         optional: those of them that may be missing.
+        expected: the sha256 it must have, None: any.
 
     Raises:
+        ChangedOnDisk: it has another.
         InvalidVersionFolder: not an .npz file, an array missing, of another shape or type, or not finite.
     """
     try:
-        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
+        content = io.BytesIO(read_expected(path, name, expected))
+        with np.load(content, allow_pickle=False) as stored:
             found = {array: stored[array] for array in shapes if array in stored}
+    except ChangedOnDisk:
+        raise
     except Exception as error:  # zip, zlib, tokenize and numpy raise whatever the broken bytes lead them to
         raise _refused(name, f"is not a readable .npz of arrays ({error})") from error
     for array, shape in shapes.items():
@@ -90,6 +103,23 @@ def read_arrays(
         if not np.isfinite(given).all():
             raise _refused(name, f"{array} must be finite numbers")
     return {array: values.astype(np.float32) for array, values in found.items()}
+
+
+def read_expected(path: Path, name: str, expected: str | None) -> bytes:
+    """The content of a file, hashed as it was read: files are opened long after their folder was verified.
+
+    Raises:
+        ChangedOnDisk: its sha256 is not the `expected` one, or it is gone.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        if expected is None:
+            raise
+        raise ChangedOnDisk(f"{name} cannot be read any more ({error})", pointer=f"/{name}") from error
+    if expected is not None and hashlib.sha256(content).hexdigest() != expected:
+        raise ChangedOnDisk(f"{name} changed on disk since it was accepted", pointer=f"/{name}")
+    return content
 
 
 def _tensors(message: Any) -> Iterator[Any]:

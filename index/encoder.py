@@ -51,9 +51,9 @@ class Encoder:
         self.spec = self.card.preprocess
         self._space = space_of(self.card)
         shape = (self.spec.channels, self.spec.height, self.spec.width)
-        self._encoder = _image_model(version.folder, ENCODER, shape, self.card.dim, threads)
+        self._encoder = _image_model(version, ENCODER, shape, self.card.dim, threads)
         side_dim = self.card.side_dim
-        self._side = _image_model(version.folder, SIDE, shape, side_dim, threads) if side_dim else None
+        self._side = _image_model(version, SIDE, shape, side_dim, threads) if side_dim else None
         self._run_probe(version.folder)
 
     def encode(self, images: Sequence[Image.Image]) -> Embedded:
@@ -117,13 +117,13 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Ver
     return version
 
 
-def _image_model(folder: Path, name: str, shape: tuple[int, int, int], width: int, threads: int) -> Model:
+def _image_model(version: Version, name: str, shape: tuple[int, int, int], width: int, threads: int) -> Model:
     """A model of one input (N, C, H, W)."""
 
     def check(inputs: Sequence[ort.NodeArg]) -> None:
         check_shape(name, "input", only(name, "input", inputs, FLOAT).shape, shape)
 
-    return Model(folder, name, width, check, threads)
+    return Model(version, name, width, check, threads)
 
 
 def _run(model: Model, batch_NCHW: Pixels) -> Vectors:
@@ -136,4 +136,4 @@ def _read_probe(folder: Path, card: Card) -> dict[str, Pixels]:
     wanted = {"image": (1, spec.channels, spec.height, spec.width), "embedding": (1, card.dim)}
     if card.side_dim:
         wanted["side"] = (1, card.side_dim)
-    return read_arrays(folder / PROBE, PROBE, wanted)
+    return read_arrays(folder / PROBE, PROBE, wanted, expected=card.files.get(PROBE))

@@ -26,6 +26,13 @@ class InvalidVersionFolder(RegraftError):
     code = "invalid_version_folder"
 
 
+class ChangedOnDisk(InvalidVersionFolder):
+    """A file of a version or an edge is no longer the one that was accepted."""
+
+    status = 500
+    code = "changed_on_disk"
+
+
 class InvalidVector(RegraftError):
     """The vector cannot be stored or searched."""
 

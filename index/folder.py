@@ -9,7 +9,7 @@ import re
 import stat
 import zipfile
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -140,7 +140,7 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
         new: the name of the newer version.
         old: the name of the older one.
         folder: where the edge's files lie, None when it has none.
-        files: their names.
+        files: their names, or the sha256 of each by name, which the edge then is held to.
         place: what to put before file names in messages.
 
     Raises:
@@ -172,6 +172,7 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
         calibration=fields.take("calibration", dict, None),
         folder=folder,
         support=support,
+        hashes=files if isinstance(files, Mapping) else {},
     )
     fields.finish()
     return edge
@@ -267,9 +268,15 @@ def _edge_names(card: Card) -> list[str]:
     return sorted({parts[1] for parts in found if parts[0] == "edges" and len(parts) > 2})
 
 
+def edge_files(card: Card, old: str) -> dict[str, str]:
+    """Name -> sha256 of the files of a version's edge to `old`, as its card lists them."""
+    place = f"edges/{old}/"
+    return {path.removeprefix(place): sha for path, sha in card.files.items() if path.startswith(place)}
+
+
 def _load_edge(folder: Path, card: Card, old: str) -> Edge:
     place = f"edges/{old}"
-    files = {path.removeprefix(f"{place}/") for path in card.files if path.startswith(f"{place}/")}
+    files = edge_files(card, old)
     value = _json(_read(folder, f"{place}/{EDGE}"), f"{place}/{EDGE}")
     return parse_edge(value, card.name, old, folder / place, files, f"{place}/")
 

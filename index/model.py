@@ -6,7 +6,6 @@ Shape suffixes: N inputs, D dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from index.artifacts import open_model
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
-from index.version import Card
+from index.version import Card, Version
 
 PROBE_TOLERANCE = 1e-3
 """Largest absolute difference from the stored probe; CPUs and onnxruntime releases differ by about 1e-5."""
@@ -29,14 +28,16 @@ CheckInputs = Callable[[Sequence[ort.NodeArg]], None]
 class Model:
     """An ONNX model with one output, float32 (N, width). Safe to share between threads."""
 
-    def __init__(self, folder: Path, name: str, width: int, check_inputs: CheckInputs, threads: int = 1) -> None:
-        """Open `name` below the version folder; `check_inputs` gets what it declares as inputs.
+    def __init__(self, version: Version, name: str, width: int, check_inputs: CheckInputs, threads: int = 1) -> None:
+        """Open `name` below the version's folder; `check_inputs` gets what it declares as inputs.
 
         Raises:
             InvalidVersionFolder: not such a model.
+            ChangedOnDisk: not the file that the card lists any more.
         """
         self.name, self.width = name, width
-        self.session = open_model(folder / name, name, threads=threads)
+        expected = version.card.files.get(name)
+        self.session = open_model(version.folder / name, name, threads=threads, expected=expected)
         self.inputs: Sequence[ort.NodeArg] = self.session.get_inputs()
         check_inputs(self.inputs)
         output = only(name, "output", self.session.get_outputs(), FLOAT)

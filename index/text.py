@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.artifacts import read_expected
 from index.errors import InvalidText, NoTextEntrance
 from index.model import INT64, PROBE_TOLERANCE, Model, check_probe, check_shape, ready_to_compare, space_of, wrong
 from index.space import Vectors
@@ -66,8 +66,8 @@ class TextEncoder:
         if not version.card.text:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
         self._space = space_of(version.card)
-        self._tokenizer, self._limit, self._padding = _open_tokenizer(version.folder)
-        self._model = Model(version.folder, TEXT_ENCODER, version.card.dim, _check_inputs, threads)
+        self._tokenizer, self._limit, self._padding = _open_tokenizer(version)
+        self._model = Model(version, TEXT_ENCODER, version.card.dim, _check_inputs, threads)
         self._run_probe(version)
 
     def tokenize(self, text: str) -> Tokens:
@@ -136,13 +136,14 @@ class _Padding:
         return ids_NL, mask_NL
 
 
-def _open_tokenizer(folder: Path) -> tuple[Tokenizer, int, _Padding]:
+def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
     """The tokenizer, which does not pad; the number of tokens it cuts at; and its padding."""
     from tokenizers import Tokenizer
 
+    content = _read(version, TOKENIZER)
     try:
         with _panics_as_errors():
-            tokenizer = Tokenizer.from_buffer((folder / TOKENIZER).read_bytes())
+            tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:  # tokenizers raises plain exceptions of its own
         raise wrong(TOKENIZER, f"is not a tokenizer ({error})") from error
     limit = int((tokenizer.truncation or {}).get("max_length", 0))
@@ -175,10 +176,15 @@ def _check_inputs(inputs: Sequence[ort.NodeArg]) -> None:
         check_shape(TEXT_ENCODER, f"input {name}", given[name].shape, ("L",))
 
 
+def _read(version: Version, name: str) -> bytes:
+    return read_expected(version.folder / name, name, version.card.files.get(name))
+
+
 def _read_probe(version: Version) -> tuple[str, Vectors]:
     dim = version.card.dim
+    content = _read(version, TEXT_PROBE)
     try:
-        stored = json.loads((version.folder / TEXT_PROBE).read_bytes())
+        stored = json.loads(content)
         text, embedding = stored["text"], np.asarray(stored["embedding"], np.float32)
     except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
         raise wrong(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error

@@ -67,7 +67,8 @@ class Matrix:
         assert edge.folder is not None
         file = EDGE_ARRAYS[edge.kind]
         shapes = {"weight": (new.dim, old.dim), "bias": (old.dim,)}
-        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes, frozenset({"bias"}))
+        name, expected = f"edges/{edge.old}/{file}", edge.hashes.get(file)
+        arrays = read_arrays(edge.folder / file, name, shapes, frozenset({"bias"}), expected)
         self.weight, self.bias = arrays["weight"], arrays.get("bias", np.float32(0))
         self.space = space_from_json(old.space)
 
@@ -100,7 +101,7 @@ class Slerp:
         _require(edge, spaces == (Cosine(), Cosine()), "needs cosine spaces on both sides")
         file = EDGE_ARRAYS[edge.kind]
         shapes: dict[str, tuple[int, ...]] = {"weight": (new.dim, old.dim), "alpha": ()}
-        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes)
+        arrays = read_arrays(edge.folder / file, f"edges/{edge.old}/{file}", shapes, expected=edge.hashes.get(file))
         self.old, self.weight, self.alpha = old, arrays["weight"], float(arrays["alpha"])
         _require(edge, 0 <= self.alpha <= 1, f"needs alpha in [0, 1], not {self.alpha:g}")
 
@@ -229,7 +230,7 @@ class _EdgeModel:
         assert edge.folder is not None
         file = EDGE_MODEL[edge.kind]
         self.edge, self.to_dim, self.side_dim = edge, to_dim, side_dim
-        self.session = open_model(edge.folder / file, f"edges/{edge.old}/{file}")
+        self.session = open_model(edge.folder / file, f"edges/{edge.old}/{file}", expected=edge.hashes.get(file))
         names = {i.name for i in self.session.get_inputs()}
         expected = {"embedding", "side"} if side_dim else {"embedding"}
         _require(edge, names == expected, f"needs edge.onnx inputs {sorted(expected)}, not {sorted(names)}")

@@ -86,6 +86,7 @@ class Edge:
     `scores` maps a metric's name ("cmc@1", "mAP@1.0", ...) to M(new/old). `old_encoder` is the sha256 of the old
     version's encoder.onnx the edge was made for ("" when the old version has none). `calibration`: see
     `index.calibration`. `support` is the number of pairs of embeddings an adapter was fitted on, 0 for other edges.
+    `hashes` is the sha256 of its files by name, where they were accepted before: what is opened must be that.
     """
 
     new: str
@@ -96,6 +97,7 @@ class Edge:
     calibration: Mapping[str, Any] | None = None
     folder: Path | None = None
     support: int = 0
+    hashes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> EdgeKey:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TypedDict, Unpack
 
 from regraft.connection import Connection, Json, Problem, Unreachable
-from regraft.paths import path_of
+from regraft.paths import path_of, terms
 
 SILENCE_SECONDS = 30.0
 """A stream that says nothing for so long is broken; the service sends a sign of life every ten."""
@@ -41,8 +41,8 @@ class BackfillRoutes(Connection):
 
     def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
         """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
-        dry = {"dry_run": "true"}
-        return self._json("POST", path_of("galleries", gallery, "backfills"), params=dry, json=_given(options))
+        path = path_of("galleries", gallery, "backfills")
+        return self._json("POST", path, params=terms(dry_run=True), json=_given(options))
 
     def backfills(self, gallery: str) -> list[Json]:
         """GET /v1/galleries/{gallery}/backfills."""
@@ -93,17 +93,17 @@ class BackfillRoutes(Connection):
             failures += page["failures"]
         return failures
 
-    def pause_backfill(self, backfill: int) -> Json:
+    def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
         """POST /v1/backfills/{backfill}/pause."""
-        return self._json("POST", path_of("backfills", backfill, "pause"))
+        return self._json("POST", path_of("backfills", backfill, "pause"), params=terms(dry_run))
 
-    def resume_backfill(self, backfill: int) -> Json:
+    def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
         """POST /v1/backfills/{backfill}/resume."""
-        return self._json("POST", path_of("backfills", backfill, "resume"))
+        return self._json("POST", path_of("backfills", backfill, "resume"), params=terms(dry_run))
 
-    def cancel_backfill(self, backfill: int) -> Json:
+    def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
         """POST /v1/backfills/{backfill}/cancel."""
-        return self._json("POST", path_of("backfills", backfill, "cancel"))
+        return self._json("POST", path_of("backfills", backfill, "cancel"), params=terms(dry_run))
 
 
 def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

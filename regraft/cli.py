@@ -9,6 +9,7 @@ import typer
 from index.errors import RegraftError
 from regraft import __version__
 from regraft.commands import (
+    audit,
     backfills,
     doctor,
     edges,
@@ -36,6 +37,7 @@ app.command(rich_help_panel=SERVICE)(processes.serve)
 app.command(rich_help_panel=SERVICE)(processes.worker)
 app.command(rich_help_panel=SERVICE)(processes.migrate)
 app.command(rich_help_panel=SERVICE)(doctor.doctor)
+app.command(rich_help_panel=SERVICE)(audit.audit)
 app.add_typer(galleries.gallery, name="gallery", rich_help_panel=GALLERY)
 app.command(rich_help_panel=GALLERY)(galleries.ingest)
 app.command(rich_help_panel=GALLERY)(galleries.query)

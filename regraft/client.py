@@ -21,7 +21,7 @@ from index.folder import pack_version
 from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, Unreachable
 from regraft.edge_routes import EdgeRoutes
-from regraft.paths import flag, path_of
+from regraft.paths import flag, path_of, terms
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
@@ -66,6 +66,11 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """GET /v1/health/ready: the database is there and the gallery is loaded."""
         return self._json("GET", "health/ready")
 
+    def audit(self, *, limit: int = 100, before: int | None = None) -> list[Json]:
+        """GET /v1/audit: who changed what, newest first; `before` is the id of the last row seen."""
+        params = {"limit": limit} if before is None else {"limit": limit, "before": before}
+        return list(self._json("GET", "audit", params=params)["audit"])
+
     # galleries
 
     def create_gallery(self, name: str) -> Json:
@@ -80,21 +85,22 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """GET /v1/galleries/{gallery}: current version, number of items, and how many each version holds."""
         return self._json("GET", path_of("galleries", name))
 
-    def delete_gallery(self, name: str) -> None:
+    def delete_gallery(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
-        self._send("DELETE", path_of("galleries", name))
+        self._send("DELETE", path_of("galleries", name), params=terms(dry_run))
 
     # versions
 
-    def register_version(self, folder: Path) -> Json:
-        """POST /v1/versions: a version folder, packed here, or a .zip of one."""
+    def register_version(self, folder: Path, *, dry_run: bool = False) -> Json:
+        """POST /v1/versions: a version folder, packed here, or a .zip of one; `dry_run` only verifies it there."""
         with tempfile.TemporaryDirectory() as scratch:
             archive = folder
             if folder.is_dir():
                 archive = Path(scratch) / "version.zip"
                 pack_version(folder, archive)
             with archive.open("rb") as stream:
-                return self._json("POST", "versions", files={"archive": (archive.name, stream, "application/zip")})
+                files = {"archive": (archive.name, stream, "application/zip")}
+                return self._json("POST", "versions", params=terms(dry_run), files=files)
 
     def versions(self) -> list[Json]:
         """GET /v1/versions."""

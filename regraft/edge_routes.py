@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from index.folder import pack_version
 from regraft.connection import Connection, Json
-from regraft.paths import flag, path_of
+from regraft.paths import flag, path_of, terms
 
 
 class EdgeRoutes(Connection):
@@ -25,26 +25,36 @@ class EdgeRoutes(Connection):
         """GET /v1/edges/{new}/{old}/{kind}."""
         return self._json("GET", path_of("edges", new, old, kind))
 
-    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False) -> Json:
+    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False) -> Json:
         """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
         with _packed(folder) as (name, stream):
             data = {"new": new, "old": old, "replace": flag(replace)}
-            return self._json("POST", "edges", data=data, files={"archive": (name, stream, "application/zip")})
+            files = {"archive": (name, stream, "application/zip")}
+            return self._json("POST", "edges", params=terms(dry_run), data=data, files=files)
 
     def declare_edge(
-        self, new: str, old: str, kind: str, *, verify: Mapping[str, Any] | None = None, replace: bool = False
+        self,
+        new: str,
+        old: str,
+        kind: str,
+        *,
+        verify: Mapping[str, Any] | None = None,
+        replace: bool = False,
+        dry_run: bool = False,
     ) -> Json:
         """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
         checked = {"verify": dict(verify)} if verify is not None else {}
-        return self._json("POST", "edges", json={"new": new, "old": old, "kind": kind, "replace": replace, **checked})
+        body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
+        return self._json("POST", "edges", params=terms(dry_run), json=body)
 
-    def fit_edge(self, new: str, old: str, kind: str, **asked: Any) -> Json:
+    def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> Json:
         """POST /v1/edges:fit: procrustes, ridge, low_rank or slerp, on items that hold embeddings by both versions.
 
         `asked`: gallery, options, sample, label, seed, replace.
         """
         # Without the slash httpx would take "edges" for a scheme.
-        return self._json("POST", "/edges:fit", json={"new": new, "old": old, "kind": kind, **asked})
+        body = {"new": new, "old": old, "kind": kind, **asked}
+        return self._json("POST", "/edges:fit", params=terms(dry_run), json=body)
 
     def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""

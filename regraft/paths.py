@@ -15,6 +15,11 @@ def flag(value: bool) -> str:
     return "true" if value else "false"
 
 
+def terms(dry_run: bool) -> dict[str, str]:
+    """The parameters of a change: a rehearsal, or none."""
+    return {"dry_run": "true"} if dry_run else {}
+
+
 def _segment(part: str) -> str:
     # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
     return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import logging
-import shutil
 import socket
 import threading
 import uuid
@@ -19,17 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from index.encoder import Encoder
 from index.errors import RegraftError
-from index.folder import load_version, unpack_version
-from index.version import Card, Edge, EdgeKey, Version
+from index.transform import Forward
 from regraft.client import Client
+from regraft.remote_folders import Folders, NamedEdge, TaskVersions
 from service.backfills.attempts import Failed
 from service.backfills.chunks import Moved
 from service.backfills.leases import Leases
 from service.backfills.moving import Compute, Mover, Outcome
 from service.backfills.pipeline import Pipeline
-from service.versions.catalog import card_sha256
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +41,7 @@ Originals = Callable[[str], bytes]
 
 @dataclass(frozen=True)
 class Task:
-    """A leased chunk."""
+    """A leased chunk; `edges` are those it is to be moved along."""
 
     chunk: int
     lease: str
@@ -52,6 +49,7 @@ class Task:
     version: str
     card_sha256: str
     lease_seconds: float
+    edges: tuple[NamedEdge, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class RemoteWorker:
 
         Args:
             client: made with the worker key.
-            folder: where version folders are kept.
+            folder: where version and edge folders are kept.
             stop: ends the work; the chunk in hand is finished.
             threads: of onnxruntime.
             max_pixels: larger images are refused.
@@ -93,7 +91,8 @@ class RemoteWorker:
         self._client = client
         self._stop = stop
         self._originals = originals
-        self._versions = RemoteVersions(client, folder, threads)
+        self._folders = Folders(client, folder, threads)
+        self._transforms: dict[int, Forward] = {}
         self._max_pixels = max_pixels
         self._leases: Leases[Task] | None = None
         self._refused: RegraftError | None = None
@@ -129,36 +128,41 @@ class RemoteWorker:
             return None
         if found is None:
             return None
-        task = Task(**{name: found[name] for name in Task.__dataclass_fields__})
+        edges = tuple(NamedEdge(**each) for each in found["edges"])
+        task = Task(**{name: found[name] for name in Task.__dataclass_fields__ if name != "edges"}, edges=edges)
         if self._leases is None:
             self._leases = Leases(self._extend, task.lease_seconds)
         self._leases.hold(task)
         return task
 
     def _load(self, task: Task) -> Iterator[Compute]:
-        target = self._versions.fetch(task.version, task.card_sha256)
+        target = self._folders.version(task.version, task.card_sha256)
+        versions = TaskVersions(self._folders, task.version, task.edges)
         items = self._client.work(task.chunk, task.lease, inputs=self._originals is None)["items"]
+        mover = Mover(versions, _Sent(items, self._originals), self._max_pixels, self._transforms)
         if task.kind == "reencode":
-            yield from self._mover(items).reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
+            yield from mover.reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
         else:
-            yield from self._mover(items).transform(target, [self._stored(i) for i in items])
+            yield from mover.transform(target, [self._stored(versions, i) for i in items])
 
-    def _mover(self, items: list[Json]) -> Mover:
-        return Mover(self._versions, _Sent(items, self._originals), self._max_pixels)
-
-    def _stored(self, item: Json) -> Row:
-        old = self._versions.fetch(item["from_version"])
+    def _stored(self, versions: TaskVersions, item: Json) -> Row:
+        old = versions.start(item["from_version"])
         side = None if item["side"] is None else base64.b64decode(item["side"])
         return Row(item["item"], item["seq"], version_id=old.id, vector=base64.b64decode(item["embedding"]), side=side)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
         moved, failed = outcome
-        result = {"moved": [row for each in moved for row in _moved(each)], "failed": [_failed(f) for f in failed]}
+        result = {
+            "moved": [row for each in moved for row in _moved(each)],
+            "failed": [_failed(f) for f in failed],
+            "edges": [edge.id for edge in task.edges],
+        }
         try:
             counts = self._client.return_work(task.chunk, task.lease, result)
         except RegraftError as error:
-            self._let_go(task, failed=error.code != "chunk_lost")
-            self._log("chunk_lost" if error.code == "chunk_lost" else "chunk_refused", reason=error.message)
+            taken = error.code in {"chunk_lost", "edge_replaced"}
+            self._let_go(task, failed=not taken)
+            self._log(error.code if taken else "chunk_refused", chunk=task.chunk, reason=error.message)
         else:
             self._drop(task)
             self._log("chunk_done", chunk=task.chunk, **counts)
@@ -187,84 +191,6 @@ class RemoteWorker:
         logger.info("action=%s worker=%s%s", action, self.name, named)
 
 
-class RemoteVersion:
-    """A version that was fetched."""
-
-    def __init__(self, number: int, loaded: Version, threads: int) -> None:
-        self.id = number
-        self.version = loaded
-        self._threads = threads
-        self._encoder: Encoder | None = None
-
-    @property
-    def name(self) -> str:
-        """The version's name."""
-        return self.version.name
-
-    @property
-    def card(self) -> Card:
-        """The version's card."""
-        return self.version.card
-
-    def encoder(self) -> Encoder:
-        """Its encoder, loaded on first use."""
-        if self._encoder is None:
-            self._encoder = Encoder(self.version, self._threads)
-        return self._encoder
-
-
-@dataclass(frozen=True)
-class RemoteEdge:
-    """An edge of a version that was fetched; versions are only added, so its number stays."""
-
-    id: int
-    edge: Edge
-
-
-class RemoteVersions:
-    """The versions this worker has needed so far, kept as folders."""
-
-    def __init__(self, client: Client, folder: Path, threads: int) -> None:
-        self._client = client
-        self._folder = folder
-        self._threads = threads
-        self._known: dict[str, RemoteVersion] = {}
-
-    def fetch(self, name: str, expected: str | None = None) -> RemoteVersion:
-        """The version of a name. Raises InvalidVersionFolder when it is not what the service said."""
-        if name not in self._known:
-            folder = self._folder / name
-            if not folder.is_dir() or (expected is not None and card_sha256(folder) != expected):
-                self._download(name, folder)
-            loaded = load_version(folder, expect_card=expected)
-            self._known[name] = RemoteVersion(len(self._known), loaded, self._threads)
-        return self._known[name]
-
-    def by_id(self, version_id: int) -> RemoteVersion:
-        """The version of a number that `fetch` gave."""
-        return next(known for known in self._known.values() if known.id == version_id)
-
-    def sync_edges(self) -> None:
-        """A folder does not change."""
-
-    def edge(self, key: EdgeKey) -> RemoteEdge | None:
-        """An edge that came with a version's folder; None: it was added later, and a local worker has to apply it."""
-        edges = [edge for known in self._known.values() for edge in known.version.edges]
-        return next((RemoteEdge(number, edge) for number, edge in enumerate(edges) if edge.key == key), None)
-
-    def _download(self, name: str, folder: Path) -> None:
-        scratch = self._folder / f".incoming-{uuid.uuid4().hex}"
-        scratch.mkdir(parents=True)
-        try:
-            (scratch / "archive.zip").write_bytes(self._client.work_version(name))
-            unpack_version(scratch / "archive.zip", scratch / "folder")
-            load_version(scratch / "folder")
-            shutil.rmtree(folder, ignore_errors=True)
-            (scratch / "folder").rename(folder)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
 class _Sent:
     """The images of one task, by item number."""
 
@@ -276,9 +202,14 @@ class _Sent:
         item = self._items[key]
         if self._originals is not None:
             return self._originals(item["id"])
+        if item["problem"] is not None:
+            raise OSError(item["problem"])
         if item["image"] is None:
             raise FileNotFoundError(key)
         return base64.b64decode(item["image"])
+
+    def check(self) -> None:
+        """The service looked whether its store answers, and a device knows what it holds."""
 
 
 def _moved(moved: Moved) -> list[Json]:

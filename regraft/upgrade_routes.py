@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from regraft.connection import Connection, Json
-from regraft.paths import path_of
+from regraft.paths import path_of, terms
 
 
 class UpgradeRoutes(Connection):
@@ -47,11 +47,11 @@ class UpgradeRoutes(Connection):
             files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
-        return self._json("POST", path, params=_terms(dry_run), **content)
+        return self._json("POST", path, params=terms(dry_run), **content)
 
-    def delete_evaluation(self, gallery: str, evaluation: int) -> None:
+    def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        self._send("DELETE", path_of("galleries", gallery, "evaluations", evaluation))
+        self._send("DELETE", path_of("galleries", gallery, "evaluations", evaluation), params=terms(dry_run))
 
     def gate(
         self,
@@ -71,7 +71,7 @@ class UpgradeRoutes(Connection):
         """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
         body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
         body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
-        return self._json("POST", path_of("galleries", gallery, "gates"), params=_terms(dry_run), json=body)
+        return self._json("POST", path_of("galleries", gallery, "gates"), params=terms(dry_run), json=body)
 
     def gates(self, gallery: str) -> list[Json]:
         """GET /v1/galleries/{gallery}/gates."""
@@ -150,9 +150,5 @@ class UpgradeRoutes(Connection):
 
     def _change(self, path: str, body: Json, dry_run: bool, if_match: str | None) -> Json:
         headers = {"If-Match": if_match} if if_match else {}
-        answer = self._send("POST", path, params=_terms(dry_run), json=body, headers=headers)
+        answer = self._send("POST", path, params=terms(dry_run), json=body, headers=headers)
         return {**answer.json(), "etag": answer.headers.get("etag")}
-
-
-def _terms(dry_run: bool) -> dict[str, str]:
-    return {"dry_run": "true"} if dry_run else {}

@@ -33,6 +33,11 @@ class WorkRoutes(Connection):
         """POST /v1/work/{chunk}/release: give the chunk back undone."""
         self._send("POST", path_of("work", chunk, "release"), params={"lease": lease})
 
+    def work_edge(self, number: int) -> bytes:
+        """GET /v1/work/edges/{number}: the edge's folder as a .zip."""
+        archive: bytes = self._send("GET", path_of("work", "edges", number)).content
+        return archive
+
     def work_version(self, name: str) -> bytes:
         """GET /v1/work/versions/{name}: the version folder as a .zip."""
         archive: bytes = self._send("GET", path_of("work", "versions", name)).content

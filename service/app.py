@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import errors, health
+from service import audit, errors, health
 from service.auth import Guard, check_exposure
 from service.backfills import failures, progress, work
 from service.backfills import routes as backfills
@@ -44,6 +44,7 @@ ROUTERS = (
     progress.router,
     failures.router,
     work.router,
+    audit.router,
 )
 
 NOT_STARTED = 3

@@ -16,10 +16,19 @@ from pathlib import Path
 
 import fsspec
 
+from index.errors import RegraftError
+
 logger = logging.getLogger(__name__)
 
 SYNCS = 16
 """Files handed to the disk side by side."""
+
+
+class StoreUnreachable(RegraftError):
+    """The image store is out of reach."""
+
+    status = 503
+    code = "store_unreachable"
 
 
 class Blobs:
@@ -30,26 +39,54 @@ class Blobs:
         self._local = "file" in self._store.protocol
 
     def write(self, gallery_id: int, images: Iterable[bytes]) -> list[str]:
-        """Store images durably and return their keys, in order."""
+        """Store images durably and return their keys, in order. Raises StoreUnreachable."""
         folder = Path(self._path(str(gallery_id)))
-        if self._local:
-            folder.mkdir(parents=True, exist_ok=True)
         keys: list[str] = []
         try:
+            if self._local:
+                folder.mkdir(parents=True, exist_ok=True)
             for image in images:
                 keys.append(f"{gallery_id}/{uuid.uuid4().hex}")
                 self._store.pipe_file(self._path(keys[-1]), image)
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])
-        except BaseException:
+        except BaseException as error:
             self.remove(keys)
+            if isinstance(error, OSError):
+                raise StoreUnreachable(f"the images cannot be stored: {error}") from error
             raise
         return keys
 
     def read(self, key: str) -> bytes:
-        """The image of a key. Raises FileNotFoundError."""
-        return bytes(self._store.cat_file(self._path(key)))
+        """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
+        try:
+            return bytes(self._store.cat_file(self._path(key)))
+        except OSError:
+            raise
+        except Exception as error:  # stores over the network have exception types of their own
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def fetch(self, key: str) -> bytes | None:
+        """The image of a key, None when it is gone for sure. Raises StoreUnreachable."""
+        try:
+            return self.read(key)
+        except FileNotFoundError:
+            self.check()
+            return None
+        except OSError as error:
+            raise StoreUnreachable(f"the image cannot be read: {error}") from error
+
+    def check(self) -> None:
+        """Raise StoreUnreachable unless the store answers. Only then does an image that is not found mean anything."""
+        try:
+            self._store.invalidate_cache(self._root)
+            there = self._store.ls(self._root, detail=False)
+        except Exception as error:
+            raise StoreUnreachable(f"the image store is out of reach: {type(error).__name__}: {error}") from error
+        # A disk that is not mounted leaves its empty folder behind.
+        if self._local and not there:
+            raise StoreUnreachable("the image store is out of reach: its folder is empty")
 
     def exists(self, key: str) -> bool:
         """Whether there is an image of this key."""

@@ -11,13 +11,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 
 from service.settings import Settings
+
+IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
 BUSY_SECONDS = 30.0
 """How long a SQLite statement waits for another process's transaction."""
@@ -27,6 +29,9 @@ WRITER_CACHE_KIB = 65_536
 CHECKPOINT_PAGES = 16_384
 """Pages of 4 KiB in SQLite's log before they are copied into the database; fewer copies mean fewer random writes."""
 
+MIGRATING = 0x7265_6772_6166_74
+"""The advisory lock that whoever migrates a PostgreSQL database holds."""
+
 MIGRATIONS = Path(__file__).parent.parent / "migrations"
 
 
@@ -34,10 +39,10 @@ class Database:
     """The connections of one process."""
 
     def __init__(self, url: str) -> None:
-        sqlite = make_url(url).get_backend_name() == "sqlite"
-        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else create_engine(url)
-        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else create_engine(url, isolation_level="REPEATABLE READ")
-        self._finder = _sqlite_engine(url) if sqlite else create_engine(url, isolation_level="AUTOCOMMIT")
+        sqlite = is_sqlite(url)
+        self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED")
+        self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ")
+        self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
 
@@ -75,7 +80,7 @@ def upgrade(settings: Settings) -> None:
 @contextmanager
 def migrating(url: str) -> Iterator[Config]:
     """An Alembic configuration whose commands run in one transaction on `url`."""
-    sqlite = make_url(url).get_backend_name() == "sqlite"
+    sqlite = is_sqlite(url)
     # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
     engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else create_engine(url)
     config = Config()
@@ -83,12 +88,25 @@ def migrating(url: str) -> Iterator[Config]:
     config.set_main_option("path_separator", "os")
     try:
         with engine.begin() as connection:
+            if not sqlite:
+                # Tables of one name made twice at the same moment fail; SQLite's transaction keeps others out already.
+                connection.execute(select(func.pg_advisory_xact_lock(MIGRATING)))
             config.attributes["connection"] = connection
             yield config
             if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
                 raise RuntimeError(f"a migration broke a foreign key: {tuple(broken)}")
     finally:
         engine.dispose()
+
+
+def is_sqlite(url: str) -> bool:
+    """Whether a database is a file that processes of one machine share."""
+    return make_url(url).get_backend_name() == "sqlite"
+
+
+def _server_engine(url: str, isolation_level: IsolationLevel) -> Engine:
+    # Asked whether it is alive before each use: after a restart of the server no request meets a dead connection.
+    return create_engine(url, isolation_level=isolation_level, pool_pre_ping=True)
 
 
 def _sqlite_engine(url: str, begin: str | None = None, *, foreign_keys: bool = True) -> Engine:

@@ -23,7 +23,7 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.blobs import Blobs
 from service.database import Database
 from service.deployments.placement import preference, route_to
-from service.repository import STORED, all_galleries, from_bytes, take_seq, to_bytes
+from service.repository import STORED, STREAMED, all_galleries, from_bytes, take_seq, to_bytes
 from service.settings import Settings
 from service.tables import embedding, gallery, item
 from service.versions.catalog import Catalog, Registered, registered_rows
@@ -247,7 +247,7 @@ def _vector_findings() -> dict[str, Finding]:
 def _embeddings(connection: Connection) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
     columns = (item.c.gallery_id, item.c.external_id, *embedding.c)
     statement = select(*columns).join(item, item.c.id == embedding.c.item_id).order_by(embedding.c.version_id)
-    yield from connection.execution_options(stream_results=True).execute(statement).partitions(ROWS)
+    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
 
 
 def _check_double(row: Row[Any], seen: dict[bytes, str], found: Finding) -> None:

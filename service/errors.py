@@ -10,6 +10,8 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -113,6 +115,13 @@ class ForeignOrigin(RegraftError):
     code = "foreign_origin"
 
 
+class DatabaseUnavailable(RegraftError):
+    """The database does not answer now; whether a change that was asked for was made is unknown."""
+
+    status = 503
+    code = "database_unavailable"
+
+
 class ItemsRefused(RegraftError):
     """No item of the batch was stored."""
 
@@ -152,6 +161,9 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RegraftError, _regraft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
+    # Locked, restarted or out of reach; or every connection is taken.
+    for away in (OperationalError, PoolTimeout):
+        app.add_exception_handler(away, _database_error)
 
 
 def request_id_of(request: Request) -> str:
@@ -162,6 +174,11 @@ def request_id_of(request: Request) -> str:
 async def _regraft_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RegraftError)
     return problem_of(error, request_id_of(request))
+
+
+async def _database_error(request: Request, error: Exception) -> Response:
+    logger.error("request %s: the database does not answer", request_id_of(request), exc_info=error)
+    return problem_of(DatabaseUnavailable(), request_id_of(request))
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:

@@ -15,6 +15,7 @@ import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Integer,
     LargeBinary,
     Row,
     Text,
@@ -56,6 +57,9 @@ from service.tables import (
 BLOCK = 5_000
 """Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
 FEED_BLOCK = 10_000
+
+STREAMED = {"stream_results": True}
+"""Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
 
 STORED = np.dtype("<f4")
 
@@ -251,7 +255,8 @@ def put_embeddings(
 def _row_of(array: Vectors, keys: Listed) -> ColumnElement[bytes]:
     """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
     width = array.shape[1] * STORED.itemsize
-    return func.substr(literal(to_bytes(array), LargeBinary), keys.place * width + 1, width)
+    # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
+    return func.substr(literal(to_bytes(array), LargeBinary), cast(keys.place * width + 1, Integer), width)
 
 
 def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
@@ -348,7 +353,7 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
-    streamed = connection.execution_options(stream_results=True).execute(statement)
+    streamed = connection.execute(statement, execution_options=STREAMED)
     yield from streamed.partitions(FEED_BLOCK)
 
 

@@ -66,7 +66,7 @@ class EdgeOut(BaseModel):
 class VersionOut(BaseModel):
     """A registered version and the edges that lead from it now.
 
-    `loaded` names the encoders this process holds in memory: `images`, `texts`.
+    `loaded` names the encoders this process holds in memory: `images`, `texts`. `created` is null in a rehearsal.
     """
 
     name: str
@@ -79,7 +79,7 @@ class VersionOut(BaseModel):
     text: bool
     loaded: list[str]
     edges: list[EdgeOut]
-    created: float
+    created: float | None
 
 
 class Versions(BaseModel):

@@ -233,6 +233,19 @@ evaluation_embedding = Table(
     Column("vectors", LargeBinary, nullable=False),
 )
 
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Id, primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("subject", String(256), nullable=False),
+    Column("why", String(1024), nullable=False),
+    Column("evidence", JSON, nullable=False),
+    sqlite_autoincrement=True,
+)
+
 calibration = Table(
     "calibration",
     metadata,

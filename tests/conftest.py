@@ -16,6 +16,8 @@ map with alpha 0.4. A version with both side_dim and a `forward` edge has an edg
 `add_text(version, words)` gives a version a text entrance: each word has a vector, a text has the direction of the mean
 of its words', `<unk>` of what is not a word.
 
+`tell_variance(version, old)` gives a version's item edge from `old` a variance.
+
 `make_image(label, seed)` gives a decoded 8 x 8 image of class `label` (classes are far apart, seeds of one class are
 close), `image_bytes(image, format)` its file. All of these are fixtures that return the function.
 """
@@ -64,6 +66,14 @@ from index.version import (
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("explore", derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+pytest.register_assert_rewrite("staging")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of tests/faults/test_states.py."""
+    parser.addoption("--model-minutes", type=float, default=0, help="draw lives of a gallery for so long")
+    parser.addoption("--model-seed", type=int, default=0, help="the first life to draw")
+
 
 SPEC = Preprocess(height=8, width=8, mode="L", mean=(0.5,), std=(0.5,))
 
@@ -78,6 +88,12 @@ def make_version() -> Callable[..., Version]:
 def add_text() -> Callable[..., Version]:
     """The function `write_text`."""
     return write_text
+
+
+@pytest.fixture(scope="session")
+def tell_variance() -> Callable[[Version, str], Version]:
+    """The function `write_variance`."""
+    return write_variance
 
 
 @pytest.fixture(scope="session")
@@ -158,6 +174,23 @@ def write_text(version: Version, words: dict[str, np.ndarray], *, limit: int = 8
     mean = table[tokenizer.encode(probe).ids].mean(axis=0)
     stored = {"text": probe, "embedding": (mean / np.linalg.norm(mean)).tolist()}
     (version.folder / TEXT_PROBE).write_text(json.dumps(stored))
+    write_card(version.folder, version.card)
+    return load_version(version.folder)
+
+
+def write_variance(version: Version, old: str) -> Version:
+    """Have a version's item edge from `old` also tell a variance, and load the version again.
+
+    It is the absolute value of the embedding's first number.
+    """
+    path = version.folder / "edges" / old / EDGE_MODEL[EdgeKind.FORWARD]
+    model = onnx.load(path)
+    (width,) = (size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim[1:])
+    model.graph.initializer.append(numpy_helper.from_array(np.eye(width, 1, dtype=np.float32), "first"))
+    model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
+    model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))
+    model.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, ("N", 1)))
+    path.write_bytes(model.SerializeToString())
     write_card(version.folder, version.card)
     return load_version(version.folder)
 

@@ -8,8 +8,9 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
+from regraft.backfill_routes import BackfillOptions
 from regraft.client import Client, Json
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, out, print_table, progress
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, progress, would
 from regraft.commands.plan import print_estimate
 
 backfill = typer.Typer(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
@@ -55,25 +56,28 @@ def start(
     filter: Filter = None,  # noqa: A002 - the option's name
     attempts: Attempts = 3,
     watch: Watch = False,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Start moving a gallery's items to a version."""
+    """Start moving a gallery's items to a version; --dry-run says what it would take."""
+    options = BackfillOptions(
+        version=version,
+        kind=kind,
+        order=order,
+        chunk_size=chunk_size,
+        rate=rate,
+        share=share,
+        limit=limit,
+        origin=origin,
+        filter=_parsed(filter),
+        attempts=attempts,
+    )
     with connect(url, api_key) as client:
-        started = client.start_backfill(
-            name,
-            version=version,
-            kind=kind,
-            order=order,
-            chunk_size=chunk_size,
-            rate=rate,
-            share=share,
-            limit=limit,
-            origin=origin,
-            filter=_parsed(filter),
-            attempts=attempts,
-        )
-        _show(client, started, watch)
+        if dry_run:
+            print_estimate(client.estimate_backfill(name, **options))
+        else:
+            _show(client, client.start_backfill(name, **options), watch)
 
 
 @backfill.command("estimate")
@@ -121,24 +125,30 @@ def watch(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
 
 
 @backfill.command("pause")
-def pause(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+def pause(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
     """Pause a backfill; a chunk that a worker has in hand is dropped, and done again after `resume`."""
     with connect(url, api_key) as client:
-        _print(client.pause_backfill(number))
+        _print(client.pause_backfill(number, dry_run=dry_run), dry_run)
 
 
 @backfill.command("resume")
-def resume(number: Number, watch: Watch = False, url: Url = URL, api_key: ApiKey = None) -> None:
+def resume(
+    number: Number, watch: Watch = False, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None
+) -> None:
     """Go on with a paused backfill."""
     with connect(url, api_key) as client:
-        _show(client, client.resume_backfill(number), watch)
+        resumed = client.resume_backfill(number, dry_run=dry_run)
+        if dry_run:
+            _print(resumed, dry_run)
+        else:
+            _show(client, resumed, watch)
 
 
 @backfill.command("cancel")
-def cancel(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+def cancel(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
     """End a backfill; what it moved stays moved."""
     with connect(url, api_key) as client:
-        _print(client.cancel_backfill(number))
+        _print(client.cancel_backfill(number, dry_run=dry_run), dry_run)
 
 
 def _parsed(given: str | None) -> Json | None:
@@ -170,6 +180,7 @@ def _watch(client: Client, watched: Json) -> Json:
     return newest
 
 
-def _print(shown: Json) -> None:
+def _print(shown: Json, dry_run: bool = False) -> None:
     counts = ", ".join(f"{shown[name]} {name}" for name in ("done", "skipped", "failed", "remaining"))
-    out.print(f"backfill {shown['id']}: {shown['kind']} to {shown['version']} is {shown['state']} ({counts})")
+    state = would(dry_run, "is", "be")
+    out.print(f"backfill {shown['id']}: {shown['kind']} to {shown['version']} {state} {shown['state']} ({counts})")

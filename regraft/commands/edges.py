@@ -9,7 +9,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Json
-from regraft.commands.options import URL, ApiKey, Url, connect, err, out, print_table, score
+from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, err, out, print_table, score, would
 
 edges = typer.Typer(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
@@ -47,6 +47,7 @@ def add(
     items: Annotated[int, typer.Option("--items", min=1, help="Items an identity is verified on.")] = 100,
     seed: Seed = 0,
     replace: Replace = False,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -56,10 +57,10 @@ def add(
     verify = {"gallery": gallery, "items": items, "seed": seed} if gallery else None
     with connect(url, api_key) as client:
         if folder is not None:
-            added = client.add_edge(new, old, folder, replace=replace)
+            added = client.add_edge(new, old, folder, replace=replace, dry_run=dry_run)
         else:
-            added = client.declare_edge(new, old, kind or "", verify=verify, replace=replace)
-    _print_edge("added", added)
+            added = client.declare_edge(new, old, kind or "", verify=verify, replace=replace, dry_run=dry_run)
+    _print_edge(would(dry_run, "added", "add"), added)
 
 
 @edges.command("fit")
@@ -77,14 +78,15 @@ def fit(
     ] = None,
     seed: Seed = 0,
     replace: Replace = False,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Fit an edge on stored items that hold embeddings by both versions."""
     asked = {"gallery": gallery, "label": label, "sample": sample, "options": _numbers(settings or [])}
     with connect(url, api_key) as client:
-        fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, **asked)
-    _print_edge("fitted", fitted)
+        fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)
+    _print_edge(would(dry_run, "fitted", "add"), fitted)
 
 
 @edges.command("remove")
@@ -108,7 +110,7 @@ def remove(
             after = "nothing" if route["after"] is None else " ".join(route["after"]) or "directly"
             out.print(f"{gallery['gallery']}: {route['items']} items of {route['version']} then by {after}")
         out.print(f"{gallery['gallery']}: {gallery['moved']} items move, {gallery['lost']} cannot be reached any more")
-    out.print(f"{'would remove' if dry_run else 'removed'} {new} -> {old}, {kind}")
+    out.print(f"{would(dry_run, 'removed', 'remove')} {new} -> {old}, {kind}")
 
 
 def _row(edge: Json) -> list[object]:

@@ -12,7 +12,7 @@ import typer
 
 from index.errors import InvalidImage
 from regraft.commands.galleries import IMAGE_SUFFIXES
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, out, print_table
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, would
 from regraft.connection import Problem
 
 evaluation = typer.Typer(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
@@ -25,6 +25,7 @@ def add(
     name: Gallery,
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Images; the folder each lies in is its label.")],
     title: Annotated[str, typer.Option("--name", help="What to call the set.")] = "",
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
@@ -34,8 +35,10 @@ def add(
         raise typer.BadParameter(f"no images below {folder}", param_hint="FOLDER")
     entries = [{"label": path.parent.name} for path in images]
     with connect(url, api_key) as client, _naming(images):
-        added = client.add_evaluation(name, entries, images=[path.read_bytes() for path in images], name=title)
-    out.print(f"{name}: evaluation set {added['id']} of {added['size']} images")
+        files = [path.read_bytes() for path in images]
+        added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
+    number = "(dry run)" if added["id"] is None else added["id"]
+    out.print(f"{name}: evaluation set {number} of {added['size']} images")
 
 
 @evaluation.command("list")
@@ -47,10 +50,11 @@ def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
 
 
 @evaluation.command("delete")
-def delete(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
+def delete(name: Gallery, number: Number, dry_run: DryRun = False, url: Url = URL, api_key: ApiKey = None) -> None:
     """Delete one; reports measured on it stay."""
     with connect(url, api_key) as client:
-        client.delete_evaluation(name, number)
+        client.delete_evaluation(name, number, dry_run=dry_run)
+    out.print(f"{name}: {would(dry_run, 'deleted', 'delete')} evaluation set {number}")
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client, ImageItem, Json, Problem, QueryOptions
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, out, print_table, progress
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, progress, would
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
@@ -48,15 +48,16 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
 def delete(
     name: Gallery,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Delete a gallery with everything in it."""
-    if not yes:
+    if not yes and not dry_run:
         typer.confirm(f"Delete gallery {name} and all its items?", abort=True)
     with connect(url, api_key) as client:
-        client.delete_gallery(name)
-    out.print(f"deleted gallery {name}")
+        client.delete_gallery(name, dry_run=dry_run)
+    out.print(f"{would(dry_run, 'deleted', 'delete')} gallery {name}")
 
 
 def ingest(

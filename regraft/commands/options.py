@@ -21,6 +21,7 @@ ApiKey = Annotated[
         "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
     ),
 ]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 URL = DEFAULT_URL
 
@@ -61,6 +62,11 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     out.print(table)
+
+
+def would(dry_run: bool, done: str, infinitive: str) -> str:
+    """How a change is told: as done, or as a rehearsal."""
+    return f"would {infinitive}" if dry_run else done
 
 
 def score(value: dict[str, float]) -> str:

@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
+from index.errors import InvalidArgument
 from regraft.client import Json
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, out, print_table, score
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, score, would
 
 deployment = typer.Typer(no_args_is_help=True, help="Show deployments, and take them step by step.")
 
 Number = Annotated[int, typer.Argument(metavar="DEPLOYMENT", help="Number of the deployment.")]
 Gate = Annotated[int | None, typer.Option(help="Number of the gate report.", show_default=False)]
 Override = Annotated[str | None, typer.Option(help="Why to deploy despite a refusal.", show_default=False)]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Share = Annotated[
     float | None, typer.Option(help="Share of queries for a shadow or canary, up to 1.", show_default=False)
 ]
@@ -57,10 +57,13 @@ def gate(
     k: Annotated[int, typer.Option("-k", help="For recall@k: how many matches.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of the sample and the bootstrap.")] = 0,
     page: Annotated[Path | None, typer.Option(help="Also write the report as HTML.", show_default=False)] = None,
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Measure a version against the current one; code 1: refused."""
+    if dry_run and page is not None:
+        raise InvalidArgument("--page needs a report that is kept: leave out --dry-run", pointer="/page")
     with connect(url, api_key) as client:
         report = client.gate(
             name,
@@ -73,6 +76,7 @@ def gate(
             far=far,
             k=k,
             seed=seed,
+            dry_run=dry_run,
         )
         if page is not None:
             page.write_text(client.gate_page(name, report["id"]))
@@ -198,8 +202,8 @@ def retire(
     """Free the embeddings of a version that no item depends on."""
     with connect(url, api_key) as client:
         freed = client.retire(name, version, reason, dry_run=dry_run)
-    would = "would free" if dry_run else "freed"
-    out.print(f"{name}: {would} {freed['embeddings']} embeddings of {version}, {freed['bytes']} bytes")
+    done = would(dry_run, "freed", "free")
+    out.print(f"{name}: {done} {freed['embeddings']} embeddings of {version}, {freed['bytes']} bytes")
 
 
 def _trial(
@@ -224,7 +228,8 @@ def _counted(value: object) -> str:
 
 
 def _print_report(report: Json) -> None:
-    out.print(f"gate {report['id']}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
+    number = "(dry run)" if report["id"] is None else report["id"]
+    out.print(f"gate {number}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
     rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
     print_table([report["metric"], "value [95 % interval]"], rows)
     if left_out := report.get("unlabelled"):

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from index.folder import load_version, pack_version
-from regraft.commands.options import URL, ApiKey, Url, connect, needs, out, print_table
+from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, needs, out, print_table, would
 
 version = typer.Typer(no_args_is_help=True, help="Verify, pack, register and list versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
@@ -40,13 +40,14 @@ def pack(
 @version.command("register")
 def register(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER|ZIP", help="A version folder or its .zip.", exists=True)],
+    dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Send a version to the service."""
     with connect(url, api_key) as client:
-        registered = client.register_version(folder)
-    out.print(f"registered {registered['name']}")
+        registered = client.register_version(folder, dry_run=dry_run)
+    out.print(f"{would(dry_run, 'registered', 'register')} {registered['name']}")
 
 
 @version.command("list")

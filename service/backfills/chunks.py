@@ -27,7 +27,7 @@ from sqlalchemy import (
 from index.errors import RegraftError
 from index.space import Vectors
 from service.backfills.attempts import Failed, note_failed
-from service.backfills.planner import QUALIFIES, Kind, State, stored_for
+from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
 from service.listed import listed
 from service.repository import put_embeddings, take_seq
 from service.tables import backfill, backfill_chunk, embedding, item
@@ -36,6 +36,8 @@ BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
 PACE_AHEAD = 8
 """Chunks that workers can have claimed of a rated backfill at the same instant."""
+LONGEST_LEASES = 4
+"""A lease that ends further ahead than so many of the claimer's was given before the clock was set back."""
 ORIGIN = {Kind.REENCODE: "encoded", Kind.TRANSFORM: "transformed"}
 
 
@@ -109,7 +111,7 @@ def claim(
 ) -> Chunk | None:
     """Lease the next chunk that nobody holds, or whose holder gave no sign of life before its lease ran out."""
     for job in claimable(connection, kinds):
-        taken = _take(connection, job.id, owner, time.time() + lease_seconds)
+        taken = _take(connection, job.id, owner, lease_seconds)
         if taken is not None:
             _pace(connection, job, len(taken.item_ids))
             return _chunk(job, taken, owner)
@@ -142,8 +144,11 @@ def release(connection: Connection, chunk: Chunk) -> None:
     connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
-def _take(connection: Connection, backfill_id: int, owner: str, until: float) -> Row[Any] | None:
-    expired = and_(backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until < time.time())
+def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> Row[Any] | None:
+    now = time.time()
+    until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
+    over = or_(backfill_chunk.c.lease_until < now, backfill_chunk.c.lease_until > latest)
+    expired = and_(backfill_chunk.c.state == "leased", over)
     # Two statements and no OR: each is answered from the index, however many chunks there are.
     for free in (expired, backfill_chunk.c.state == "todo"):
         next_free = (

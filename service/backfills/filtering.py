@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, select
 
 from index.filter import parse_filter
 from index.metadata import Metadata
+from service.repository import STREAMED
 from service.tables import item
 
 ROWS = 4096
@@ -25,7 +26,7 @@ def passing(
     where = parse_filter(given)
     found: dict[int, int] = {}
     columns = (item.c.id, item.c.active_id if version is None else version, cast(item.c.metadata, Text))
-    rows = connection.execution_options(stream_results=True).execute(select(*columns).where(among))
+    rows = connection.execute(select(*columns).where(among), execution_options=STREAMED)
     for block in rows.partitions(ROWS):
         store = Metadata()
         slots = store.put([row[0] for row in block], {row[0]: row[2] for row in block})

@@ -36,6 +36,9 @@ class Images(Protocol):
     def read(self, key: str) -> bytes:
         """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
 
+    def check(self) -> None:
+        """Raise unless the store answers: then it is not it that is at fault."""
+
 
 class Known(Protocol):
     """A version, as `service.versions.catalog.Registered` is one."""
@@ -100,17 +103,21 @@ class MissingImage(InvalidImage):
 class Mover:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
-    def __init__(self, catalog: Versions, images: Images, max_pixels: int) -> None:
+    def __init__(
+        self, catalog: Versions, images: Images, max_pixels: int, transforms: dict[int, Forward] | None = None
+    ) -> None:
+        """`transforms`: the edges that are open, by number, where several movers share them."""
         self._catalog = catalog
         self._images = images
         self._max_pixels = max_pixels
-        self._transforms: dict[int, Forward] = {}
+        self._transforms = {} if transforms is None else transforms
 
     def reencode(self, target: Known, rows: Sequence[Pictured]) -> Iterator[Compute]:
         """Read and decode stored images, as many at a time as the encoder takes.
 
         Raises:
-            OSError: none of several images could be read: it is the store that is out of reach.
+            StoreUnreachable, OSError: the store is out of reach, or none of several images could be read: that is no
+                fault of the items.
         """
         encoder = target.encoder()
 
@@ -155,6 +162,8 @@ class Mover:
                 unreadable.append(error)
                 reason = f"the image cannot be read: {error}"
                 failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
+        if unreadable or any(f.code == "image_missing" for f in failed):
+            self._images.check()
         if len(unreadable) == len(rows) > 1:
             raise unreadable[0]
         return readable, failed

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, select
 
-from index.errors import RegraftError
+from index.errors import InvalidVersionFolder, RegraftError
 from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, stored_for, waiting_items
-from service.repository import from_bytes
-from service.tables import embedding, item
+from service.repository import STREAMED, from_bytes
+from service.tables import backfill, embedding, item
 from service.versions.catalog import Catalog, Registered
 
 ROWS = 4096
@@ -80,6 +80,19 @@ def uncertainties(
     return {key: float(rank) for keys, ranks_N in ranked for key, rank in zip(keys, ranks_N, strict=True)}
 
 
+def uncertain_of(connection: Connection, catalog: Catalog, mover: Mover, backfill_id: int) -> dict[int, float]:
+    """The same for what a backfill that is under way has still to move; nothing where it has another order."""
+    job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
+    if job is None or job.item_order != "uncertainty":
+        return {}
+    if job.item_limit is not None and job.done + job.failed >= job.item_limit:
+        return {}  # nothing more is planned, however much waits
+    try:
+        return uncertainties(connection, catalog, mover, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
+    except (NoUncertainty, InvalidVersionFolder):  # an edge that cannot be opened must not keep others from the end
+        return {}
+
+
 def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
     stored = stored_for(Kind(scope.kind), scope.version_id)
     statement = (
@@ -88,7 +101,7 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
         .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
         .order_by(item.c.id)
     )
-    yield from connection.execution_options(stream_results=True).execute(statement).partitions(ROWS)
+    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
 
 
 def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:

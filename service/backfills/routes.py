@@ -13,11 +13,13 @@ from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
+from service.audit import record
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.moving import Mover
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
 from service.backfills.progress import BackfillOut, backfill_row, backfill_rows, describe, look
+from service.deployments.changes import Change, Terms
 from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq
 from service.runtime import Runtime, Service
@@ -82,15 +84,16 @@ class Backfills(BaseModel):
 
 @router.post("/galleries/{name}/backfills", status_code=202)
 def create(
-    name: str, body: BackfillIn, response: Response, service: Service, dry_run: bool = False
+    name: str, body: BackfillIn, response: Response, service: Service, terms: Terms
 ) -> BackfillOut | EstimateOut:
     """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
-    if dry_run:
+    if terms.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
     uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
     with service.database.write() as connection:
         row = start(connection, service.catalog, gallery_named(connection, name).id, body, uncertain)
+        record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
     response.headers["Location"] = f"/v1/backfills/{row.id}"
     return describe(service.catalog, name, row)
 
@@ -110,21 +113,21 @@ def show(number: BackfillNumber, service: Service) -> BackfillOut:
 
 
 @router.post("/backfills/{number}/pause")
-def pause(number: BackfillNumber, service: Service) -> BackfillOut:
+def pause(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
     """Let no chunk be claimed or committed until it is resumed."""
-    return _turn(service, number, (State.RUNNING,), State.PAUSED)
+    return _turn(service, number, (State.RUNNING,), State.PAUSED, terms)
 
 
 @router.post("/backfills/{number}/resume")
-def resume(number: BackfillNumber, service: Service) -> BackfillOut:
+def resume(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
     """Go on with a paused backfill."""
-    return _turn(service, number, (State.PAUSED,), State.RUNNING)
+    return _turn(service, number, (State.PAUSED,), State.RUNNING, terms)
 
 
 @router.post("/backfills/{number}/cancel")
-def cancel(number: BackfillNumber, service: Service) -> BackfillOut:
+def cancel(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
     """End a backfill; what it moved stays moved."""
-    return _turn(service, number, ACTIVE, State.CANCELLED)
+    return _turn(service, number, ACTIVE, State.CANCELLED, terms)
 
 
 def start(
@@ -229,13 +232,15 @@ def _check_possible(connection: Connection, kind: Kind, target: Registered) -> N
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
 
 
-def _turn(service: Runtime, number: int, before: Sequence[State], after: State) -> BackfillOut:
-    with service.database.write() as connection:
-        turn(connection, number, before, after)
+def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillOut:
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        turned = turn(connection, number, before, after)
         row = backfill_row(connection, number)
         if row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
         name = _gallery_name(connection, row)
+        if turned:
+            record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
     return describe(service.catalog, name, row)
 
 

@@ -7,38 +7,37 @@ comes from outside, it is checked first. Vectors travel as base64 of little-endi
 from __future__ import annotations
 
 import base64
-import binascii
 import tempfile
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, select
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
-from index.errors import InvalidVector
 from index.folder import pack_version
-from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_from_json
+from index.version import EdgeKind
 from service.backfills import chunks
 from service.backfills.attempts import Failed
-from service.backfills.chunks import Chunk, ChunkLost, Moved
+from service.backfills.chunks import Chunk, ChunkLost
+from service.backfills.moving import Mover
+from service.backfills.orders import uncertain_of
 from service.backfills.planner import Kind, State, drained, finish_or_extend
-from service.errors import InvalidBody
-from service.repository import STORED
+from service.backfills.returned import ResultIn, check_complete, check_edges, checked
+from service.blobs import Blobs
+from service.edges import parcel
+from service.edges.changes import UnknownEdge
+from service.edges.rows import Declared
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
 from service.tables import item
 from service.versions.catalog import Registered, card_sha256
 
 router = APIRouter(tags=["work"])
-
-ROUNDING = 1e-6
-"""How far rounding to float32 takes a vector from unit length."""
 
 Lease = Annotated[str, Query(min_length=1, max_length=128)]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
@@ -51,8 +50,23 @@ class ClaimIn(Body):
     kinds: Sequence[Literal["reencode", "transform"]] = ("reencode", "transform")
 
 
+class WorkEdge(BaseModel):
+    """An item edge that the chunk may need: `id` fetches it, `sha256` is over everything it consists of.
+
+    `old_card_sha256` is of the version that the edge starts from.
+    """
+
+    id: int
+    sha256: str
+    old: str
+    old_card_sha256: str
+
+
 class ClaimOut(BaseModel):
-    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it."""
+    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it.
+
+    `edges` are, for a `transform`, the edges it has to apply, these and no others.
+    """
 
     chunk: int
     lease: str
@@ -62,15 +76,20 @@ class ClaimOut(BaseModel):
     version: str
     card_sha256: str
     items: int
+    edges: list[WorkEdge]
 
 
 class WorkItem(BaseModel):
-    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for."""
+    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
+
+    `problem`: why the image, which is there, cannot be read now.
+    """
 
     item: int
     seq: int
     id: str
     image: str | None = None
+    problem: str | None = None
     from_version: str | None = None
     embedding: str | None = None
     side: str | None = None
@@ -80,33 +99,6 @@ class WorkOut(BaseModel):
     """The items of a chunk that still wait."""
 
     items: list[WorkItem]
-
-
-class MovedIn(Body):
-    """A new embedding of an item as it was at `seq`."""
-
-    item: int
-    seq: int
-    vector: str
-    side: str | None = None
-    uncertainty: Annotated[float | None, Field(ge=0)] = None
-
-
-class FailedIn(Body):
-    """An item that could not be moved; `retry`: another attempt may go better."""
-
-    item: int
-    seq: int
-    reason: Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
-    code: Literal["image_missing", "image_invalid", "image_unreadable", "refused"] = "refused"
-    retry: bool = False
-
-
-class ResultIn(Body):
-    """What became of the items of a chunk: each one that still waits is in one of the two."""
-
-    moved: list[MovedIn]
-    failed: Sequence[FailedIn] = ()
 
 
 class ResultOut(BaseModel):
@@ -137,6 +129,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
         version=target.name,
         card_sha256=card_sha256(target.version.folder),
         items=len(chunk.item_ids),
+        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
     )
 
 
@@ -154,12 +147,15 @@ def give(chunk: BackfillNumber, lease: Lease, body: ResultIn, service: Service) 
     """Take a chunk's results, after checking them; refused results leave the lease as it is."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
-        _check_complete(connection, held, body)
+        check_complete(connection, held, body)
     target = service.catalog.by_id(held.version_id)
-    moved = [_moved(target, held.kind, body.moved)] if body.moved else []
+    moved = checked(target, held.kind, body.moved)
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
     with service.database.write() as connection:
-        return ResultOut(**chunks.commit(connection, held, moved, failed))
+        counts = chunks.commit(connection, held, moved, failed)
+        # Behind the lock of the gallery, which whoever replaces an edge takes as well.
+        check_edges(connection, body)
+    return ResultOut(**counts)
 
 
 @router.post("/work/{chunk}/extend")
@@ -184,10 +180,48 @@ def release(chunk: BackfillNumber, lease: Lease, service: Service) -> None:
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.catalog.named(name)
+    return _zip(lambda packed: pack_version(registered.version.folder, packed))
+
+
+@router.get("/work/edges/{number}", response_class=FileResponse)
+def edge_archive(number: BackfillNumber, service: Service) -> FileResponse:
+    """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
+    service.catalog.sync_edges()
+    declared = next((d for d in service.catalog.edges() if d.id == number), None)
+    if declared is None:
+        raise UnknownEdge(f"there is no edge number {number} (any more)")
+    edge = declared.edge
+    return _zip(lambda packed: parcel.pack(edge, packed))
+
+
+def _zip(pack: Callable[[Path], None]) -> FileResponse:
     scratch = tempfile.TemporaryDirectory()
-    packed = Path(scratch.name) / f"{name}.zip"
-    pack_version(registered.version.folder, packed)
+    packed = Path(scratch.name) / "folder.zip"
+    try:
+        pack(packed)
+    except BaseException:
+        scratch.cleanup()
+        raise
     return FileResponse(packed, media_type="application/zip", background=BackgroundTask(scratch.cleanup))
+
+
+def _edges(service: Runtime, target: Registered) -> list[WorkEdge]:
+    service.catalog.sync_edges()
+    return [_work_edge(service, d) for d in service.catalog.edges() if _leads_to(d, target)]
+
+
+def _leads_to(declared: Declared, target: Registered) -> bool:
+    return declared.edge.new == target.name and declared.edge.kind is EdgeKind.FORWARD and not declared.problem
+
+
+def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
+    old = service.catalog.named(declared.edge.old)
+    return WorkEdge(
+        id=declared.id,
+        sha256=parcel.fingerprint(declared.edge),
+        old=old.name,
+        old_card_sha256=card_sha256(old.version.folder),
+    )
 
 
 def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
@@ -204,8 +238,11 @@ def _look_after(service: Runtime) -> bool:
         waiting = drained(connection)
     states = []
     for backfill_id in waiting:
+        mover = Mover(service.catalog, service.blobs, service.settings.max_image_pixels)
+        with service.database.read() as connection:
+            uncertain = uncertain_of(connection, service.catalog, mover, backfill_id)
         with service.database.write() as connection:
-            states.append(finish_or_extend(connection, backfill_id))
+            states.append(finish_or_extend(connection, backfill_id, uncertain))
     return State.RUNNING in states
 
 
@@ -217,16 +254,20 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
 def _with_images(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
     names = _names(connection, chunk)
     return [
-        WorkItem(item=row.id, seq=row.seq, id=names[row.id], image=_image(service, row.blob) if inputs else None)
+        WorkItem(item=row.id, seq=row.seq, id=names[row.id], **(_image(service.blobs, row.blob) if inputs else {}))
         for row in chunks.read_images(connection, chunk)
     ]
 
 
-def _image(service: Runtime, blob: str) -> str | None:
+def _image(blobs: Blobs, key: str) -> dict[str, str]:
     try:
-        return base64.b64encode(service.blobs.read(blob)).decode()
+        return {"image": base64.b64encode(blobs.read(key)).decode()}
     except FileNotFoundError:
-        return None
+        blobs.check()
+        return {}
+    except OSError as error:
+        blobs.check()
+        return {"problem": str(error)}
 
 
 def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
@@ -247,62 +288,3 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
 def _names(connection: Connection, chunk: Chunk) -> dict[int, str]:
     rows = connection.execute(select(item.c.id, item.c.external_id).where(item.c.id.in_(chunk.item_ids)))
     return {row.id: row.external_id for row in rows}
-
-
-def _check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:
-    given = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
-    if foreign := set(given) - set(chunk.item_ids):
-        raise InvalidBody(f"item {min(foreign)} is not of this chunk", pointer="/moved")
-    if len(given) > len(set(given)):
-        raise InvalidBody("an item is named twice", pointer="/moved")
-    if left := set(chunks.still_waiting(connection, chunk)) - set(given):
-        raise InvalidBody(f"{len(left)} items of the chunk are missing, item {min(left)} is one", pointer="/moved")
-
-
-def _moved(target: Registered, kind: Kind, given: list[MovedIn]) -> Moved:
-    vectors = [_vector(target, m.vector, f"/moved/{number}/vector") for number, m in enumerate(given)]
-    sides = [_side(target, kind, m.side, f"/moved/{number}/side") for number, m in enumerate(given)]
-    side = _all_or_none(sides, "side")
-    unsure = _all_or_none([m.uncertainty for m in given], "uncertainty")
-    return Moved([m.item for m in given], [m.seq for m in given], np.stack(vectors), side, unsure)
-
-
-def _vector(target: Registered, text: str, pointer: str) -> Vectors:
-    space = space_from_json(dict(target.card.space))
-    vector = _floats(text, pointer)
-    (checked,) = check_vectors(vector, target.card.dim, space, pointer=pointer)
-    off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
-    if off > UNIT_TOLERANCE:
-        raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
-    # One that is normalised already: once more would change last bits, and a local worker's differ.
-    return vector if off < ROUNDING else checked
-
-
-def _side(target: Registered, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
-    side = None if text is None else _floats(text, pointer)
-    width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
-    if (0 if side is None else len(side)) != width:
-        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=pointer)
-    if side is not None and not np.isfinite(side).all():
-        raise InvalidVector("side-information must be finite", pointer=pointer)
-    return side
-
-
-def _all_or_none(values: list[Any], field: str) -> Vectors | None:
-    """One array of what every item, or no item, has."""
-    without = [number for number, value in enumerate(values) if value is None]
-    if len(without) == len(values):
-        return None
-    if without:
-        raise InvalidBody(f"{field} is given of some items only", pointer=f"/moved/{without[0]}/{field}")
-    return np.array(values, np.float32)
-
-
-def _floats(text: str, pointer: str) -> Vectors:
-    try:
-        raw = base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
-        raise InvalidVector("must be base64 of little-endian float32 numbers", pointer=pointer) from None
-    if len(raw) % STORED.itemsize:
-        raise InvalidVector(f"{len(raw)} bytes are no whole number of float32 numbers", pointer=pointer)
-    return np.frombuffer(raw, STORED).astype(np.float32)

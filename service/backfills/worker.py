@@ -15,21 +15,20 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError
 
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.leases import Leases
 from service.backfills.moving import Compute, Mover, Outcome, outcome_of
-from service.backfills.orders import NoUncertainty, Scope, uncertainties
+from service.backfills.orders import uncertain_of
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import Kind, State, drained, finish_or_extend
 from service.blobs import Blobs
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
 from service.settings import Settings
-from service.tables import backfill
 from service.versions.catalog import Catalog
 
 logger = logging.getLogger(__name__)
@@ -160,25 +159,14 @@ class Worker:
             waiting = drained(connection)
         extended = False
         for backfill_id in waiting:
-            uncertain = self._uncertain(backfill_id)
+            with self._database.read() as connection:
+                uncertain = uncertain_of(connection, self._catalog, self._mover, backfill_id)
             with self._database.write() as connection:
                 state = finish_or_extend(connection, backfill_id, uncertain)
             extended |= state is State.RUNNING
             if state is not None:
                 self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=backfill_id)
         return extended
-
-    def _uncertain(self, backfill_id: int) -> dict[int, float]:
-        """For the order `uncertainty`: how unsure the transform is of the items that came meanwhile."""
-        with self._database.read() as connection:
-            job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
-            if job is None or job.item_order != "uncertainty":
-                return {}
-            scope = Scope(job.gallery_id, job.kind, job.version_id, job.origin)
-            try:
-                return uncertainties(connection, self._catalog, self._mover, scope)
-            except NoUncertainty:
-                return {}
 
     def _extend(self, chunk: Chunk) -> None:
         try:

@@ -1,4 +1,4 @@
-"""What every change to a gallery's deployments can carry: who asks, on which state it rests, rehearsal or not."""
+"""What every change can carry: who asks, rehearsal or not, and for deployments on which state it rests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ class Change:
 
     Attributes:
         who: the name of the API key, "local" where none is needed.
-        if_match: the ETag the change rests on, None: whatever the state is.
         dry_run: check and answer as if, but change nothing.
     """
 
     who: str
-    if_match: str | None
     dry_run: bool
 
     def status(self, done: int) -> int:
@@ -27,13 +25,29 @@ class Change:
         return 200 if self.dry_run else done
 
 
-async def change_of(
-    request: Request,
-    dry_run: Annotated[bool, Query(description="check and answer as if, but change nothing")] = False,
-    if_match: Annotated[str | None, Header(description="the ETag of the gallery's deployments")] = None,
-) -> Change:
+@dataclass(frozen=True)
+class ConditionalChange(Change):
+    """The terms of a change of a gallery's deployments; `if_match` is the ETag it rests on, None: whatever it is."""
+
+    if_match: str | None
+
+
+DryRun = Annotated[bool, Query(description="check and answer as if, but change nothing")]
+
+
+async def change_of(request: Request, dry_run: DryRun = False) -> Change:
     """The terms of this request's change."""
-    return Change(request.state.who, if_match, dry_run)
+    return Change(request.state.who, dry_run)
+
+
+async def conditional_change_of(
+    request: Request,
+    dry_run: DryRun = False,
+    if_match: Annotated[str | None, Header(description="the ETag of the gallery's deployments")] = None,
+) -> ConditionalChange:
+    """The terms of this request's change of deployments."""
+    return ConditionalChange(request.state.who, dry_run, if_match)
 
 
 Terms = Annotated[Change, Depends(change_of)]
+IfMatchTerms = Annotated[ConditionalChange, Depends(conditional_change_of)]

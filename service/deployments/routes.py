@@ -14,7 +14,7 @@ from index.encoder import verify_version
 from index.errors import RegraftError
 from index.folder import load_version
 from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
-from service.deployments.changes import Change, Terms
+from service.deployments.changes import Change, IfMatchTerms
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.deployments.retiring import free, retire
@@ -100,7 +100,7 @@ class Retired(BaseModel):
 
 
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: Terms) -> DeploymentOut:
+def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.catalog.sync()
     version = service.catalog.named(body.version)
@@ -147,7 +147,7 @@ def show(name: str, number: Number, response: Response, service: Service) -> Dep
 
 @router.post("/galleries/{name}/deployments/{number}/advance")
 def advance(
-    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: Terms
+    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
 ) -> DeploymentOut:
     """Take one step of a deployment."""
     to = State(body.to)
@@ -165,7 +165,7 @@ def advance(
 
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
-    name: str, response: Response, service: Service, terms: Terms, body: RollbackIn | None = None
+    name: str, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
 ) -> DeploymentOut:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
@@ -178,7 +178,7 @@ def create_rollback(
 
 
 @router.post("/galleries/{name}/retire")
-def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: Terms) -> Retired:
+def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.catalog.sync()
     version = service.catalog.named(body.version)

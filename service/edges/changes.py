@@ -17,12 +17,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, false, func, select
+from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
 from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
+from service.audit import record
 from service.backfills.planner import ACTIVE, Kind
 from service.blobs import sync_all
+from service.deployments.changes import Change
 from service.deployments.placement import activate, preference, route_to
 from service.edges.rows import Declared, delete_edge, files_of, insert_edge
 from service.errors import UnknownGallery
@@ -113,8 +116,10 @@ def check_free(catalog: Catalog, key: EdgeKey, replacing: bool) -> None:
         )
 
 
-def accept(service: Runtime, declared: Declared, *, replacing: bool = False) -> Declared:
+def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bool = False) -> Declared:
     """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
+
+    A rehearsal gives the edge back as it came.
 
     Raises:
         EdgeExists: there is one of its key, and it is not to be replaced.
@@ -124,7 +129,7 @@ def accept(service: Runtime, declared: Declared, *, replacing: bool = False) -> 
     place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
     with _changing:
-        with service.database.write() as connection:
+        with service.database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
             service.catalog.sync()
             check_free(service.catalog, edge.key, replacing)
@@ -133,16 +138,24 @@ def accept(service: Runtime, declared: Declared, *, replacing: bool = False) -> 
                 delete_edge(connection, before.id)
                 forget_edge(connection, edge.key)
             new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
-            insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+            try:
+                number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+            except IntegrityError:  # another replica's, at the same moment
+                raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
+            replaced = None if before is None else before.id
+            subject = "/".join(edge.key)
+            record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
             for gallery in galleries:
                 _place(connection, service.catalog, gallery, Graph((*service.catalog.graph().edges, edge)))
-            if incoming is not None and place is not None:
+            if incoming is not None and place is not None and not terms.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
                 final = service.settings.edges / place
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
                 incoming.rename(final)
                 sync_all([final.parent])
+        if terms.dry_run:
+            return declared
         _forget_files(before)
     _refresh(service)
     accepted = service.catalog.edge(edge.key)
@@ -150,8 +163,8 @@ def accept(service: Runtime, declared: Declared, *, replacing: bool = False) -> 
     return accepted
 
 
-def remove(service: Runtime, key: EdgeKey, *, force: bool, reason: str, dry_run: bool) -> Removal:
-    """Remove an edge, or with `dry_run` only find out what that would do.
+def remove(service: Runtime, key: EdgeKey, terms: Change, *, force: bool, reason: str) -> Removal:
+    """Remove an edge, or as a rehearsal only find out what that would do.
 
     Raises:
         UnknownEdge: there is none of this key.
@@ -162,7 +175,7 @@ def remove(service: Runtime, key: EdgeKey, *, force: bool, reason: str, dry_run:
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
     with _changing:
-        with service.database.write(dry_run=dry_run) as connection:
+        with service.database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
             service.catalog.sync()
             declared = find(service.catalog, key)
@@ -170,13 +183,16 @@ def remove(service: Runtime, key: EdgeKey, *, force: bool, reason: str, dry_run:
             found = [_without(connection, service.catalog, gallery, key, graph) for gallery in galleries]
             touched = tuple(d for d in found if d.routes or d.moved or d.lost)
             removal = Removal(declared, touched, _applied_by(connection, declared))
-            if not dry_run:
+            if not terms.dry_run:
                 _check(removal, force)
                 delete_edge(connection, declared.id)
                 forget_edge(connection, key)
-        if not dry_run:
+                done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
+                done["lost"] = sum(d.lost for d in touched)
+                record(connection, terms.who, "edge_removed", "/".join(key), reason, **done)
+        if not terms.dry_run:
             _forget_files(declared)
-    if not dry_run:
+    if not terms.dry_run:
         logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
         _refresh(service)
     return removal

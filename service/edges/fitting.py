@@ -16,6 +16,7 @@ from index.errors import InvalidArgument, RegraftError
 from index.fitting import FITS, fit_adapter, fit_calibration_maps, intervals, legal_options, measure, split_pairs
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
+from service.deployments.changes import Change
 from service.edges.changes import accept, check_free
 from service.edges.held import Held, draw_held
 from service.edges.rows import Declared, EdgeOrigin
@@ -54,8 +55,8 @@ class FitIn(Body):
     replace: bool = False
 
 
-def fit(service: Runtime, asked: FitIn) -> Declared:
-    """Fit an edge, measure it as it will be served, and accept it.
+def fit(service: Runtime, asked: FitIn, terms: Change) -> Declared:
+    """Fit an edge, measure it as it will be served, and accept it unless it is a rehearsal.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
@@ -109,7 +110,7 @@ def fit(service: Runtime, asked: FitIn) -> Declared:
             else None,
             "warning": few_pairs(edge.support),
         }
-        return accept(service, Declared(edge, EdgeOrigin.FITTED, made), replacing=asked.replace)
+        return accept(service, Declared(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace)
 
 
 def write(edge: Edge, folder: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
@@ -15,6 +15,7 @@ from index.errors import InvalidArgument
 from index.folder import load_edge, unpack_version
 from index.transform import load_transform
 from index.version import Edge, EdgeKind
+from service.deployments.changes import Change, Terms
 from service.edges.changes import Dependent, accept, check_free, find, remove
 from service.edges.claims import VerifyIn, verify
 from service.edges.fitting import FitIn, fit
@@ -85,6 +86,7 @@ class EdgeDetail(BaseModel):
 
     `origin` says how it came to be known: `registered` with its version, `added`, `fitted` on stored items or `claimed`
     and verified; `made` on what. `support` is the number of pairs it was fitted on. `problem`: why it is not used.
+    `created` is null in a rehearsal.
     """
 
     new: str
@@ -98,7 +100,7 @@ class EdgeDetail(BaseModel):
     old_encoder: str
     made: dict[str, Any]
     files: dict[str, str]
-    created: float
+    created: float | None
     warning: str | None
     problem: str | None
 
@@ -155,22 +157,24 @@ def show(new: str, old: str, kind: str, service: Service) -> EdgeDetail:
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
-async def add(request: Request, service: Service) -> EdgeDetail:
+async def add(request: Request, response: Response, service: Service, terms: Terms) -> EdgeDetail:
     """Add an edge: an edge folder sent as the .zip file `archive`, or as JSON a kind that needs no files.
 
     As JSON an `identity` claims that both versions are one model; it is verified before it is accepted.
     """
+    response.status_code = terms.status(201)
     if media_type(request, JSON, FORM) == JSON:
-        return describe(await service.hop(add_plain, service, await request.body()))
+        return describe(await service.hop(add_plain, service, await request.body(), terms))
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
-        return describe(await service.hop(add_archive, service, form))
+        return describe(await service.hop(add_archive, service, form, terms))
 
 
 @router.post("/edges:fit", status_code=201)
-def create_fit(body: FitIn, service: Service) -> EdgeDetail:
+def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeDetail:
     """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
-    return describe(fit(service, body))
+    response.status_code = terms.status(201)
+    return describe(fit(service, body, terms))
 
 
 @router.delete("/edges/{new}/{old}/{kind}")
@@ -179,21 +183,21 @@ def delete(
     old: str,
     kind: str,
     service: Service,
-    dry_run: bool = False,
+    terms: Terms,
     force: bool = False,
-    reason: Annotated[str, Query(max_length=1024)] = "",
+    reason: Annotated[str, Query(max_length=1024, pattern=r"^[^\x00]*$")] = "",
 ) -> RemovalOut:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
-    removal = remove(service, (new, old, kind), force=force, reason=reason, dry_run=dry_run)
+    removal = remove(service, (new, old, kind), terms, force=force, reason=reason)
     return RemovalOut(
         edge=describe(removal.edge),
-        removed=not dry_run,
+        removed=not terms.dry_run,
         dependents=[_dependent(d) for d in removal.dependents],
         blocked_by=list(removal.blocked_by),
     )
 
 
-def add_archive(service: Runtime, form: Form) -> Declared:
+def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
     """Unpack, check and accept the folder of an edge.
 
     Raises:
@@ -220,10 +224,10 @@ def add_archive(service: Runtime, form: Form) -> Declared:
                 pointer="/archive",
             )
         _check(service, edge, new, old, replacing)
-        return accept(service, Declared(edge, EdgeOrigin.ADDED), replacing=replacing)
+        return accept(service, Declared(edge, EdgeOrigin.ADDED), terms, replacing=replacing)
 
 
-def add_plain(service: Runtime, raw: bytes) -> Declared:
+def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
     """Accept an edge that needs no files.
 
     Raises:
@@ -243,10 +247,10 @@ def add_plain(service: Runtime, raw: bytes) -> Declared:
     _check(service, edge, new, old, asked.replace)
     if kind is not EdgeKind.IDENTITY:
         made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
-        return accept(service, Declared(edge, EdgeOrigin.ADDED, made), replacing=asked.replace)
+        return accept(service, Declared(edge, EdgeOrigin.ADDED, made), terms, replacing=asked.replace)
     evidence, scores = verify(service, new, old, asked.verify or VerifyIn())
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), replacing=asked.replace)
+    return accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), terms, replacing=asked.replace)
 
 
 def describe(declared: Declared) -> EdgeDetail:
@@ -259,7 +263,7 @@ def describe(declared: Declared) -> EdgeDetail:
         origin=declared.origin.value,
         made=made,
         files=dict(declared.files),
-        created=declared.created,
+        created=declared.created or None,
         warning=declared.made.get("warning"),
         problem=declared.problem or None,
         **evidence,

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select
 
-from index.folder import parse_edge, sha256
-from index.version import Edge
+from index.folder import edge_files, parse_edge, sha256
+from index.version import Edge, Version
 from service.settings import Settings
 from service.tables import edge
 
@@ -50,16 +50,16 @@ def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]
     return connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)).all()
 
 
-def open_edge(row: Row[Any], new: str, old: str, settings: Settings) -> Declared:
+def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Declared:
     """An edge's row as an edge, its files checked."""
     place = None if row.folder is None else settings.edges / row.folder
     damaged = [name for name, expected in row.files.items() if place is None or not _is(place / name, expected)]
     problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
     if row.origin == EdgeOrigin.REGISTERED:
         # Hashed with its version, whose folder is read before.
-        place = settings.versions / new / "edges" / old
-    files = row.files or ({path.name for path in place.iterdir()} if place is not None else ())
-    made = parse_edge(row.evidence, new, old, place, files)
+        place = new.folder / "edges" / old
+    files = row.files or edge_files(new.card, old)
+    made = parse_edge(row.evidence, new.name, old, place, files)
     return Declared(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 
 

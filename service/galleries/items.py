@@ -115,11 +115,10 @@ def show_image(name: str, item_id: str, request: Request, service: Service) -> R
         return JSONResponse(show(name, f"{item_id}/image", service).model_dump())  # the id itself ends in /image
     while True:
         key = _blob_of(service, name, item_id)
-        try:
-            image = service.blobs.read(key)
-        except FileNotFoundError:
+        image = service.blobs.fetch(key)
+        if image is None:
             if _blob_of(service, name, item_id) == key:
-                raise
+                raise NoImage("the image of this item is gone")
             continue  # replaced between the two looks
         return Response(image, media_type=_mime(image), headers={"X-Content-Type-Options": "nosniff"})
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument
 from index.version import NAME
+from service.audit import record
+from service.deployments.changes import Terms
 from service.errors import GalleryExists
 from service.queries.replica import Live
 from service.repository import delete_gallery, gallery_named, insert_gallery
@@ -17,7 +19,7 @@ router = APIRouter(tags=["galleries"])
 
 
 @router.post("/galleries", status_code=201)
-def create(body: GalleryIn, service: Service) -> GalleryOut:
+def create(body: GalleryIn, request: Request, service: Service) -> GalleryOut:
     """Create an empty gallery."""
     if not NAME.fullmatch(body.name):
         legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
@@ -25,6 +27,7 @@ def create(body: GalleryIn, service: Service) -> GalleryOut:
     try:
         with service.database.write() as connection:
             insert_gallery(connection, body.name)
+            record(connection, request.state.who, "gallery_created", body.name)
     except IntegrityError:
         raise GalleryExists(f"gallery {body.name!r} exists already", pointer="/name") from None
     return describe(service.replica.find(body.name))
@@ -43,11 +46,14 @@ def show(name: str, service: Service) -> GalleryOut:
 
 
 @router.delete("/galleries/{name}", status_code=204)
-def remove(name: str, service: Service) -> None:
+def remove(name: str, service: Service, terms: Terms) -> None:
     """Delete a gallery with its items, images, deployments and backfills."""
-    with service.database.write() as connection:
+    with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
+        if terms.dry_run:
+            return
         delete_gallery(connection, gallery_id)
+        record(connection, terms.who, "gallery_deleted", name, gallery=gallery_id)
     service.replica.forget(gallery_id)
     service.blobs.remove_gallery(gallery_id)
 

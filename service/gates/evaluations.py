@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Row, delete, insert, select
 from index.errors import RegraftError
 from index.image import decode_image
 from index.space import Vectors, space_from_json
+from service.audit import record
 from service.deployments.changes import Change, Terms
 from service.encoders.embedding import DECODING, pointing
 from service.errors import BodyTooLarge, InvalidBody
@@ -169,6 +170,7 @@ def remove(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: S
         connection.execute(delete(evaluation_entry).where(mine))
         connection.execute(delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == row.id))
         connection.execute(delete(evaluation).where(evaluation.c.id == row.id))
+        record(connection, terms.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
     if terms.dry_run:
         return JSONResponse(described.model_dump())
     service.blobs.remove(blob for blob in blobs if blob is not None)
@@ -253,6 +255,7 @@ def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> Evaluati
         with service.database.write(dry_run=terms.dry_run) as connection:
             take_seq(connection, gallery_id, 0)
             row = _insert(connection, service, gallery_id, draft, keys)
+            record(connection, terms.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
     except BaseException:
         service.blobs.remove(keys)

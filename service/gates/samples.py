@@ -174,9 +174,10 @@ def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
 
 
 def _read(service: Runtime, blob: str | None) -> Image | None:
+    data = None if blob is None else service.blobs.fetch(blob)
     try:
-        return decode_image(service.blobs.read(blob or ""), max_pixels=service.settings.max_image_pixels)
-    except (FileNotFoundError, InvalidImage):
+        return None if data is None else decode_image(data, max_pixels=service.settings.max_image_pixels)
+    except InvalidImage:
         return None
 
 

@@ -84,7 +84,7 @@ def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vector
 
 def _image(service: Runtime, member: Stored) -> bytes:
     assert member.blob is not None
-    try:
-        return service.blobs.read(member.blob)
-    except FileNotFoundError:
-        raise NoImage("the image of this item is gone, and it holds no embedding of the version that asks") from None
+    image = service.blobs.fetch(member.blob)
+    if image is None:
+        raise NoImage("the image of this item is gone, and it holds no embedding of the version that asks")
+    return image

@@ -13,6 +13,7 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, insert, select
 
 from index.encoder import Encoder
+from index.errors import InvalidVersionFolder
 from index.folder import load_version
 from index.graph import Graph, Route
 from index.version import CARD, Card, EdgeKey, Version
@@ -100,7 +101,7 @@ class Catalog:
                 ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
                 rows = registered_rows(connection)
             for row in (row for row in rows if row.id not in self._by_id):
-                loaded = load_version(self._settings.versions / row.name, expect_card=row.card_sha256)
+                loaded = _load(self._settings.versions / row.name, row)
                 self._by_id[row.id] = Registered(row, loaded, self._settings)
             self._follow_edges(ids)
             # Last: whoever finds a version by its name finds its edges too.
@@ -120,7 +121,7 @@ class Catalog:
         with self._database.lookup() as connection:
             rows = edge_rows(connection, set(ids) - set(known))
         for row in rows:
-            new, old = self._by_id[row.new_id].name, self._by_id[row.old_id].name
+            new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
@@ -177,6 +178,13 @@ class Catalog:
     def route(self, new: str, old: str) -> Route | None:
         """How image queries of version `new` reach items of `old`."""
         return self._graph.route(new, old, self.encoders())
+
+
+def _load(folder: Path, row: Row[int, str, str, float]) -> Version:
+    try:
+        return load_version(folder, expect_card=row.card_sha256)
+    except InvalidVersionFolder as error:
+        raise InvalidVersionFolder(f"version {row.name!r}: {error.message}", pointer=error.pointer) from error
 
 
 def registered_rows(connection: Connection) -> Sequence[Row[int, str, str, float]]:

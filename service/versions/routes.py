@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
 from fastapi import APIRouter, Request, Response
+from sqlalchemy.exc import IntegrityError
 
 from index.encoder import verify_version
 from index.folder import load_version, unpack_version
+from index.version import Edge, Version
+from service.audit import record
 from service.blobs import sync_all
+from service.deployments.changes import Change, Terms
 from service.errors import InvalidBody, VersionExists
 from service.forms import FORM, media_type, read_form
 from service.runtime import Runtime, Service
@@ -41,15 +46,15 @@ _registering = threading.Lock()
         }
     },
 )
-async def register(request: Request, response: Response, service: Service) -> VersionOut:
+async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionOut:
     """Register a version folder sent as the .zip file `archive`. Sending the same one again changes nothing (200)."""
     media_type(request, FORM)
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
-        registered, is_new = await service.hop(register_archive, service, form.files[0].file)
-    response.status_code = 201 if is_new else 200
-    return describe(service.catalog, registered)
+        described, is_new = await service.hop(register_archive, service, form.files[0].file, terms)
+    response.status_code = terms.status(201 if is_new else 200)
+    return described
 
 
 @router.get("/versions")
@@ -65,11 +70,11 @@ def show(name: str, service: Service) -> VersionOut:
     return describe(service.catalog, service.catalog.named(name))
 
 
-def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, bool]:
-    """Unpack, verify and register a version archive.
+def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
+    """Unpack, verify and, unless it is a rehearsal, register a version archive.
 
     Returns:
-        The registered version, and whether it is new.
+        What a user sees of the version, and whether it is new.
 
     Raises:
         InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
@@ -86,15 +91,22 @@ def register_archive(service: Runtime, archive: BinaryIO) -> tuple[Registered, b
         with service.database.lookup() as connection:
             known = registered_sha256(connection, given.name)
         if known is None:
-            _register(service, folder)
+            _register(service, folder, terms)
         elif known != card_sha256(folder):
             raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
-    return service.catalog.named(given.name), known is None
+        if known is None and terms.dry_run:
+            return _described(given, given.edges, (), None), True
+    return describe(service.catalog, service.catalog.named(given.name)), known is None
 
 
 def describe(catalog: Catalog, registered: Registered) -> VersionOut:
     """What a user sees of a version."""
-    card = registered.card
+    edges = [edge for edge in catalog.graph().edges if edge.new == registered.name]
+    return _described(registered.version, edges, registered.loaded, registered.created)
+
+
+def _described(version: Version, edges: Iterable[Edge], loaded: Sequence[str], created: float | None) -> VersionOut:
+    card = version.card
     return VersionOut(
         name=card.name,
         dim=card.dim,
@@ -104,23 +116,30 @@ def describe(catalog: Catalog, registered: Registered) -> VersionOut:
         side_dim=card.side_dim,
         encoder=bool(card.encoder),
         text=card.text,
-        loaded=registered.loaded,
+        loaded=list(loaded),
         edges=[
             EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
-            for e in catalog.graph().edges
-            if e.new == registered.name
+            for e in edges
         ],
-        created=registered.created,
+        created=created,
     )
 
 
-def _register(service: Runtime, folder: Path) -> None:
+def _register(service: Runtime, folder: Path, terms: Change) -> None:
     known = {registered.name: registered for registered in service.catalog.all()}
     loaded = verify_version(folder, {name: registered.card for name, registered in known.items()})
+    if terms.dry_run:
+        return
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / loaded.name
     with service.database.write() as connection:
-        insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        try:
+            insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        except IntegrityError:  # another replica's, at the same moment
+            raise VersionExists(
+                f"version {loaded.name!r} is registered since this moment", pointer="/archive"
+            ) from None
+        record(connection, terms.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
         # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)

@@ -3,152 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from fastapi.testclient import TestClient
-from sqlalchemy import select
 
 from index.folder import pack_version
 from index.version import Version
 from service.app import create_app
-from service.backfills.routes import BackfillIn, start
-from service.backfills.worker import Worker
-from service.database import Database
 from service.settings import Settings
-from service.tables import backfill, embedding, gallery, item
-from service.versions.catalog import Catalog
+from staging.processes import Site, until
+from staging.world import World
 
-ROOT = Path(__file__).parents[2]
 ITEMS = 48
-LEASE_SECONDS = 0.5
 
 
-class Site:
-    """A data folder, and the processes that work on it."""
-
-    def __init__(self, data: Path) -> None:
-        self.settings = Settings(data=data, lease_seconds=LEASE_SECONDS)
-        self.database = Database(self.settings.database_url)
-        self.processes: list[subprocess.Popen[bytes]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20)
-
-    def launch(self, *command: str) -> subprocess.Popen[bytes]:
-        """A Python process in the repository, working on this data folder."""
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "REGRAFT_DATA": str(self.settings.data),
-            "REGRAFT_LEASE_SECONDS": str(LEASE_SECONDS),
-        }
-        log = self.settings.data / f"{len(self.processes)}.log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=stream, stderr=stream)
-        self.processes.append(process)
-        return process
-
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        """What an ended process has logged."""
-        return (self.settings.data / f"{self.processes.index(process)}.log").read_text()
-
-    def worker(self) -> subprocess.Popen[bytes]:
-        """A real worker."""
-        return self.launch("-m", "regraft", "worker")
-
-    def doomed_worker(self, point: str, chunk: int = 3) -> subprocess.Popen[bytes]:
-        """A real worker that stops or kills itself at a point of its chunk number `chunk`; see doomed_worker.py."""
-        return self.launch("tests/faults/doomed_worker.py", point, str(chunk))
-
-    def server(self) -> subprocess.Popen[bytes]:
-        """A real server that answers."""
-        process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port))
-        until(self._answers, process)
-        return process
-
-    def _answers(self) -> bool:
-        try:
-            return self.http.get("/health/ready").status_code == 200
-        except httpx.TransportError:
-            return False
-
-    def start_backfill(self, name: str = "g", **fields: Any) -> int:
-        """Plan a backfill of the gallery, without a server."""
-        with self.database.write() as connection:
-            gallery_id = connection.execute(select(gallery.c.id).where(gallery.c.name == name)).scalar_one()
-            fields = {"chunk_size": 6, **fields}
-            return start(connection, Catalog(self.database, self.settings), gallery_id, BackfillIn(**fields)).id
-
-    def work(self) -> None:
-        """Work in this process until nothing is left, also what dead workers hold."""
-        worker = Worker(self.settings, threading.Event())
-        deadline = time.monotonic() + 30
-        while self.active():
-            assert time.monotonic() < deadline, "the backfill does not end"
-            if not worker.step():
-                time.sleep(0.02)
-        worker.close()
-
-    def active(self) -> list[int]:
-        """Backfills that are running."""
-        with self.database.lookup() as connection:
-            running = select(backfill.c.id).where(backfill.c.state == "running")
-            return list(connection.execute(running).scalars())
-
-    def backfill(self, number: int) -> Any:
-        """A backfill's row."""
-        with self.database.lookup() as connection:
-            return connection.execute(select(backfill).where(backfill.c.id == number)).one()
-
-    def state(self, name: str = "g") -> dict[str, Any]:
-        """What a gallery's live items are and hold: id -> (active version, {version: (origin, vector)})."""
-        with self.database.read() as connection:
-            mine = select(gallery.c.id).where(gallery.c.name == name).scalar_subquery()
-            live = select(item).where(item.c.gallery_id == mine, item.c.deleted.is_(False))
-            found = {row.id: (row.external_id, row.active_id, {}) for row in connection.execute(live)}
-            for held in connection.execute(select(embedding).where(embedding.c.item_id.in_(list(found)))):
-                found[held.item_id][2][held.version_id] = (held.origin, held.vector)
-        return {external_id: (active_id, held) for external_id, active_id, held in found.values()}
-
-    def mix(self, name: str = "g") -> dict[int, int]:
-        """Live items per active version id, by SQL."""
-        counted: dict[int, int] = {}
-        for active_id, _ in self.state(name).values():
-            counted[active_id] = counted.get(active_id, 0) + 1
-        return counted
-
-    def close(self) -> None:
-        """End everything this site started."""
-        self.http.close()
-        self.database.close()
-        for process in self.processes:
-            if process.poll() is None:
-                process.send_signal(signal.SIGCONT)
-                process.kill()
-            process.wait()
-
-
-def until(holds: Callable[[], Any], process: subprocess.Popen[bytes] | None = None, seconds: float = 60) -> None:
-    """Wait for a condition, as long as the process it depends on lives."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert process is None or process.poll() is None, f"the process ended with {process.returncode}"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A test that was given minutes may take them."""
+    if minutes := config.getoption("--model-minutes"):
+        for test in items:
+            test.add_marker(pytest.mark.timeout(60 * minutes + 600), append=False)
 
 
 @pytest.fixture(scope="session")
@@ -190,3 +67,21 @@ def site(template: Path, tmp_path: Path) -> Iterator[Site]:
 def wait_until() -> Callable[..., None]:
     """The function `until`."""
     return until
+
+
+@pytest.fixture(scope="session")
+def world(
+    tmp_path_factory: pytest.TempPathFactory,
+    make_version: Callable[..., Version],
+    tell_variance: Callable[[Version, str], Version],
+    make_image: Callable[..., Any],
+    image_bytes: Callable[..., bytes],
+) -> World:
+    """v1 <- v2 <- v3 by query edges, v1 -> v3 by an item edge with variance, v4 that only its own encoder reaches."""
+    root = tmp_path_factory.mktemp("world")
+    v1 = make_version(root / "v1", "v1", 4)
+    v2 = make_version(root / "v2", "v2", 6, edges=[(v1, "truncate", 0.7)])
+    v3 = make_version(root / "v3", "v3", 6, drift=0.1, edges=[(v2, "identity", 0.8), (v1, "forward")])
+    v3 = tell_variance(v3, "v1")
+    v4 = make_version(root / "v4", "v4", 5, seed=9)
+    return World([v1, v2, v3, v4], lambda number: make_image(number % 7, number), image_bytes)

@@ -59,7 +59,7 @@ def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site:
 
 
 def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any, wait_until: Any) -> None:
-    number = site.start_backfill("g", rate=10)
+    number = site.start_backfill("g", rate=12)
     asked = site.worker()
     wait_until(lambda: site.backfill(number).done, asked)
 

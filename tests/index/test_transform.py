@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from index.errors import InvalidVector, InvalidVersionFolder
+from index.errors import ChangedOnDisk, InvalidVector, InvalidVersionFolder
 from index.folder import load_version, write_card
 from index.space import Cosine, Euclidean
 from index.transform import TRANSFORMS, load_forward, load_transform, normalise_or_zero
@@ -51,14 +51,21 @@ def test_truncate_takes_the_first_components_back_to_unit_length(make_version: M
     np.testing.assert_allclose(given, x[:, :4] / np.linalg.norm(x[:, :4], axis=1, keepdims=True), atol=1e-6)
 
 
-def write_slerp(new: Version, weight: Any, alpha: Any) -> None:
+def write_slerp(new: Version, weight: Any, alpha: Any) -> Version:
     np.savez(new.folder / "edges/v1" / EDGE_ARRAYS[EdgeKind.SLERP], weight=weight, alpha=alpha)
+    return rewritten(new)
+
+
+def rewritten(new: Version) -> Version:
+    """The version with the files that lie in its folder now."""
+    write_card(new.folder, new.card)
+    return load_version(new.folder)
 
 
 def test_slerp_stands_on_the_arc_between_both_queries(make_version: MakeVersion, old: Version) -> None:
     """A query at 0 degrees by the old encoder and, aligned, at 90: a third of the way is 30 degrees."""
     new = newer(make_version, old, "slerp", dim=4)
-    write_slerp(new, np.eye(4, dtype=np.float32)[::-1], np.float32(1 / 3))
+    new = write_slerp(new, np.eye(4, dtype=np.float32)[::-1], np.float32(1 / 3))
     slerped = load_transform(new.edges[0], new.card, old.card)
     given = slerped(np.eye(4, dtype=np.float32)[[2]], np.eye(4, dtype=np.float32)[[0]])
     np.testing.assert_allclose(given, [[np.cos(np.pi / 6), 0.5, 0, 0]], atol=1e-6)
@@ -94,11 +101,11 @@ def test_slerp_needs_two_cosine_spaces_and_a_weight_between_0_and_1(
         flat = replace(old.card, space={"kind": "l2"}) if card is new.card else old.card
         with pytest.raises(InvalidVersionFolder, match="needs cosine spaces on both sides"):
             load_transform(new.edges[0], card, flat)
-    write_slerp(new, np.zeros((6, 4), np.float32), np.float32(1.5))
+    new = write_slerp(new, np.zeros((6, 4), np.float32), np.float32(1.5))
     refused(new, old, r"needs alpha in \[0, 1\], not 1.5")
-    write_slerp(new, np.zeros((4, 6), np.float32), np.float32(0.5))
+    new = write_slerp(new, np.zeros((4, 6), np.float32), np.float32(0.5))
     refused(new, old, r"weight must be floats of shape \(6, 4\)")
-    write_slerp(new, np.zeros((6, 4), np.float32), np.zeros(1, np.float32))
+    new = write_slerp(new, np.zeros((6, 4), np.float32), np.zeros(1, np.float32))
     refused(new, old, r"alpha must be floats of shape \(\)")
 
 
@@ -326,4 +333,20 @@ def test_a_broken_edge_model_is_refused_when_it_is_loaded(
 def test_a_broken_edge_array_is_refused(make_version: MakeVersion, old: Version) -> None:
     new = newer(make_version, old, "matrix")
     (new.folder / "edges/v1/edge.npz").write_bytes(b"PK broken")
-    refused(new, old, r"edges/v1/edge\.npz is not a readable \.npz")
+    refused(rewritten(new), old, r"edges/v1/edge\.npz is not a readable \.npz")
+
+
+@pytest.mark.parametrize("kind", ["matrix", "slerp", "onnx", "forward"])
+def test_files_that_changed_since_the_folder_was_loaded_are_not_opened(
+    make_version: MakeVersion, old: Version, kind: str
+) -> None:
+    new, other = newer(make_version, old, kind), make_version(old.folder.parent / "other", "v2", 6, edges=[(old, kind)])
+    (edge,) = new.edges
+    (file,) = (p for p in (other.folder / "edges/v1").iterdir() if p.name != "edge.json")
+    changed = new.folder / "edges/v1" / file.name
+    changed.write_bytes(file.read_bytes() + b" ")
+    for _ in range(2):  # changed, then gone
+        with pytest.raises(ChangedOnDisk, match=rf"edges/v1/{file.name}") as caught:
+            load_transform(edge, new.card, old.card)
+        assert caught.value.status == 500
+        changed.unlink(missing_ok=True)

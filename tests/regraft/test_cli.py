@@ -45,7 +45,7 @@ COMMANDS = [
         "rollback",
         "backfill",
     ),
-    *("edges", "evaluation", "deployment", "retire"),
+    *("edges", "evaluation", "deployment", "retire", "audit"),
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 ]
 
@@ -689,3 +689,65 @@ def test_removing_an_edge_says_what_depends_on_it(run, service):
     assert "3 cannot be reached any more" in output
     assert "backfill 7 applies it" in output
     assert "would remove v2 -> v1, matrix" in output
+
+
+def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
+    backfill = {"id": 3, "kind": "reencode", "version": "v2", "state": "paused"}
+    backfill |= {"done": 1, "skipped": 0, "failed": 0, "remaining": 2}
+    edge = {"new": "v2", "old": "v1", "kind": "truncate", "scores": {}, "made": {}, "warning": None}
+    service.answers = {
+        "POST /v1/backfills/3/pause": backfill,
+        "POST /v1/backfills/3/resume": {**backfill, "state": "running"},
+        "POST /v1/backfills/3/cancel": {**backfill, "state": "cancelled"},
+        "POST /v1/edges": edge,
+        "POST /v1/edges:fit": edge,
+        "DELETE /v1/galleries/g": {},
+        "DELETE /v1/galleries/g/evaluations/4": {},
+    }
+    told = [
+        run(*line.split(), "--dry-run")[1]
+        for line in (
+            "backfill pause 3",
+            "backfill resume 3",
+            "backfill cancel 3",
+            "edges add v2 v1 --kind truncate",
+            "edges fit v2 v1 --kind ridge",
+            "gallery delete g",
+            "evaluation delete g 4",
+        )
+    ]
+
+    assert all(request.url.params["dry_run"] == "true" for request in service.requests)
+    counts = "(1 done, 0 skipped, 0 failed, 2 remaining)"
+    assert told == [
+        *(f"backfill 3: reencode to v2 would be {s} {counts}\n" for s in ("paused", "running", "cancelled")),
+        *2 * ["would add v2 -> v1, truncate\n"],
+        "would delete gallery g\n",
+        "g: would delete evaluation set 4\n",
+    ]
+
+
+def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
+    value = {"value": 0.5, "low": 0.4, "high": 0.6}
+    report = {"id": None, "current": "v1", "version": "v2", "verdict": "pass", "metric": "cmc@1", "slices": []}
+    report |= {"old_old": value, "new_old": value, "new_new": None, "difference": value}
+    service.answers["POST /v1/galleries/g/gates"] = report
+
+    shown = run("gate", "g", "v2", "--dry-run")
+    refused = run("gate", "g", "v2", "--dry-run", "--page", "x.html")
+
+    assert shown[0] == 0
+    assert shown[1].startswith("gate (dry run): v1 -> v2, verdict pass\n")
+    assert refused[0] == 1
+    assert "leave out --dry-run" in refused[2]
+
+
+def test_the_audit_says_who_changed_what_and_why(run, service):
+    row = {"id": 1, "at": 0.0, "who": "api_key", "action": "edge_removed", "subject": "v2/v1/matrix", "why": "drill"}
+    service.answers["GET /v1/audit"] = {"audit": [{**row, "evidence": {}}]}
+
+    code, shown, _ = run("audit", "--limit", "5")
+
+    assert code == 0
+    assert [part in shown for part in ("api_key", "edge_removed", "v2/v1/matrix", "drill")] == [True] * 4
+    assert service.requests[0].url.params["limit"] == "5"

@@ -51,6 +51,14 @@ ROUTES = [
     (lambda c: c.galleries(), "GET /v1/galleries"),
     (lambda c: c.gallery("g"), "GET /v1/galleries/g"),
     (lambda c: c.delete_gallery("g"), "DELETE /v1/galleries/g"),
+    (lambda c: c.delete_gallery("g", dry_run=True), "DELETE /v1/galleries/g?dry_run=true"),
+    (lambda c: c.audit(limit=5, before=9), "GET /v1/audit?limit=5&before=9"),
+    (lambda c: c.declare_edge("v2", "v1", "truncate", dry_run=True), "POST /v1/edges?dry_run=true"),
+    (lambda c: c.fit_edge("v2", "v1", "ridge", dry_run=True), "POST /v1/edges:fit?dry_run=true"),
+    (lambda c: c.delete_evaluation("g", 3, dry_run=True), "DELETE /v1/galleries/g/evaluations/3?dry_run=true"),
+    (lambda c: c.pause_backfill(3, dry_run=True), "POST /v1/backfills/3/pause?dry_run=true"),
+    (lambda c: c.resume_backfill(3, dry_run=True), "POST /v1/backfills/3/resume?dry_run=true"),
+    (lambda c: c.cancel_backfill(3, dry_run=True), "POST /v1/backfills/3/cancel?dry_run=true"),
     (lambda c: c.versions(), "GET /v1/versions"),
     (lambda c: c.version("v1"), "GET /v1/versions/v1"),
     (lambda c: c.edges(new="v2"), "GET /v1/edges?new=v2"),
@@ -102,7 +110,10 @@ ROUTES = [
 def test_each_method_speaks_to_its_route(call, expected):
     lists = {"next": None} | {
         name: []
-        for name in ("galleries", "versions", "edges", "deployments", "backfills", "failures", "gates", "evaluations")
+        for name in (
+            *("galleries", "versions", "edges", "deployments", "backfills", "failures", "gates", "evaluations"),
+            "audit",
+        )
     }
     seen, handler = answering(lists)
 

@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
+import base64
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 from sqlalchemy import select, update
 
-from index.folder import load_version, write_card
-from index.version import EDGE_MODEL, EdgeKind, Version
+from index.version import Version
+from service.backfills import orders
 from service.backfills.worker import Worker
 from service.repository import from_bytes
 from service.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic
 
+UNIT = base64.b64encode(np.float32([1, 0, 0, 0, 0]).tobytes()).decode()
+
 
 @pytest.fixture(scope="module", autouse=True)
 def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+    served: Any,
+    versions: dict[str, Version],
+    tmp_path_factory: Any,
+    make_version: Callable[..., Version],
+    tell_variance: Callable[[Version, str], Version],
 ) -> None:
     """`unsure` has an item edge from v1 that tells a variance; `lorentz` and `near` lie in hyperbolic space."""
     root = tmp_path_factory.mktemp("more")
-    unsure = make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")])
-    tell_variance(root / "unsure" / "edges" / "v1" / EDGE_MODEL[EdgeKind.FORWARD])
-    write_card(root / "unsure", unsure.card)
+    unsure = tell_variance(make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")]), "v1")
     space = {"kind": "lorentz", "curvature": 1.0}
     lorentz = make_version(root / "lorentz", "lorentz", 4, space=space)
     near = make_version(root / "near", "near", 4, space=space, drift=0.1, edges=[(lorentz, "identity")])
-    for version in (load_version(root / "unsure"), lorentz, near):
+    for version in (unsure, lorentz, near):
         assert served.register(version).status_code == 201
-
-
-def tell_variance(path: Path) -> None:
-    """Give an item edge the output `variance`: the absolute value of the embedding's first number."""
-    model = onnx.load(path)
-    first = numpy_helper.from_array(np.float32([[1], [0], [0], [0]]), "first")
-    model.graph.initializer.append(first)
-    model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
-    model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))
-    model.graph.output.append(helper.make_tensor_value_info("variance", TensorProto.FLOAT, ("N", 1)))
-    path.write_bytes(model.SerializeToString())
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +195,52 @@ class TestUncertainty:
         # What was kept orders the reencode of what is transformed now.
         again = ask(served, path, order="uncertainty", origin="transformed").json()["id"]
         assert planned(served, again) == expected
+
+    @pytest.mark.parametrize("claimed_by", ["remote", "local"])
+    def test_what_comes_while_it_runs_is_ordered_too_whoever_claims(
+        self, served: Any, pictures: list[bytes], claimed_by: str
+    ) -> None:
+        path = fill(served, pictures[:12], "v1", "unsure")
+        number = ask(served, path, kind="transform", order="uncertainty", chunk_size=12).json()["id"]
+        later = fill(served, pictures[12:], "v1", "unsure")
+        rows = stored(served, later, "v1", embedding.c.vector)
+        items = [
+            {"id": f"late{n}", "embedding": from_bytes([row], 4)[0].tolist()} for n, row in enumerate(rows.values())
+        ]
+        added = served.http.post(f"{path}/items", json={"version": "v1", "items": items})
+        assert added.status_code == 200, added.text
+        vectors = stored(served, path, "v1", embedding.c.vector)
+        variance = {name: abs(float(from_bytes([row], 4)[0, 0])) for name, row in vectors.items()}
+        expected = sorted((name for name in vectors if name.startswith("late")), key=lambda name: -variance[name])
+        assert expected != sorted(expected)
+
+        if claimed_by == "local":
+            work(served)
+        else:
+            for count in (12, 8):
+                task = served.http.post("/work:claim", json={"worker": "w"}).json()
+                assert task["items"] == count
+                params = {"lease": task["lease"]}
+                chunk = served.http.get(f"/work/{task['chunk']}", params=params).json()["items"]
+                moved = [{"item": i["item"], "seq": i["seq"], "vector": UNIT} for i in chunk]
+                given = served.http.post(f"/work/{task['chunk']}", params=params, json={"moved": moved})
+                assert given.json()["done"] == count
+            assert served.http.post("/work:claim", json={"worker": "w"}).status_code == 204
+
+        assert planned(served, number)[12:] == expected
+        assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
+
+    def test_beyond_its_limit_nothing_is_asked_of_the_edge_at_the_end(
+        self, served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        path = fill(served, pictures, "v1", "unsure")
+        number = ask(served, path, kind="transform", order="uncertainty", limit=5).json()["id"]
+        monkeypatch.setattr(orders, "uncertainties", lambda *_: pytest.fail("asked in vain"))
+
+        work(served)
+
+        shown = served.http.get(f"/backfills/{number}").json()
+        assert (shown["state"], shown["done"]) == ("done", 5)
 
     def test_in_hyperbolic_space_the_norm_does(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures, "lorentz", "near")

@@ -2,69 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
 
 from service.backfills.worker import Worker
+from staging.load import Load
 
 ITEMS = 20
 CLIENTS = 3
-
-
-class Load:
-    """Clients that ask all the time for every item, and note what is wrong with an answer."""
-
-    def __init__(self, served: Any, path: str, pictures: list[bytes]) -> None:
-        self.url = f"{served.http.base_url}{path.lstrip('/')}/query"
-        self.pictures = pictures
-        self.wrong: list[str] = []
-        self.versions: Counter[str] = Counter()
-        self.answered = 0
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(CLIENTS)]
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        for thread in self._threads:
-            thread.start()
-        try:
-            yield
-        finally:
-            self._stop.set()
-            for thread in self._threads:
-                thread.join()
-
-    def wait(self, more: int = 6) -> None:
-        """Until so many more queries have been answered."""
-        target, deadline = self.answered + more, time.monotonic() + 60
-        while self.answered < target:
-            assert time.monotonic() < deadline, "the load came to a halt"
-            time.sleep(0.005)
-
-    def _ask(self, number: int) -> None:
-        everything = {f"i{n}" for n in range(ITEMS)}
-        with httpx.Client(timeout=30) as http:
-            while not self._stop.is_set():
-                number += CLIENTS
-                picture = self.pictures[number % len(self.pictures)]
-                answer = http.post(self.url, data={"k": str(ITEMS)}, files=[("images", ("q", picture))])
-                if answer.status_code != 200:
-                    self.wrong.append(answer.text)
-                    continue
-                found = answer.json()
-                ids = [match["id"] for match in found["results"][0]["matches"]]
-                if set(ids) != everything or len(ids) != ITEMS or found["degraded"]:
-                    self.wrong.append(json.dumps(found))
-                self.versions[found["version"]] += 1
-                self.answered += 1
 
 
 @pytest.fixture
@@ -77,7 +26,9 @@ def filled(served: Any, pictures: list[bytes]) -> str:
 
 
 def test_no_query_fails_during_a_whole_upgrade(served: Any, filled: str, pictures: list[bytes]) -> None:
-    load = Load(served, filled, pictures)
+    url = f"{served.http.base_url}{filled.lstrip('/')}/query"
+    load = Load(url, pictures, ITEMS, clients=CLIENTS)
+    worker = Worker(served.runtime.settings, threading.Event())
 
     def do(route: str, **body: Any) -> dict[str, Any]:
         done = served.http.post(f"{filled}/{route}", json=body)
@@ -98,12 +49,16 @@ def test_no_query_fails_during_a_whole_upgrade(served: Any, filled: str, picture
         do("rollback")
         do("deployments", version="v2", gate=gate, override="a test")
         do("backfills", chunk_size=3)
-        worker = Worker(served.runtime.settings, threading.Event())
+        assert worker.step()
+        load.wait()
+        do("rollback")
+        do("deployments", version="v2", gate=gate, override="a test")
+        do("backfills", chunk_size=3)
         while worker.step():
             load.wait(1)
-        worker.close()
         assert do("retire", version="v1")["embeddings"] == ITEMS
         load.wait(20)
+    worker.close()
 
     assert load.wrong == []
     assert load.versions["v1"] > 0 < load.versions["v2"]

@@ -21,88 +21,11 @@ from hypothesis.stateful import (
 
 from index.version import Version
 from service.backfills.worker import Worker
+from staging.deployments import Deployments
 
 VERSIONS = ("v1", "v2", "v3")
-WAY = ("registered", "verified", "shadow", "canary", "current")
-BEFORE = {"verified": {"registered"}, "shadow": {"verified"}, "canary": {"verified", "shadow", "canary"}}
-BEFORE["current"] = {"verified", "shadow", "canary"}
-
-
+STEPS = ("registered", "verified", "shadow", "canary", "current")
 SELDOM = st.sampled_from((False, False, False, True))
-
-
-class Entry:
-    """A deployment in the model."""
-
-    def __init__(self, version: str, state: str) -> None:
-        self.version, self.state = version, state
-
-
-class Model:
-    """What is current, on its way, what a rollback goes back through, and the state of everything ever begun."""
-
-    def __init__(self) -> None:
-        self.all: list[Entry] = []
-        self.standing: list[Entry] = []
-        self.coming: Entry | None = None
-
-    @property
-    def current(self) -> str | None:
-        return self.standing[-1].version if self.standing else None
-
-    def begin(self, version: str, until: str) -> str | None:
-        if self.coming is not None:
-            return "deployment_active"
-        if version == self.current:
-            return "already_current"
-        if self.current is None and until in {"shadow", "canary"}:
-            return "no_current_version"
-        self.coming = Entry(version, until)
-        self.all.append(self.coming)
-        if until == "current":
-            self.arrive()
-        return None
-
-    def advance(self, entry: Entry, to: str) -> str | None:
-        if entry.state not in BEFORE[to]:
-            return "illegal_transition"
-        if self.current is None and to in {"shadow", "canary"}:
-            return "no_current_version"
-        entry.state = to
-        if to == "current":
-            self.arrive()
-        return None
-
-    def arrive(self) -> None:
-        assert self.coming is not None
-        if self.standing:
-            self.standing[-1].state = "superseded"
-        self.standing.append(self.coming)
-        self.coming = None
-
-    def rollback(self) -> str | None:
-        if self.coming is not None:
-            self.coming.state = "rolled_back"
-            self.coming = None
-            return None
-        if len(self.standing) < 2 or self.standing[-2].state == "retired":
-            return "nothing_to_roll_back"
-        undone, target = self.standing.pop(), self.standing.pop()
-        undone.state = "rolled_back"
-        back = Entry(target.version, "current")
-        self.all.append(back)
-        self.standing.append(back)
-        return None
-
-    def retire(self, version: str, mix: dict[str, int]) -> str | None:
-        if version == self.current or (self.coming and self.coming.version == version) or mix.get(version):
-            return "version_in_use"
-        ended = [e for e in self.all if e.version == version and e.state in {"superseded", "rolled_back"}]
-        if not ended:
-            return "nothing_to_retire"
-        for entry in ended:
-            entry.state = "retired"
-        return None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -121,7 +44,7 @@ class Machine(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.path = self.served.gallery(None)
-        self.model = Model()
+        self.model = Deployments()
         self.switch(0)
         self.ingest(0)
 
@@ -140,7 +63,7 @@ class Machine(RuleBasedStateMachine):
         self.post("rollback", self.model.rollback(), False)
 
     @precondition(lambda self: self.model.coming is not None)
-    @rule(to=st.sampled_from(WAY[1:]))
+    @rule(to=st.sampled_from(STEPS[1:]))
     def go_on(self, to: str) -> None:
         """The next step of what is on its way, if it is one."""
         number = self.shown()[0]["deployments"][self.model.all.index(self.model.coming)]["id"]
@@ -157,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     def shown(self) -> Any:
         return self.served.http.get(f"{self.path}/deployments").json(), self.served.http.get(self.path).json()
 
-    def rehearsed(self, dry: bool, act: Callable[[Model], str | None]) -> str | None:
+    def rehearsed(self, dry: bool, act: Callable[[Deployments], str | None]) -> str | None:
         """What the model says; a rehearsal leaves it as it was."""
         if not dry:
             return act(self.model)
@@ -170,12 +93,12 @@ class Machine(RuleBasedStateMachine):
         self.model.standing, self.model.coming = standing, coming
         return expected
 
-    @rule(version=st.sampled_from(VERSIONS), until=st.sampled_from(WAY), dry=SELDOM)
+    @rule(version=st.sampled_from(VERSIONS), until=st.sampled_from(STEPS), dry=SELDOM)
     def begin(self, version: str, until: str, dry: bool) -> None:
         expected = self.rehearsed(dry, lambda model: model.begin(version, until))
         self.post("deployments", expected, dry, version=version, until=until)
 
-    @rule(back=st.integers(0, 3), to=st.sampled_from(WAY[1:]), dry=SELDOM)
+    @rule(back=st.integers(0, 3), to=st.sampled_from(STEPS[1:]), dry=SELDOM)
     def advance(self, back: int, to: str, dry: bool) -> None:
         if not self.model.all:
             return

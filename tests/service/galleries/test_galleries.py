@@ -69,6 +69,7 @@ def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: lis
             t.name: connection.execute(select(func.count()).select_from(t)).scalar() for t in metadata.sorted_tables
         }
     gone = {name: before[name] - after[name] for name in before if before[name] != after[name]}
+    assert gone.pop("audit") == -1  # that it was deleted
     assert gone == {"gallery": 1, "item": 2, "embedding": 2, "deployment": 1, "deployment_transition": 3}
     assert len([p for p in folder.rglob("*") if p.is_file()]) == images - 2
     assert served.http.get(kept).json()["items"] == 2

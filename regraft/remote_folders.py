@@ -1,0 +1,178 @@
+"""The versions and edges that a remote worker has fetched: kept as folders, each held to the hash the service names."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from index.encoder import Encoder
+from index.errors import InvalidVersionFolder, NoRoute
+from index.folder import load_version, unpack_version
+from index.version import Card, Edge, EdgeKey, EdgeKind, Version
+from regraft.client import Client
+from service.edges import parcel
+from service.versions.catalog import card_sha256
+
+EDGES = ".edges"
+"""Where edges lie, by their hash; no version may be named so."""
+
+
+@dataclass(frozen=True)
+class NamedEdge:
+    """An edge as a claim names it; the sha256 says which content, the number where to fetch it."""
+
+    id: int
+    sha256: str
+    old: str
+    old_card_sha256: str
+
+
+class RemoteVersion:
+    """A version that was fetched."""
+
+    def __init__(self, number: int, loaded: Version, sha256: str, threads: int) -> None:
+        self.id = number
+        self.version = loaded
+        self.sha256 = sha256
+        self._threads = threads
+        self._encoder: Encoder | None = None
+
+    @property
+    def name(self) -> str:
+        """The version's name."""
+        return self.version.name
+
+    @property
+    def card(self) -> Card:
+        """The version's card."""
+        return self.version.card
+
+    def encoder(self) -> Encoder:
+        """Its encoder, loaded on first use."""
+        if self._encoder is None:
+            self._encoder = Encoder(self.version, self._threads)
+        return self._encoder
+
+
+@dataclass(frozen=True)
+class RemoteEdge:
+    """An edge that was fetched, with the number it has at the service."""
+
+    id: int
+    edge: Edge
+
+
+class Folders:
+    """What this worker has needed so far."""
+
+    def __init__(self, client: Client, folder: Path, threads: int) -> None:
+        self._client = client
+        self._folder = folder
+        self._threads = threads
+        self._versions: list[RemoteVersion] = []
+        self._edges: dict[int, RemoteEdge] = {}
+
+    def version(self, name: str, expected: str) -> RemoteVersion:
+        """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder when it is not to be had."""
+        known = next((v for v in self._versions if (v.name, v.sha256) == (name, expected)), None)
+        if known is None:
+            loaded = self._load_version(name, expected)
+            known = RemoteVersion(len(self._versions), loaded, expected, self._threads)
+            self._versions.append(known)
+        return known
+
+    def by_id(self, version_id: int) -> RemoteVersion:
+        """The version of a number that `version` gave."""
+        return self._versions[version_id]
+
+    def edge(self, new: str, named: NamedEdge) -> RemoteEdge:
+        """An edge of version `new` as a claim names it. Raises InvalidVersionFolder when it is not to be had."""
+        if named.id not in self._edges:
+            self._edges[named.id] = RemoteEdge(named.id, self._load_edge(new, named))
+        return self._edges[named.id]
+
+    def _load_version(self, name: str, expected: str) -> Version:
+        folder = self._folder / name
+        if not folder.is_dir() or card_sha256(folder) != expected:
+            self._fetch_version(name, folder, expected)
+        try:
+            return load_version(folder, expect_card=expected)
+        except InvalidVersionFolder:  # changed here since it was fetched
+            self._fetch_version(name, folder, expected)
+            return load_version(folder, expect_card=expected)
+
+    def _fetch_version(self, name: str, folder: Path, expected: str) -> None:
+        def check(archive: Path, into: Path) -> None:
+            unpack_version(archive, into)
+            load_version(into, expect_card=expected)
+
+        with self._incoming() as place:
+            _put(place, self._client.work_version(name), folder, check)
+
+    def _load_edge(self, new: str, named: NamedEdge) -> Edge:
+        folder = self._folder / EDGES / named.sha256
+
+        def check(archive: Path, into: Path) -> None:
+            parcel.unpack(archive, into, new, named.old, named.sha256)
+
+        if folder.is_dir():
+            try:
+                return parcel.load(folder, new, named.old, named.sha256)
+            except InvalidVersionFolder:  # changed here since it was fetched
+                pass
+        with self._incoming() as place:
+            _put(place, self._client.work_edge(named.id), folder, check)
+        return parcel.load(folder, new, named.old, named.sha256)
+
+    @contextmanager
+    def _incoming(self) -> Iterator[Path]:
+        place = self._folder / f".incoming-{uuid.uuid4().hex}"
+        place.mkdir(parents=True)
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+class TaskVersions:
+    """The versions and edges of one task: exactly the edges its claim named."""
+
+    def __init__(self, folders: Folders, new: str, edges: Sequence[NamedEdge]) -> None:
+        self._folders = folders
+        self._new = new
+        self._edges = {edge.old: edge for edge in edges}
+
+    def start(self, old: str) -> RemoteVersion:
+        """The version that one of the edges starts from. Raises NoRoute when none was named."""
+        named = self._edges.get(old)
+        if named is None:
+            raise NoRoute(f"no edge from {old!r} to {self._new!r} was named when the chunk was claimed")
+        return self._folders.version(old, named.old_card_sha256)
+
+    def by_id(self, version_id: int) -> RemoteVersion:
+        """The version of a number that `start` gave."""
+        return self._folders.by_id(version_id)
+
+    def sync_edges(self) -> None:
+        """A task's edges do not change."""
+
+    def edge(self, key: EdgeKey) -> RemoteEdge | None:
+        """The named edge of this key."""
+        new, old, kind = key
+        if (new, kind) != (self._new, EdgeKind.FORWARD.value) or old not in self._edges:
+            return None
+        return self._folders.edge(new, self._edges[old])
+
+
+def _put(place: Path, content: bytes, folder: Path, check: Callable[[Path, Path], None]) -> None:
+    """Unpack and check in `place`, then put it where it belongs: whoever is killed leaves no half of it."""
+    archive, unpacked = place / "archive.zip", place / "folder"
+    archive.write_bytes(content)
+    check(archive, unpacked)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unpacked.rename(folder)

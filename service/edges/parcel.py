@@ -1,0 +1,46 @@
+"""An edge on its way to a remote worker: a .zip of its folder, named by one sha256 over everything it consists of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+from index.artifacts import read_expected
+from index.errors import InvalidVersionFolder
+from index.folder import load_edge, unpack_version
+from index.version import EDGE, Edge
+from service.edges.rows import files_of
+
+
+def fingerprint(edge: Edge) -> str:
+    """What identifies an edge's content: its two versions, its evidence, and the hashes of its files."""
+    files = {name: sha for name, sha in edge.hashes.items() if name != EDGE}
+    content = {"new": edge.new, "old": edge.old, "edge": edge.as_json(), "files": files}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def pack(edge: Edge, archive: Path) -> None:
+    """Write an edge as a .zip. Raises ChangedOnDisk when a file is not the one that was accepted."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        out.writestr(EDGE, json.dumps(edge.as_json(), indent=2) + "\n")
+        for name in sorted(set(edge.hashes) - {EDGE}):
+            assert edge.folder is not None
+            out.writestr(name, read_expected(edge.folder / name, f"edges/{edge.old}/{name}", edge.hashes[name]))
+
+
+def unpack(archive: Path, into: Path, new: str, old: str, expected: str) -> Edge:
+    """Unpack an edge into the empty folder `into`. Raises InvalidVersionFolder when it is not the `expected` one."""
+    unpack_version(archive, into)
+    return load(into, new, old, expected)
+
+
+def load(folder: Path, new: str, old: str, expected: str) -> Edge:
+    """An edge that was unpacked before, held to its hash. Raises InvalidVersionFolder."""
+    edge = load_edge(folder, new, old)
+    held = replace(edge, hashes=files_of(folder))
+    if fingerprint(held) != expected:
+        raise InvalidVersionFolder(f"the edge from {new!r} to {old!r} is not the one the service named")
+    return held

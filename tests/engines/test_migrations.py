@@ -1,0 +1,127 @@
+"""Migrations on PostgreSQL as tests/service/test_migrations.py has them on SQLite, and with data on both."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from alembic import command
+from sqlalchemy import Engine, create_engine, func, insert, inspect, select, text
+
+from service.database import Database, migrating, upgrade
+from service.settings import Settings
+from service.tables import edge, gallery, item, metadata, version
+
+
+def described(engine: Engine) -> dict[str, Any]:
+    """Everything a database says about its tables."""
+    found = inspect(engine)
+    facts = {}
+    for table in sorted(set(found.get_table_names()) - {"alembic_version"}):
+        columns = [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in found.get_columns(table)]
+        facts[table] = {
+            "columns": sorted(columns, key=lambda column: column[0]),
+            "key": found.get_pk_constraint(table),
+            "foreign": sorted(map(str, found.get_foreign_keys(table))),
+            "unique": sorted(map(str, found.get_unique_constraints(table))),
+            "indexes": sorted(map(str, found.get_indexes(table))),
+            "checks": sorted((c["name"], _normal(c["sqltext"])) for c in found.get_check_constraints(table)),
+        }
+    return facts
+
+
+def _normal(check: str) -> str:
+    return "".join(check.lower().split())
+
+
+def schema(settings: Settings) -> dict[str, Any]:
+    engine = create_engine(settings.database_url)
+    try:
+        return described(engine)
+    finally:
+        engine.dispose()
+
+
+ONLY_POSTGRESQL = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+
+
+@ONLY_POSTGRESQL
+def test_the_migrated_schema_is_the_one_the_code_was_written_for(settings: Settings) -> None:
+    settings.data.mkdir(parents=True)
+    scratch = create_engine(settings.database_url)
+    metadata.create_all(scratch)
+    expected = described(scratch)
+    metadata.drop_all(scratch)
+    scratch.dispose()
+
+    upgrade(settings)
+
+    assert schema(settings) == expected
+    with migrating(settings.database_url) as config:
+        command.check(config)
+
+
+@ONLY_POSTGRESQL
+def test_down_and_up_again_ends_in_the_same_schema_and_leaves_nothing_behind(settings: Settings) -> None:
+    upgrade(settings)
+    before = schema(settings)
+
+    with migrating(settings.database_url) as config:
+        command.downgrade(config, "base")
+    assert schema(settings) == {}
+    upgrade(settings)
+
+    assert schema(settings) == before
+
+
+def test_what_is_stored_survives_every_step_down_and_up(settings: Settings) -> None:
+    upgrade(settings)
+    database = Database(settings.database_url)
+    with database.write() as connection:
+        for name in ("v1", "v2"):
+            connection.execute(insert(version).values(name=name, card={"name": name}, card_sha256="", created=1.5))
+        known = {"origin": "registered", "evidence": {"kind": "truncate"}, "made": {}, "files": {}, "created": 1.5}
+        connection.execute(insert(edge).values(new_id=2, old_id=1, kind="truncate", **known))
+        connection.execute(insert(gallery).values(name="g", current_id=2, next_seq=5, created=1.5))
+        stored = {"gallery_id": 1, "external_id": "a", "metadata": {"x": [1, None]}, "active_id": 1, "seq": 4}
+        connection.execute(insert(item).values(**stored, deleted=False, created=1.5))
+    database.close()
+
+    for revision in ("0004", "0003"):
+        with migrating(settings.database_url) as config:
+            command.downgrade(config, revision)
+        upgrade(settings)
+
+    database = Database(settings.database_url)
+    with database.lookup() as connection:
+        assert connection.execute(select(item.c.metadata, item.c.seq)).one() == ({"x": [1, None]}, 4)
+        assert connection.execute(select(gallery.c.current_id, gallery.c.next_seq)).one() == (2, 5)
+        assert connection.execute(select(func.count()).select_from(edge)).scalar() == 1
+    database.close()
+
+
+@ONLY_POSTGRESQL
+def test_services_and_workers_that_start_together_migrate_once(settings: Settings) -> None:
+    settings.data.mkdir(parents=True)
+    failures: list[BaseException] = []
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        barrier.wait()
+        try:
+            upgrade(settings)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failures == []
+    database = Database(settings.database_url)
+    with database.lookup() as connection:
+        assert connection.execute(text("select count(*) from alembic_version")).scalar() == 1
+    database.close()

@@ -1,0 +1,152 @@
+"""The whole story on PostgreSQL by real processes: a worker killed, the database crashed, a rollback at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from sqlalchemy import select, update
+
+from index.folder import pack_version
+from index.version import Version
+from service.database import Database
+from service.settings import Settings
+from service.tables import backfill, embedding, item
+
+ROOT = Path(__file__).parents[2]
+ITEMS = 40
+
+pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+
+
+class Site:
+    """Processes on one data folder and one database."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.processes: list[subprocess.Popen[bytes]] = []
+        settings.data.mkdir(parents=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=30)
+
+    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
+        env = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "REGRAFT_DATA": str(self.settings.data),
+            "REGRAFT_DATABASE_URL": self.settings.database_url,
+            "REGRAFT_LEASE_SECONDS": "1",
+        }
+        log = self.settings.data / f"{len(self.processes)}.log"
+        with log.open("wb") as stream:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "regraft", *arguments], cwd=ROOT, env=env, stdout=stream, stderr=stream
+            )
+        self.processes.append(process)
+        return process
+
+    def ready(self) -> int:
+        try:
+            return self.http.get("/health/ready").status_code
+        except httpx.TransportError:
+            return 0
+
+    def close(self) -> None:
+        self.http.close()
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def site(settings: Settings) -> Iterator[Site]:
+    made = Site(settings)
+    yield made
+    made.close()
+
+
+def until(holds: Callable[[], Any], *alive: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while not holds():
+        assert [p.returncode for p in alive if p.poll() is not None] == [], "a process ended"
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_rolled_back(
+    site: Site,
+    server: Any,
+    tmp_path: Path,
+    make_version: Callable[..., Version],
+    make_image: Callable[..., Any],
+    image_bytes: Callable[..., bytes],
+) -> None:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
+    pictures = [image_bytes(make_image(n % 5, n)) for n in range(ITEMS)]
+    api = site.launch("serve", "--workers", "0", "--port", str(site.port))
+    until(lambda: site.ready() == 200, api)
+    http = site.http
+    for version in (v1, v2):
+        pack_version(version.folder, tmp_path / "v.zip")
+        sent = http.post("/versions", files={"archive": (tmp_path / "v.zip").read_bytes()})
+        assert sent.status_code == 201, sent.text
+    http.post("/galleries", json={"name": "g"})
+    http.post("/galleries/g/deployments", json={"version": "v1"})
+    items = [{"id": f"i{n}", "metadata": {"n": n}, "image": f"{n}.png"} for n in range(ITEMS)]
+    files = [("images", (f"{n}.png", picture)) for n, picture in enumerate(pictures)]
+    assert http.post("/galleries/g/items", data={"items": json.dumps(items)}, files=files).json()["stored"] == ITEMS
+
+    def answers() -> list[Any]:
+        asked = [("images", ("q.png", picture)) for picture in pictures[:5]]
+        found = http.post("/galleries/g/query", data={"k": "10"}, files=asked)
+        assert found.status_code == 200, found.text
+        return [result["matches"] for result in found.json()["results"]]
+
+    before = answers()
+    assert http.post("/galleries/g/deployments", json={"version": "v2"}).status_code == 201
+    number = http.post("/galleries/g/backfills", json={"chunk_size": 2, "rate": 4}).json()["id"]
+
+    def job() -> dict[str, Any]:
+        return dict(http.get(f"/backfills/{number}").json())
+
+    doomed, worker = site.launch("worker"), site.launch("worker")
+    until(lambda: job()["done"] > 2, api, doomed, worker)
+    doomed.kill()
+    assert doomed.wait() == -signal.SIGKILL
+    server.stop(signal.SIGQUIT)
+    away = http.get(f"/backfills/{number}")
+    assert (away.status_code, away.json()["code"]) == (503, "database_unavailable")
+    assert site.ready() == 503
+    server.start()
+    until(lambda: site.ready() == 200, api)
+    assert job()["state"] == "running"
+    database = Database(site.settings.database_url)
+    with database.write() as connection:
+        connection.execute(update(backfill).values(rate=None))  # slow until the crash, so that it comes in the middle
+    until(lambda: job()["state"] == "done", api, worker)
+
+    ended = job()
+    assert (ended["total"], ended["done"], ended["skipped"], ended["failed"]) == (ITEMS, ITEMS, 0, 0)
+    until(lambda: http.get("/galleries/g").json()["mix"] == {"v2": ITEMS}, api)
+    with database.read() as connection:
+        held = connection.execute(select(embedding.c.item_id, embedding.c.version_id)).all()
+        seqs = list(connection.execute(select(item.c.seq)).scalars())
+    database.close()
+    assert len(held) == len(set(held)) == 2 * ITEMS
+    assert len(set(seqs)) == ITEMS
+    assert http.post("/galleries/g/rollback").status_code == 201
+    assert answers() == before

@@ -1,0 +1,192 @@
+"""Clocks that jump, backwards and forwards: leases, rates, pauses, and the time left."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time as real
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from service.backfills import attempts, chunks, planner, progress, routes
+from service.backfills.worker import Worker
+from service.tables import backfill, backfill_chunk, backfill_failure, item
+
+V2 = 2
+DAY = 86_400.0
+
+
+class Clock:
+    """The machine's clock, with a jump; intervals (`monotonic`) do not see it."""
+
+    def __init__(self) -> None:
+        self.jump = 0.0
+
+    def time(self) -> float:
+        return real.time() + self.jump
+
+    monotonic = staticmethod(real.monotonic)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    for module in (attempts, chunks, planner, progress, routes):
+        monkeypatch.setattr(module, "time", made)
+    return made
+
+
+@pytest.mark.parametrize("jump", [-DAY, -3600.0, DAY], ids=["a day back", "an hour back", "a day on"])
+def test_the_chunks_of_a_dead_worker_are_taken_over(site: Any, clock: Clock, jump: float) -> None:
+    killed, undisturbed = site.start_backfill("g"), site.start_backfill("h")
+    for _ in range(3):
+        with site.database.write() as connection:
+            assert chunks.claim(connection, "dead", site.settings.lease_seconds) is not None
+
+    clock.jump = jump
+    site.work()
+
+    assert site.state("g") == site.state("h")
+    for number in (killed, undisturbed):
+        row = site.backfill(number)
+        assert (row.state, row.done, row.skipped, row.failed) == ("done", 48, 0, 0)
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY], ids=["back", "on"])
+def test_a_jump_while_a_chunk_is_computed_moves_no_item_twice_and_loses_none(
+    site: Any, clock: Clock, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = site.start_backfill("g")
+    slow = Worker(site.settings, threading.Event())
+    persist = slow._persist
+
+    def jumped(chunk: Any, outcome: Any) -> Any:
+        monkeypatch.setattr(slow, "_persist", persist)
+        clock.jump += jump
+        site.work()
+        return persist(chunk, outcome)
+
+    monkeypatch.setattr(slow, "_persist", jumped)
+    slow.step()
+    slow.close()
+
+    row = site.backfill(number)
+    assert (row.state, row.total, row.done, row.skipped, row.failed) == ("done", 48, 48, 0, 0)
+    assert site.mix("g") == {V2: 48}
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY], ids=["back", "on"])
+def test_a_rate_is_kept_whatever_the_clock_does(site: Any, clock: Clock, jump: float) -> None:
+    """At 12 items a second in chunks of 6 a jump gives away no more than a second's worth."""
+    site.start_backfill("g", rate=12)
+    claimed: list[float] = []
+
+    def claim() -> bool:
+        with site.database.write() as connection:
+            chunk = chunks.claim(connection, "w", 30.0)
+        claimed.extend([clock.time()] * (chunk is not None))
+        return chunk is not None
+
+    while claim():
+        pass
+    before = len(claimed)
+    clock.jump += jump
+    while claim():
+        pass
+    at_once = len(claimed) - before
+    clock.jump += 5.0
+    while claim():
+        pass
+
+    assert at_once <= (1.0 * 12) / 6 + 1
+    assert len(claimed) - before - at_once >= 1
+
+
+@pytest.mark.parametrize("jump", [-DAY, DAY], ids=["back", "on"])
+def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
+    site: Any, clock: Clock, jump: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = site.start_backfill("g")
+    with site.database.read() as connection:
+        broken = connection.execute(select(item.c.blob).where(item.c.external_id == "i7").order_by(item.c.id)).scalar()
+    read, failures = worker_reads(), iter([True])
+
+    def once(self: Any, key: str) -> bytes:
+        if key == broken and next(failures, None):
+            raise OSError("Input/output error")
+        return read(self, key)
+
+    monkeypatch.setattr("service.blobs.Blobs.read", once)
+    worker = Worker(site.settings, threading.Event())
+    while worker.step():
+        pass
+    worker.close()
+    with site.database.lookup() as connection:
+        assert connection.execute(select(backfill_failure.c.attempts)).scalar_one() == 1
+    assert site.backfill(number).state == "running"
+
+    clock.jump = jump
+    site.work()
+
+    row = site.backfill(number)
+    assert (row.state, row.done, row.failed) == ("done", 48, 0)
+
+
+def worker_reads() -> Any:
+    from service.blobs import Blobs
+
+    return Blobs.read
+
+
+@pytest.mark.parametrize("jump", [-DAY, -1.0, 0.0, 1.0, DAY])
+def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clock: Clock, jump: float) -> None:
+    number = site.start_backfill("g")
+    worker = Worker(site.settings, threading.Event())
+    for _ in range(3):
+        worker.step()
+    worker.close()
+
+    clock.jump = jump
+    running = told(site, number)
+    with site.database.write() as connection:
+        planner.turn(connection, number, (planner.State.RUNNING,), planner.State.PAUSED)
+    paused = told(site, number)
+    with site.database.write() as connection:
+        planner.turn(connection, number, (planner.State.PAUSED,), planner.State.RUNNING)
+    clock.jump = 0.0
+    resumed = told(site, number)
+
+    for shown in (running, paused, resumed):
+        assert shown.active_seconds >= 0
+        assert shown.remaining == 30
+        for value in (shown.eta_seconds, shown.items_per_second):
+            assert value is None or (value >= 0 and math.isfinite(value))
+    assert paused.eta_seconds is None
+    site.work()
+    assert site.backfill(number).state == "done"
+
+
+def told(site: Any, number: int) -> progress.BackfillOut:
+    from service.versions.catalog import Catalog
+
+    with site.database.read() as connection:
+        row = progress.backfill_row(connection, number)
+    return progress.describe(Catalog(site.database, site.settings), "g", row)
+
+
+def test_a_lease_of_a_worker_that_lives_is_left_alone(site: Any, clock: Clock) -> None:
+    site.start_backfill("g")
+    with site.database.write() as connection:
+        held = chunks.claim(connection, "a", 30.0)
+        connection.execute(update(backfill).values(chunk_size=6))
+    assert held is not None
+
+    with site.database.write() as connection:
+        taken = [chunks.claim(connection, "b", 30.0) for _ in range(8)]
+
+    assert held.id not in {chunk.id for chunk in taken if chunk is not None}
+    with site.database.lookup() as connection:
+        mine = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.id == held.id)
+        assert connection.execute(mine).scalar_one() == "a"

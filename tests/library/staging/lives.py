@@ -1,0 +1,158 @@
+"""How a step in the life of a gallery is taken on real processes and on the model, and how answers are compared."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis.stateful import RuleBasedStateMachine
+
+from service.queries.replica import Replica
+from service.versions.catalog import Catalog
+from staging.galleries import Expected, Model, Move
+from staging.processes import Site, until
+from staging.sight import Sight, look
+from staging.stage import Stage
+from staging.world import World
+
+Effect = Callable[[Model], str | None]
+Request = Callable[[httpx.Client], httpx.Response]
+
+
+class Follower:
+    """A replica that was built when it was made, and has replayed the feed from there since (invariant 7)."""
+
+    def __init__(self, site: Site, name: str) -> None:
+        catalog = Catalog(site.database, site.settings)
+        catalog.sync()
+        self.replica = Replica(site.database, catalog, site.settings.poll_seconds)
+        self.live = self.replica.find(name)
+
+    def answer(self, world: World, number: int, k: int) -> dict[int, float]:
+        """Key -> raw score for a query by a picture."""
+        self.replica.refresh(self.live.id)
+        found = self.live.search(
+            None, lambda version: world.encode(version, number)[None], k, world.everyone, False, "raw"
+        ).found
+        return dict(zip(found.keys_QK[0].tolist(), found.raw_QK[0].tolist(), strict=True))
+
+
+class Living(RuleBasedStateMachine):
+    """The gallery `name` of a stage, and its model."""
+
+    stage: Stage
+    world: World
+    model: Model
+    name: str
+
+    def act(self, request: Request, *effects: Effect, doom: float | None = None) -> Any:
+        """A request to the server and what it does to the model; of several effects one, as workers may be faster.
+
+        Returns:
+            The answer; None if the server was killed before it gave one.
+        """
+        lately = self.model.moving
+        outcomes: dict[str | None, Model] = {}
+        for effect in effects:
+            changed = self.model.copy()
+            code = effect(changed)
+            outcomes.setdefault(code, changed if code is None else self.model)
+        answer = None
+        with self.stage.doomed(doom):
+            try:
+                answer = request(self.stage.http)
+            except httpx.TransportError:
+                assert doom is not None
+        if answer is None:
+            self.stage.counts["requests cut off"] += 1
+            done = [outcomes[None]] if None in outcomes else []
+            self.learn([*done, self.model], lately)
+            return None
+        code = answer.json()["code"] if answer.status_code >= 400 else None
+        assert code in outcomes, f"expected {list(outcomes)}: {answer.text}"
+        self.learn([outcomes[code]], lately)
+        return answer
+
+    def learn(self, candidates: list[Model], lately: Move | None = None) -> Sight:
+        """Look, and keep the first of the candidates that agrees."""
+        sight = look(self.stage.site.database, self.name)
+        for candidate in candidates:
+            seeing = candidate.copy()
+            try:
+                seeing.see(sight, lately)
+            except AssertionError:
+                if candidate is candidates[-1]:
+                    raise
+            else:
+                self.model = seeing
+                return sight
+        raise AssertionError
+
+    def settled(self, ask: Callable[[Sight], Any]) -> Any:
+        """What is told at a moment at which the model is known: workers may be moving items meanwhile."""
+        deadline = time.monotonic() + 60
+        while True:
+            sight = self.learn([self.model])
+            until(lambda: self.shown()["seq"] >= sight.seq)  # noqa: B023
+            told = ask(sight)
+            if look(self.stage.site.database, self.name).seq == sight.seq:
+                return told
+            assert time.monotonic() < deadline, "the gallery never rests"
+
+    def shown(self) -> Any:
+        return self.stage.http.get(f"/galleries/{self.name}").json()
+
+    def post(self, route: str, **body: Any) -> Request:
+        return lambda http: http.post(f"/galleries/{self.name}/{route}", json=body)
+
+    def query(self, **request: Any) -> httpx.Response:
+        return self.stage.http.post(f"/galleries/{self.name}/query", **request)
+
+    def ask_picture(self, number: int, k: int | None = None) -> Any:
+        """A query by a picture; returns its matches."""
+        k = k or len(self.model.items)
+        data, files = {"k": str(k), "mode": "raw"}, [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.settled(lambda _: self.query(data=data, files=files)).json()
+        found, lost = self.model.by_picture(number, self._asking(answer))
+        assert lost == {}
+        return self.compare(answer, found, lost, k)
+
+    def _asking(self, answer: Any) -> str:
+        """The version that answered: the current one, or now and then a canary."""
+        coming = self.model.deployments.coming
+        legal = [self.model.current, *([coming.version] if coming and coming.state == "canary" else [])]
+        assert answer["version"] in legal
+        return str(answer["version"])
+
+    def ask(self, expect: Callable[[], Any], apart: str | None = None, **body: Any) -> None:
+        """A query that may not reach everything, and does not find `apart`."""
+        k = len(self.model.items)
+        answer = self.settled(lambda _: self.query(json={**body, "k": k, "mode": "raw"}))
+        found, lost = expect()
+        if not found:
+            assert answer.json()["code"] == "no_route"
+            return
+        found.pop(apart, None)
+        self.compare(answer.json(), found, lost, k)
+
+    def compare(self, answer: Any, found: dict[str, Expected], lost: dict[str, int], k: int) -> Any:
+        """Every match is what the model expects of its item, and no item is missing that is better."""
+        matches = answer["results"][0]["matches"]
+        assert {degraded["version"]: degraded["items"] for degraded in answer["degraded"]} == lost
+        assert answer["mix"] == self.model.mix()
+        assert len({match["id"] for match in matches}) == len(matches) == min(k, len(found))
+        for match in matches:
+            expected = found[match["id"]]
+            about = (match["version"], match["origin"], tuple(match["route"]), match["metadata"])
+            assert about == (expected.version, expected.origin, expected.kinds, expected.metadata)
+            assert match["raw_score"] == pytest.approx(expected.score, abs=1e-5)
+        scores = [match["score"] for match in matches]
+        assert scores == sorted(scores, reverse=True)
+        if answer["mode"] == "raw":
+            best = sorted((expected.score for expected in found.values()), reverse=True)[:k]
+            np.testing.assert_allclose(scores, best, atol=1e-5)
+        return matches

@@ -1,0 +1,89 @@
+"""One server and some workers as processes, any of which may be ended at any moment, and what happened to them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+
+from staging.processes import Site
+
+MOST_WORKERS = 4
+STOP_SECONDS = 60
+
+
+class Stage:
+    """The processes of a site. The server is up whenever no method of this class runs, or a request is `doomed`."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.counts: Counter[str] = Counter()
+        self.outages = 0
+        self._open()
+
+    def outage(self) -> tuple[bool, int]:
+        """Whether the server is down on purpose now, and how often it has been."""
+        return self._down, self.outages
+
+    def end_server(self, how: signal.Signals) -> None:
+        """Kill the server, or ask it to end, and start it again."""
+        self._strike(how)
+        assert self.server.wait(STOP_SECONDS) == (0 if how is signal.SIGTERM else -how)
+        self._open()
+
+    @contextmanager
+    def doomed(self, seconds: float | None) -> Iterator[None]:
+        """Kill the server so long after the body began, and start it again when that is over; None: do not."""
+        if seconds is None:
+            yield
+            return
+        striker = threading.Timer(seconds, self._strike, (signal.SIGKILL,))
+        striker.start()
+        try:
+            yield
+        finally:
+            striker.join()
+            self.server.wait(STOP_SECONDS)
+            self._open()
+
+    def begin_worker(self) -> None:
+        """One more, up to the most there may be."""
+        if len(self.workers) < MOST_WORKERS:
+            self.workers.append(self.site.worker())
+            self.counts["workers started"] += 1
+
+    def end_worker(self, place: int, how: signal.Signals) -> None:
+        """Kill a worker, or ask it to end."""
+        if not self.workers:
+            return
+        process = self.workers.pop(place % len(self.workers))
+        process.send_signal(how)
+        code = process.wait(STOP_SECONDS)
+        # One that is asked to end before it listens for that dies of the signal.
+        assert code == -how or (how is signal.SIGTERM and code == 0)
+        self.counts[f"workers ended by {how.name}"] += 1
+
+    def close(self) -> None:
+        """End everything."""
+        self.http.close()
+        self.site.close()
+
+    def _strike(self, how: signal.Signals) -> None:
+        self._down = True
+        self.outages += 1
+        self.counts[f"servers ended by {how.name}"] += 1
+        self.server.send_signal(how)
+
+    def _open(self) -> None:
+        self._down = True
+        self.server = self.site.server()
+        if self.outages:
+            self.http.close()
+        self.http = httpx.Client(base_url=self.site.http.base_url, timeout=60)
+        self._down = False

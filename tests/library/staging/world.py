@@ -1,0 +1,63 @@
+"""The versions of a test, and what their encoders and edges give for numbered pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+
+from index.encoder import Encoder
+from index.graph import Graph, Route
+from index.transform import load_transform
+from index.version import Version
+
+
+class World:
+    """Versions with their encoders and edges. Its copies are itself."""
+
+    def __init__(self, versions: list[Version], picture: Callable[[int], Any], as_bytes: Callable[..., bytes]) -> None:
+        self.versions = {version.name: version for version in versions}
+        self.graph = Graph([edge for version in versions for edge in version.edges])
+        self.encoders = {version.name: Encoder(version) for version in versions}
+        self.everyone = frozenset(self.versions)
+        self.as_bytes = lambda number: as_bytes(picture(number))
+        self.picture = picture
+        self.encode = cache(self._encode)
+        self._transform = cache(self._load)
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self
+
+    def route(self, asking: str, held: str, able: frozenset[str] | None = None) -> Route | None:
+        """`able`: versions that can embed the query, by default all."""
+        return self.graph.route(asking, held, self.everyone if able is None else able)
+
+    def _encode(self, version: str, number: int) -> np.ndarray:
+        return self.encoders[version].encode([self.picture(number)]).vectors[0]
+
+    def apply(self, edge: Any, vector: np.ndarray) -> np.ndarray:
+        return self._transform(edge.key)(vector[None])[0]
+
+    def _load(self, key: Any) -> Any:
+        edge = next(edge for edge in self.graph.edges if edge.key == key)
+        return load_transform(edge, self.versions[edge.new].card, self.versions[edge.old].card)
+
+    def best(self, current: str, held: Iterable[str]) -> str:
+        """The version of those held that queries of the current one reach best, one comparison at a time."""
+        best, *others = held
+        for name in others:
+            if self._better(self.route(current, name), self.route(current, best)):
+                best = name
+        return best
+
+    def _better(self, one: Any, other: Any) -> bool:
+        if one.dual != other.dual:
+            return bool(other.dual)
+        if not one.dual and one.measured != other.measured:
+            return bool(one.measured > other.measured)
+        if not one.dual and len(one.edges) != len(other.edges):
+            return len(one.edges) < len(other.edges)
+        names = list(self.versions)
+        return names.index(one.item_version) > names.index(other.item_version)

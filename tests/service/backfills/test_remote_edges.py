@@ -1,0 +1,281 @@
+"""Edges that came after their version: a remote worker fetches the one that was named, and no other."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from index.errors import InvalidVersionFolder
+from index.version import Version
+from regraft.client import Client
+from regraft.remote import RemoteWorker
+from regraft.remote_folders import EDGES, Folders, NamedEdge
+from service.backfills.worker import Worker
+from service.edges import parcel
+from service.settings import Settings
+from service.tables import backfill, embedding, gallery, item
+
+ROOT = Path(__file__).parents[3]
+KEY, WORKER_KEY = "the api key", "the worker key"
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory, make_version: Callable[..., Version]) -> dict[str, Any]:
+    """`sided`; `late`, whose folder has no edge; and archives of two different item edges between them."""
+    root = tmp_path_factory.mktemp("drawn")
+    sided = make_version(root / "sided", "sided", 3, side_dim=4)
+    late = make_version(root / "late", "late", 5)
+    fitted = make_version(root / "one" / "late", "late", 5, edges=[(sided, "forward")])
+    other = make_version(root / "two" / "late", "late", 5, seed=3, edges=[(sided, "forward")])
+    return {"versions": (sided, late), "first": edge_zip(fitted), "second": edge_zip(other)}
+
+
+def edge_zip(version: Version) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path in (version.folder / "edges" / "sided").iterdir():
+            archive.write(path, path.name)
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory, serving: Any, drawn: dict[str, Any]) -> Iterator[Any]:
+    settings = Settings(
+        data=tmp_path_factory.mktemp("remote") / "data", api_key=KEY, worker_key=WORKER_KEY, lease_seconds=1
+    )
+    with serving(settings, authorization=f"Bearer {KEY}") as running:
+        for version in drawn["versions"]:
+            assert running.register(version).status_code == 201
+        yield running
+
+
+@pytest.fixture
+def fill(keyed: Any, pictures: list[bytes]) -> Callable[..., tuple[str, int]]:
+    def filled(**fields: Any) -> tuple[str, int]:
+        path = keyed.gallery("sided")
+        keyed.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+        assert keyed.http.post(f"{path}/deployments", json={"version": "late"}).status_code == 201
+        started = keyed.http.post(f"{path}/backfills", json={"kind": "transform", "chunk_size": 6, **fields})
+        assert started.status_code == 202, started.text
+        return path, started.json()["id"]
+
+    return filled
+
+
+def send(keyed: Any, archive: bytes) -> dict[str, Any]:
+    data = {"new": "late", "old": "sided", "replace": "true"}
+    added = keyed.http.post("/edges", data=data, files={"archive": ("edge.zip", archive)})
+    assert added.status_code == 201, added.text
+    return dict(added.json())
+
+
+def held(keyed: Any, path: str) -> dict[str, Any]:
+    late = keyed.runtime.catalog.named("late")
+    mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == late.id)
+    columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector)
+    statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
+    with keyed.runtime.database.lookup() as connection:
+        return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}
+
+
+def locally(keyed: Any, path: str) -> dict[str, Any]:
+    worker = Worker(keyed.runtime.settings, threading.Event())
+    while worker.step():
+        pass
+    worker.close()
+    return held(keyed, path)
+
+
+@pytest.fixture
+def process(keyed: Any, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+    """Starts real remote workers, each with the folder of the one before."""
+    started: list[subprocess.Popen[bytes]] = []
+    url = str(keyed.http.base_url).removesuffix("/v1/")
+
+    def start() -> subprocess.Popen[bytes]:
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REGRAFT_WORKER_KEY": WORKER_KEY}
+        command = [sys.executable, "-m", "regraft", "worker", "--url", url, "--data", str(tmp_path / "far")]
+        started.append(subprocess.Popen(command, cwd=ROOT, env=env))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.kill()
+        each.wait()
+
+
+def wait_done(keyed: Any, number: int, worker: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while keyed.http.get(f"/backfills/{number}").json()["state"] != "done":
+        assert worker.poll() is None, "the worker ended"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_replaces_it(
+    keyed: Any, drawn: dict[str, Any], fill: Any, process: Any, tmp_path: Path
+) -> None:
+    assert send(keyed, drawn["first"])["origin"] == "added"
+    path, number = fill()
+    worker = process()
+    wait_done(keyed, number, worker)
+    by_the_first = held(keyed, path)
+
+    send(keyed, drawn["second"])
+    other, number = fill()
+    wait_done(keyed, number, worker)
+    by_the_second = held(keyed, other)
+    worker.kill()
+    worker.wait()
+
+    # The files in the worker's folder are checked each time they are opened, and fetched again.
+    kept = sorted((tmp_path / "far" / "worker" / EDGES).iterdir())
+    assert len(kept) == 2
+    for folder in kept:
+        (folder / "edge.onnx").write_bytes(b"changed")
+    again, number = fill()
+    wait_done(keyed, number, process())
+
+    assert len(by_the_first) == len(by_the_second) == 20
+    assert by_the_first != by_the_second
+    assert held(keyed, again) == by_the_second
+    local, _ = fill()
+    assert locally(keyed, local) == by_the_second
+    send(keyed, drawn["first"])
+    local, _ = fill()
+    assert locally(keyed, local) == by_the_first
+
+
+def claim(keyed: Any) -> dict[str, Any]:
+    answer = keyed.http.post("/work:claim", json={"worker": "w"})
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+class TestProtocol:
+    @pytest.fixture
+    def task(self, keyed: Any, drawn: dict[str, Any], fill: Any) -> dict[str, Any]:
+        send(keyed, drawn["first"])
+        fill(chunk_size=20)
+        return claim(keyed)
+
+    def test_a_claim_names_its_edges_which_the_worker_key_fetches(
+        self, keyed: Any, task: dict[str, Any], tmp_path: Path
+    ) -> None:
+        (named,) = task["edges"]
+        headers = {"authorization": f"Bearer {WORKER_KEY}"}
+        fetched = keyed.http.get(f"/work/edges/{named['id']}", headers=headers)
+        assert fetched.headers["content-type"] == "application/zip"
+        (tmp_path / "e.zip").write_bytes(fetched.content)
+
+        edge = parcel.unpack(tmp_path / "e.zip", tmp_path / "e", "late", "sided", named["sha256"])
+
+        declared = keyed.runtime.catalog.edge(("late", "sided", "forward"))
+        assert (edge.as_json(), declared.id) == (declared.edge.as_json(), named["id"])
+        assert (named["old"], len(named["old_card_sha256"])) == ("sided", 64)
+        other = tmp_path / "other"
+        with pytest.raises(InvalidVersionFolder, match="not the one the service named"):
+            parcel.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
+
+    @pytest.mark.parametrize("part", ["new", "old", "edge", "files"])
+    def test_the_hash_is_over_everything_an_edge_consists_of(self, keyed: Any, task: Any, part: str) -> None:
+        from dataclasses import replace
+
+        edge = keyed.runtime.catalog.edge(("late", "sided", "forward")).edge
+        changed = {
+            "new": replace(edge, new="other"),
+            "old": replace(edge, old="other"),
+            "edge": replace(edge, support=edge.support + 1),
+            "files": replace(edge, hashes={**edge.hashes, "edge.onnx": "0" * 64}),
+        }
+
+        assert parcel.fingerprint(edge) == task["edges"][0]["sha256"]
+        assert parcel.fingerprint(changed[part]) != parcel.fingerprint(edge)
+
+    def test_what_a_replaced_edge_made_is_refused_as_a_whole_and_the_chunk_can_be_had_again(
+        self, keyed: Any, drawn: dict[str, Any], task: dict[str, Any]
+    ) -> None:
+        place, params = f"/work/{task['chunk']}", {"lease": task["lease"]}
+        items = keyed.http.get(place, params=params).json()["items"]
+        old = task["edges"][0]["id"]
+        send(keyed, drawn["second"])
+        good = "AACAPwAAAAAAAAAAAAAAAAAAAAA="
+        moved = [{"item": i["item"], "seq": i["seq"], "vector": good} for i in items]
+
+        refused = keyed.http.post(place, params=params, json={"moved": moved, "edges": [old]})
+
+        assert (refused.status_code, refused.json()["code"]) == (409, "edge_replaced")
+        assert keyed.http.get(f"/backfills/{task['backfill']}").json()["done"] == 0
+        assert keyed.http.get(f"/work/edges/{old}").json()["code"] == "unknown_edge"
+        assert keyed.http.post(f"{place}/release", params=params).status_code == 204
+        again = claim(keyed)
+        assert again["chunk"] == task["chunk"]
+        assert again["edges"][0]["id"] > old
+        accepted = keyed.http.post(
+            place, params={"lease": again["lease"]}, json={"moved": moved, "edges": [again["edges"][0]["id"]]}
+        )
+        assert accepted.json()["done"] == 20
+
+    def test_a_damaged_edge_is_neither_named_nor_sent(self, keyed: Any, task: dict[str, Any], tmp_path: Path) -> None:
+        declared = keyed.runtime.catalog.edge(("late", "sided", "forward"))
+        (declared.edge.folder / "edge.onnx").write_bytes(b"changed")
+
+        refused = keyed.http.get(f"/work/edges/{declared.id}")
+
+        assert (refused.status_code, refused.json()["code"]) == (500, "changed_on_disk")
+        with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+            folders = Folders(client, tmp_path / "kept", 1)
+            with pytest.raises(Exception, match="changed on disk"):
+                folders.edge("late", NamedEdge(**task["edges"][0]))
+        assert not (tmp_path / "kept" / EDGES).exists()
+
+
+def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the_new_one(
+    keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send(keyed, drawn["second"])
+    path, number = fill(chunk_size=20)
+    stop = threading.Event()
+    with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
+        give, answers = client.return_work, []
+
+        def replaced_first(*args: Any) -> Any:
+            if not answers:
+                send(keyed, drawn["first"])
+            answers.append(args)
+            return give(*args)
+
+        monkeypatch.setattr(client, "return_work", replaced_first)
+        worker = threading.Thread(target=RemoteWorker(client, tmp_path / "far", stop).work)
+        worker.start()
+        try:
+            deadline = time.monotonic() + 60
+            while keyed.http.get(f"/backfills/{number}").json()["state"] != "done":
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+        finally:
+            stop.set()
+            worker.join()
+
+    assert len(answers) == 2
+    by_the_first = held(keyed, path)
+    local, _ = fill()
+    assert by_the_first == locally(keyed, local)
+
+
+@pytest.fixture(autouse=True)
+def alone(keyed: Any) -> Iterator[None]:
+    yield
+    with keyed.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
