@@ -146,6 +146,7 @@ def become_current(moving: Moving) -> Evidence:
     connection, now = moving.connection, time.time()
     if moving.gallery.current_id == moving.row.version_id:
         raise AlreadyCurrent(f"version {moving.version.name!r} is current already", pointer="/version")
+    moving.version.check()
     # What was current before needs nobody's leave to return.
     said = _newest_verdict(moving) if moving.row.undoes_id is None else {}
     _end_current(moving, State.SUPERSEDED)
@@ -369,6 +370,7 @@ def _try_out(moving: Moving, phase: State, settings: ShadowIn | CanaryIn) -> Evi
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
     if not moving.version.card.encoder:
         raise NoEncoder(f"version {moving.version.name!r} has no encoder: no query can be tried out on it")
+    moving.version.check()
     counted = _measured(moving)
     mine = (trial_report.c.deployment_id == moving.row.id, trial_report.c.phase == phase.value)
     moving.connection.execute(delete(trial_report).where(*mine))

@@ -108,6 +108,7 @@ def test_a_rate_is_kept_whatever_the_clock_does(site: Any, clock: Clock, jump: f
 def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
     site: Any, clock: Clock, jump: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attempts, "PAUSE_SECONDS", 100.0)
     number = site.start_backfill("g")
     with site.database.read() as connection:
         broken = connection.execute(select(item.c.blob).where(item.c.external_id == "i7").order_by(item.c.id)).scalar()

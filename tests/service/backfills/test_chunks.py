@@ -285,7 +285,8 @@ class TestClaim:
             clock.now += 1 / 60
             claimed += stage.claim() is not None
 
-        assert claimed * 4 == (pytest.approx(20 * 2 + 20, abs=8) if rate else 396)
+        # All 400 and not 396: a lease that ends further ahead than any is given is over, whoever held it.
+        assert claimed * 4 == (pytest.approx(20 * 2 + 20, abs=8) if rate else 400)
 
     def test_a_chunk_that_was_given_back_is_free_at_once(self, stage: Stage) -> None:
         stage.start(stage.gallery(4))
