@@ -7,8 +7,9 @@ condition means for an item is said once, at the class of its test; `index.metad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from index.errors import InvalidFilter
 
@@ -110,6 +111,18 @@ def parse_filter(value: object, pointer: str = "/filter") -> Filter:
     if (conditions := sum(1 for _ in _conditions(parsed))) > MAX_CONDITIONS:
         raise InvalidFilter(f"a filter of {conditions} conditions; at most {MAX_CONDITIONS}", pointer=pointer)
     return parsed
+
+
+def value_at(metadata: Mapping[str, Any], field: str) -> Any:
+    """What metadata hold at a field: a key of theirs, or a path of object keys as "outer.inner"; None: nothing."""
+    if field in metadata:
+        return metadata[field]
+    found: Any = metadata
+    for key in field.split("."):
+        if not isinstance(found, Mapping):
+            return None
+        found = found.get(key)
+    return found
 
 
 def _parse(value: object, at: str, depth: int) -> Filter:

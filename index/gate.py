@@ -128,10 +128,14 @@ def _answer(difference: Score, slices: Sequence[Slice]) -> Answer:
 
 
 def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str | None], seed: int) -> list[Slice]:
+    rows_of: dict[str, list[int]] = {}
+    for row in np.flatnonzero(valid_Q).tolist():
+        if (name := slice_of[row]) is not None:
+            rows_of.setdefault(name, []).append(row)
     found = []
-    for value in sorted({name for name in slice_of if name is not None}):
-        rows_Q = valid_Q & np.array([name == value for name in slice_of])
-        if (count := int(rows_Q.sum())) >= MIN_SLICE:
-            old, new = old_Q[rows_Q], new_Q[rows_Q]
-            found.append(Slice(value, count, float(old.mean()), float(new.mean()), paired_bootstrap(new, old, seed)))
+    for value, rows in sorted(rows_of.items()):
+        if len(rows) >= MIN_SLICE:
+            old, new = old_Q[rows], new_Q[rows]
+            difference = paired_bootstrap(new, old, seed)
+            found.append(Slice(value, len(rows), float(old.mean()), float(new.mean()), difference))
     return sorted(found, key=lambda one: one.difference.value)

@@ -59,7 +59,7 @@ class Row:
     id: int
     seq: int
     blob: str = ""
-    active_id: int = 0
+    version_id: int = 0
     vector: bytes = b""
     side: bytes | None = None
 
@@ -148,7 +148,7 @@ class RemoteWorker:
     def _stored(self, versions: TaskVersions, item: Json) -> Row:
         old = versions.start(item["from_version"])
         side = None if item["side"] is None else base64.b64decode(item["side"])
-        return Row(item["item"], item["seq"], active_id=old.id, vector=base64.b64decode(item["embedding"]), side=side)
+        return Row(item["item"], item["seq"], version_id=old.id, vector=base64.b64decode(item["embedding"]), side=side)
 
     def _finish(self, task: Task, outcome: Outcome) -> None:
         moved, failed = outcome

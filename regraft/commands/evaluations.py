@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from index.errors import InvalidImage
 from regraft.commands.galleries import IMAGE_SUFFIXES
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, would
+from regraft.connection import Problem
 
 evaluation = typer.Typer(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
@@ -26,8 +31,10 @@ def add(
 ) -> None:
     """Upload a folder of labelled images."""
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not images:
+        raise typer.BadParameter(f"no images below {folder}", param_hint="FOLDER")
     entries = [{"label": path.parent.name} for path in images]
-    with connect(url, api_key) as client:
+    with connect(url, api_key) as client, _naming(images):
         files = [path.read_bytes() for path in images]
         added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
     number = "(dry run)" if added["id"] is None else added["id"]
@@ -48,3 +55,15 @@ def delete(name: Gallery, number: Number, dry_run: DryRun = False, url: Url = UR
     with connect(url, api_key) as client:
         client.delete_evaluation(name, number, dry_run=dry_run)
     out.print(f"{name}: {would(dry_run, 'deleted', 'delete')} evaluation set {number}")
+
+
+@contextmanager
+def _naming(images: Sequence[Path]) -> Iterator[None]:
+    """The service refuses an entry by its number: say which file that is."""
+    try:
+        yield
+    except Problem as problem:
+        entry = re.match(r"/entries/(\d+)/image", problem.pointer)
+        if entry is None:
+            raise
+        raise InvalidImage(f"{images[int(entry[1])]}: {problem.detail}") from problem

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Annotated
@@ -30,6 +31,7 @@ MaxP99 = Annotated[
 MinQueries = Annotated[
     int | None, typer.Option(help="Canary: look at the limits after so many queries.", show_default=False)
 ]
+Reason = Annotated[str, typer.Option(help="Kept with the deployment.")]
 Version = Annotated[str, typer.Argument(metavar="VERSION", help="Name of a registered version.")]
 
 
@@ -95,6 +97,7 @@ def deploy(
     max_error_rate: MaxErrorRate = None,
     max_p99_ms: MaxP99 = None,
     min_queries: MinQueries = None,
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -108,6 +111,7 @@ def deploy(
             gate=gate,
             override=override,
             until=until,
+            reason=reason,
             dry_run=dry_run,
             shadow=trial.get("shadow"),
             canary=trial.get("canary"),
@@ -131,9 +135,10 @@ def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) 
         found = client.deployment(name, number)
     out.print(f"{name}: deployment {number} of {found['version']} is {found['state']}")
     rows = [
-        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"]] for s in found["transitions"]
+        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"], _counted(s["evidence"])]
+        for s in found["transitions"]
     ]
-    print_table(["when", "step", "who", "why"], rows)
+    print_table(["when", "step", "who", "why", "evidence"], rows)
     for phase, counted in found["trial"].items():
         print_table(
             [phase, ""], [[field, _counted(value)] for field, value in counted.items() if field != "last_errors"]
@@ -151,6 +156,7 @@ def advance(
     max_error_rate: MaxErrorRate = None,
     max_p99_ms: MaxP99 = None,
     min_queries: MinQueries = None,
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -164,6 +170,7 @@ def advance(
             to,
             gate=gate,
             override=override,
+            reason=reason,
             dry_run=dry_run,
             shadow=trial.get("shadow"),
             canary=trial.get("canary"),
@@ -173,7 +180,7 @@ def advance(
 
 def rollback(
     name: Gallery,
-    reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -187,7 +194,7 @@ def rollback(
 def retire(
     name: Gallery,
     version: Version,
-    reason: Annotated[str, typer.Option(help="Kept with the deployment.")] = "",
+    reason: Reason = "",
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -202,15 +209,21 @@ def retire(
 def _trial(
     state: str, share: float | None, rate: float | None, p99: float | None, least: int | None
 ) -> dict[str, Json]:
-    """The settings of a shadow or canary, those that were given."""
+    """The settings of a shadow or canary, those that were given. Raises BadParameter where they mean nothing."""
     given = {"share": share, "max_error_rate": rate, "max_p99_ms": p99, "min_queries": least}
     settings = {field: value for field, value in given.items() if value is not None}
-    return {state: settings} if settings and state in {"shadow", "canary"} else {}
+    legal = {"shadow": {"share"}, "canary": set(given)}.get(state, set())
+    for field in settings:
+        if field not in legal:
+            option, takes = f"--{field.replace('_', '-')}", "shadow or canary" if field == "share" else "canary"
+            raise typer.BadParameter(f"{option} is for a {takes}, and this goes to {state}")
+    return {state: settings} if settings else {}
 
 
 def _counted(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{field} {_counted(inner)}" for field, inner in value.items())
+        told = ((field, inner) for field, inner in value.items() if inner not in (None, [], {}))
+        return ", ".join(f"{field} {_counted(inner)}" for field, inner in told)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
@@ -219,16 +232,18 @@ def _print_report(report: Json) -> None:
     out.print(f"gate {number}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
     rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
     print_table([report["metric"], "value [95 % interval]"], rows)
+    if left_out := report.get("unlabelled"):
+        out.print(f"{left_out} entries without a label were left out")
     for one in report["slices"][:3]:
-        out.print(
-            f"{report['slice']} {one['value']}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)"
-        )
+        name = json.loads(one["value"])  # a string reads better without its quotes
+        shown = name if isinstance(name, str) else one["value"]
+        out.print(f"{report['slice']} {shown}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)")
     if report["verdict"] == "refuse":
         err.print(f"{report['version']} would make {report['metric']} worse")
 
 
 def _print_deployment(name: str, deployed: Json) -> None:
-    back = f", {deployed['activated']} items back in it at once" if deployed["activated"] else ""
+    back = f", {deployed['activated']} items moved to embeddings they held" if deployed["activated"] else ""
     state = "" if deployed["state"] == "current" else f" is {deployed['state']}"
     would = "" if deployed["id"] else " (dry run)"
     out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{state}{back}{would}")

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from index.errors import RegraftError
 from index.space import Vectors
 from service.backfills.attempts import Failed, note_failed
-from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State
+from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
 from service.listed import listed
 from service.repository import put_embeddings, take_seq
 from service.tables import backfill, backfill_chunk, embedding, item
@@ -198,12 +198,10 @@ def read_images(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, 
 
 
 def read_embeddings(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, int, bytes, bytes | None]]:
-    """(id, seq, active_id, vector, side) of the items that still qualify, the last two as the active version stored."""
-    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
-    columns = (item.c.id, item.c.seq, item.c.active_id, embedding.c.vector, embedding.c.side)
-    return connection.execute(
-        select(*columns).select_from(item.join(embedding, active)).where(_still(connection, chunk))
-    ).all()
+    """(id, seq, version_id, vector, side) of the items that still qualify, the last three as the transform reads it."""
+    columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
+    stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id))
+    return connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk))).all()
 
 
 def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:

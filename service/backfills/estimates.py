@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Row, and_, false, func, select
+from sqlalchemy import ColumnElement, Connection, Row, false, func, select
 
 from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from index.errors import RegraftError
@@ -17,7 +17,7 @@ from service.backfills.chunks import write_moved
 from service.backfills.filtering import passing
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
-from service.backfills.planner import Kind, most, waiting_items
+from service.backfills.planner import Kind, most, read_version, stored_for, waiting_items
 from service.listed import listed
 from service.runtime import Runtime
 from service.tables import embedding, item
@@ -61,10 +61,11 @@ def estimate(
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
-    passed = None if asked.filter is None else passing(connection, waiting, asked.filter)
-    by_version = _by_version(connection, waiting) if passed is None else dict(Counter(passed.values()))
+    read = read_version(kind, target.id)
+    passed = None if asked.filter is None else passing(connection, waiting, asked.filter, read)
+    by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
     items = most(sum(by_version.values()), asked.share, asked.limit)
-    rows = _sample(connection, waiting, kind, passed) if items else []
+    rows = _sample(connection, waiting, kind, target, passed) if items else []
     sampled, seconds = _measure(service, mover, target, scope, rows)
     macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(service, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
@@ -93,8 +94,9 @@ def estimate(
     )
 
 
-def _by_version(connection: Connection, waiting: ColumnElement[bool]) -> dict[int, int]:
-    counted = select(item.c.active_id, func.count()).where(waiting).group_by(item.c.active_id)
+def _by_version(connection: Connection, waiting: ColumnElement[bool], read: ColumnElement[Any]) -> dict[int, int]:
+    versions = select(read.label("version")).select_from(item).where(waiting).subquery()
+    counted = select(versions.c.version, func.count()).group_by(versions.c.version)
     return dict(tuple(row) for row in connection.execute(counted))
 
 
@@ -115,14 +117,18 @@ def _measure(
 
 
 def _sample(
-    connection: Connection, waiting: ColumnElement[bool], kind: Kind, passed: Mapping[int, int] | None
+    connection: Connection,
+    waiting: ColumnElement[bool],
+    kind: Kind,
+    target: Registered,
+    passed: Mapping[int, int] | None,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
     if passed is not None:
         drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), SAMPLE[kind]), replace=False)
         waiting = item.c.id.in_(listed(connection, drawn.tolist()).keys)
-    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
-    columns = (item.c.id, item.c.seq, item.c.blob, item.c.active_id, embedding.c.vector, embedding.c.side)
-    statement = select(*columns).select_from(item.join(embedding, active)).where(waiting)
+    columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
+    stored = item.join(embedding, stored_for(kind, target.id))
+    statement = select(*columns).select_from(stored).where(waiting)
     return connection.execute(statement.order_by(func.random()).limit(SAMPLE[kind])).all()
 
 

@@ -15,15 +15,17 @@ ROWS = 4096
 """Items in memory at a time."""
 
 
-def passing(connection: Connection, among: ColumnElement[bool], given: dict[str, Any]) -> dict[int, int]:
-    """Key -> active version of the rows of `item` that `among` takes and the filter, as JSON, lets pass.
+def passing(
+    connection: Connection, among: ColumnElement[bool], given: dict[str, Any], version: ColumnElement[Any] | None = None
+) -> dict[int, int]:
+    """Key -> `version`, by default the active one, of the rows of `item` that `among` takes and the filter lets pass.
 
     Raises:
         InvalidFilter: it is no filter.
     """
     where = parse_filter(given)
     found: dict[int, int] = {}
-    columns = (item.c.id, item.c.active_id, cast(item.c.metadata, Text))
+    columns = (item.c.id, item.c.active_id if version is None else version, cast(item.c.metadata, Text))
     rows = connection.execute(select(*columns).where(among), execution_options=STREAMED)
     for block in rows.partitions(ROWS):
         store = Metadata()

@@ -91,7 +91,7 @@ class Stored(Read, Protocol):
     """A row of `chunks.read_embeddings`."""
 
     @property
-    def active_id(self) -> int: ...
+    def version_id(self) -> int: ...
     @property
     def vector(self) -> bytes: ...
     @property
@@ -133,8 +133,8 @@ class Mover:
             yield partial(_with, failed, readable, encode)
 
     def transform(self, target: Known, rows: Sequence[Stored]) -> Iterator[Compute]:
-        """The item edges from their active versions to the target, for stored embeddings."""
-        for old_id, group in groupby(sorted(rows, key=lambda row: row.active_id), key=lambda row: row.active_id):
+        """The item edges from the versions of stored embeddings to the target."""
+        for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
             yield partial(_embed, [(row, row) for row in group], self._forward(self._catalog.by_id(old_id), target))
 
     def forward(self, old: Known, new: Known) -> Forward | None:

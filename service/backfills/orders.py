@@ -14,13 +14,13 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, and_, select
+from sqlalchemy import Connection, Row, select
 
 from index.errors import InvalidVersionFolder, RegraftError
 from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
-from service.backfills.planner import Kind, waiting_items
+from service.backfills.planner import Kind, stored_for, waiting_items
 from service.errors import EdgeBroken
 from service.repository import STREAMED, from_bytes, is_whole
 from service.tables import backfill, embedding, item
@@ -67,7 +67,7 @@ def uncertainties(
     count = 0
     for block in _stored(connection, scope):
         count += len(block)
-        for old_id, rows in groupby(sorted(block, key=lambda row: row.active_id), key=lambda row: row.active_id):
+        for old_id, rows in groupby(sorted(block, key=lambda row: row.version_id), key=lambda row: row.version_id):
             _score(catalog.by_id(old_id), target, mover, list(rows), sources)
     if count and not sources:
         raise NoUncertainty(
@@ -96,10 +96,10 @@ def uncertain_of(connection: Connection, catalog: Catalog, mover: Mover, backfil
 
 
 def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
-    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    stored = stored_for(Kind(scope.kind), scope.version_id)
     statement = (
-        select(item.c.id, item.c.active_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
-        .select_from(item.join(embedding, active))
+        select(item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
+        .select_from(item.join(embedding, stored))
         .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
         .order_by(item.c.id)
     )

@@ -72,7 +72,9 @@ def _reencodes(version_id: int) -> ColumnElement[bool]:
 
 
 def _transforms(version_id: int) -> ColumnElement[bool]:
-    return item.c.active_id.in_(forward_from(version_id))
+    held, own = embedding.alias("held"), embedding.alias("own")
+    carried = exists().where(held.c.item_id == item.c.id, held.c.version_id.in_(forward_from(version_id)))
+    return and_(carried, ~exists().where(own.c.item_id == item.c.id, own.c.version_id == version_id))
 
 
 QUALIFIES: dict[Kind, Callable[[int], ColumnElement[bool]]] = {
@@ -85,6 +87,28 @@ QUALIFIES: dict[Kind, Callable[[int], ColumnElement[bool]]] = {
 def forward_from(version_id: int) -> Select[int]:
     """SELECT of the ids of the versions from which an item edge leads to this one."""
     return select(edge.c.old_id).where(edge.c.new_id == version_id, edge.c.kind == EdgeKind.FORWARD.value)
+
+
+def source_of(version_id: int) -> ColumnElement[Any]:
+    """The version whose embedding of an item a transform reads: of those it holds with an item edge to this one.
+
+    The active one if it is among them, else the newest: so every worker makes the same of the item.
+    """
+    held = embedding.alias("held")
+    carried = (held.c.item_id == item.c.id, held.c.version_id.in_(forward_from(version_id)))
+    active = select(held.c.version_id).where(*carried, held.c.version_id == item.c.active_id)
+    newest = select(func.max(held.c.version_id)).where(*carried)
+    return func.coalesce(*(found.correlate(item).scalar_subquery() for found in (active, newest)))
+
+
+def read_version(kind: Kind, version_id: int) -> ColumnElement[Any]:
+    """The version of the embedding of an item that such a backfill starts from: for `reencode` the active one."""
+    return source_of(version_id) if kind is Kind.TRANSFORM else item.c.active_id
+
+
+def stored_for(kind: Kind, version_id: int) -> ColumnElement[bool]:
+    """ON clause of `item` and the one embedding of it that such a backfill starts from."""
+    return and_(embedding.c.item_id == item.c.id, embedding.c.version_id == read_version(kind, version_id))
 
 
 def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | None = None) -> ColumnElement[bool]:

@@ -18,6 +18,7 @@ from sqlalchemy import Connection, false, func, select
 
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation import MEAN_AP
+from index.filter import value_at
 from index.space import Vectors
 from service.blobs import Blobs
 from service.gates.measuring import RECALL
@@ -156,7 +157,7 @@ def read(connection: Connection, gallery_id: int, asked: CurveIn, chosen: Chosen
     for block in blocks(list(blob_of), READ_BLOCK):
         mine = select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block), item.c.deleted == false())
         for row in connection.execute(mine.order_by(item.c.id)):
-            value = row.metadata.get(asked.label) if asked.label else None
+            value = value_at(row.metadata, asked.label) if asked.label else None
             if row.blob == blob_of[row.id] and (value is not None or asked.label is None):
                 entries.append(Entry(row.id, row.blob, None if value is None else as_text(value), None))
     return entries

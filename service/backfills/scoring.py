@@ -16,6 +16,7 @@ from sqlalchemy import Connection, select
 
 from index.errors import InvalidArgument
 from index.evaluation import Compared, mean_interval, retrieval_from_rankings
+from index.filter import value_at
 from index.measures import first_items, recall
 from index.shard import MISSING, Keys
 from index.space import Vectors, space_from_json
@@ -67,7 +68,7 @@ class ItemLabels:
         changed = select(*columns).where(item.c.gallery_id == self._gallery_id, item.c.seq > self._seq)
         self._table = None
         for row in connection.execute(changed.order_by(item.c.seq)):
-            value = None if row.deleted else row.metadata.get(self._field)
+            value = None if row.deleted else value_at(row.metadata, self._field)
             self._seq = row.seq
             if value is None:
                 self._code_of.pop(row.id, None)

@@ -277,7 +277,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
             item=row.id,
             seq=row.seq,
             id=names[row.id],
-            from_version=service.catalog.by_id(row.active_id).name,
+            from_version=service.catalog.by_id(row.version_id).name,
             embedding=base64.b64encode(row.vector).decode() if inputs else None,
             side=base64.b64encode(row.side).decode() if inputs and row.side is not None else None,
         )

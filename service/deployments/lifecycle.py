@@ -22,10 +22,11 @@ from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.deployments.history import State, etag, history, on_its_way, standing
 from service.deployments.placement import activate, check_reachable
-from service.deployments.trials import summary
+from service.deployments.trials import CanaryIn, ShadowIn, summary
+from service.deployments.verdicts import REFUSE, named_report, newest_report, weigh
 from service.errors import NoCurrentVersion
 from service.repository import gallery_row, take_seq
-from service.tables import deployment, deployment_transition, gallery, gate_report, trial_report
+from service.tables import deployment, deployment_transition, gallery, trial_report
 from service.versions.catalog import Catalog, Registered, registered_sha256
 
 Evidence = Mapping[str, Any]
@@ -59,13 +60,6 @@ class NothingToRollBack(RegraftError):
     code = "nothing_to_roll_back"
 
 
-class GateRefused(RegraftError):
-    """The gate refused this version; deploying it needs a written reason in `override`."""
-
-    status = 422
-    code = "gate_refused"
-
-
 class ChangedMeanwhile(RegraftError):
     """A deployment of this gallery changed since the ETag in `If-Match` was given out: look again, then decide."""
 
@@ -75,7 +69,7 @@ class ChangedMeanwhile(RegraftError):
 
 @dataclass(frozen=True)
 class Order:
-    """Who wants a step and why, and what the step needs: `settings` of a trial, `gate` or `checked` of the folder."""
+    """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial."""
 
     who: str
     why: str = ""
@@ -101,6 +95,11 @@ class Moving:
         """The version that is being deployed."""
         return self.catalog.by_id(self.row.version_id)
 
+    @property
+    def current(self) -> str | None:
+        """The version that is current as the lock found it."""
+        return None if self.gallery.current_id is None else self.catalog.by_id(self.gallery.current_id).name
+
     def change(self, **values: Any) -> None:
         """Write columns of the deployment."""
         mine = update(deployment).where(deployment.c.id == self.row.id).values(values)
@@ -123,27 +122,23 @@ def verify(moving: Moving) -> Evidence:
 
 def pass_gate(moving: Moving) -> Evidence:
     """A gate compared this version with the current one, and does not refuse it, or somebody says why not."""
-    number, override = moving.order.gate, (moving.order.override or "").strip()
+    number = moving.order.gate
     if number is None:
         raise InvalidArgument("gate: this step needs the number of a gate report", pointer="/gate")
-    row = _gate_of(moving, number)
-    if row.verdict == "refuse" and not override:
-        named = moving.version.name
-        raise GateRefused(f"gate {number} refused {named!r}: say in `override` why to deploy", pointer="/override")
-    moving.change(gate_id=number, reason=override or moving.row.reason)
-    return {"gate": number, "verdict": row.verdict, "override": override or None}
+    row = named_report(moving.connection, moving.gallery.id, moving.version, moving.current, number)
+    return _rest_on(moving, row)
 
 
-def try_out(moving: Moving) -> Evidence:
-    """From now on queries are also (shadow) or partly (canary) answered by the version; counting starts anew."""
-    if moving.gallery.current_id is None:
-        raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
-    if not moving.version.card.encoder:
-        raise NoEncoder(f"version {moving.version.name!r} has no encoder: no query can be tried out on it")
-    moving.version.check()
-    moving.connection.execute(delete(trial_report).where(trial_report.c.deployment_id == moving.row.id))
-    moving.change(settings=dict(moving.order.settings))
-    return {"settings": moving.row.settings}
+def shadow(moving: Moving) -> Evidence:
+    """From now on queries are also answered by the version, which changes no answer: a refused one may be tried too."""
+    return _try_out(moving, State.SHADOW, ShadowIn(**moving.order.settings))
+
+
+def canary(moving: Moving) -> Evidence:
+    """From now on queries are partly answered by the version; a canary that is changed keeps what is not named."""
+    kept = moving.row.settings if moving.row.state == State.CANARY else {}
+    said = _newest_verdict(moving)
+    return {**said, **_try_out(moving, State.CANARY, CanaryIn(**{**kept, **moving.order.settings}))}
 
 
 def become_current(moving: Moving) -> Evidence:
@@ -152,6 +147,8 @@ def become_current(moving: Moving) -> Evidence:
     if moving.gallery.current_id == moving.row.version_id:
         raise AlreadyCurrent(f"version {moving.version.name!r} is current already", pointer="/version")
     moving.version.check()
+    # What was current before needs nobody's leave to return.
+    said = _newest_verdict(moving) if moving.row.undoes_id is None else {}
     _end_current(moving, State.SUPERSEDED)
     mine = update(gallery).where(gallery.c.id == moving.gallery.id)
     connection.execute(mine.values(current_id=moving.row.version_id))
@@ -162,7 +159,7 @@ def become_current(moving: Moving) -> Evidence:
     moving.change(since=now, previous_id=moving.gallery.current_id, activated=moved)
     if moving.row.undoes_id is None:
         check_reachable(connection, moving.catalog, moving.gallery.id, moving.version)
-    return {"activated": moved, "backfills_cancelled": stopped, **_measured(moving)}
+    return {**said, "activated": moved, "backfills_cancelled": stopped, **_measured(moving)}
 
 
 def end_current(moving: Moving) -> Evidence:
@@ -185,27 +182,28 @@ Step = Callable[[Moving], Evidence]
 BEGINNINGS: dict[State, Step] = {
     State.REGISTERED: register,
     State.CURRENT: become_current,
+    State.RETIRED: retire,
 }
-"""A deployment begins as registered; a rollback begins as current."""
+"""A deployment begins as registered; a rollback as current; as retired, what frees embeddings that items brought."""
 
 TRANSITIONS: dict[State, dict[State, Step]] = {
     State.REGISTERED: {State.VERIFIED: verify, State.ROLLED_BACK: abandon},
     State.VERIFIED: {
         State.GATED: pass_gate,
-        State.SHADOW: try_out,
-        State.CANARY: try_out,
+        State.SHADOW: shadow,
+        State.CANARY: canary,
         State.CURRENT: become_current,
         State.ROLLED_BACK: abandon,
     },
     State.GATED: {
-        State.SHADOW: try_out,
-        State.CANARY: try_out,
+        State.SHADOW: shadow,
+        State.CANARY: canary,
         State.CURRENT: become_current,
         State.ROLLED_BACK: abandon,
     },
-    State.SHADOW: {State.CANARY: try_out, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
+    State.SHADOW: {State.CANARY: canary, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
     # To itself: with another share, or other limits.
-    State.CANARY: {State.CANARY: try_out, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
+    State.CANARY: {State.CANARY: canary, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
     State.CURRENT: {State.SUPERSEDED: end_current, State.ROLLED_BACK: end_current},
     State.SUPERSEDED: {State.RETIRED: retire},
     State.ROLLED_BACK: {State.RETIRED: retire},
@@ -293,6 +291,13 @@ def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: 
     return _begin(connection, catalog, locked, target, State.CURRENT, order, **back).row
 
 
+def begin_retired(
+    connection: Connection, catalog: Catalog, locked: Row[Any], version: Registered, order: Order
+) -> Moving:
+    """The record of freeing embeddings that no deployment left behind: items brought them along."""
+    return _begin(connection, catalog, locked, version, State.RETIRED, order)
+
+
 def _begin(
     connection: Connection,
     catalog: Catalog,
@@ -342,23 +347,42 @@ def _end_current(moving: Moving, after: State) -> None:
         move(ended, after if moving.row.undoes_id is None else State.ROLLED_BACK)
 
 
-def _gate_of(moving: Moving, number: int) -> Row[Any]:
-    mine = (gate_report.c.id == number, gate_report.c.gallery_id == moving.gallery.id)
-    row = moving.connection.execute(select(gate_report).where(*mine)).first()
-    if row is None:
-        raise InvalidArgument(f"gate: this gallery has no gate report {number}", pointer="/gate")
-    current = moving.gallery.current_id and moving.catalog.by_id(moving.gallery.current_id).name
-    if (row.version_id, row.report["current"]) != (moving.version.id, current):
-        compared = f"{row.report['version']!r} with {row.report['current']!r}"
-        this = f"{moving.version.name!r} over {current!r}"
-        raise InvalidArgument(f"gate: report {number} compared {compared}, this deploys {this}", pointer="/gate")
-    return row
+def _rest_on(moving: Moving, report: Row[Any]) -> Evidence:
+    """Weigh a report; the deployment names the one it rests on, and why it goes on if that refuses."""
+    said = weigh(moving.connection, moving.row.id, moving.version, report, moving.order.override)
+    moving.change(gate_id=report.id, reason=said["override"] or moving.row.reason)
+    return said
+
+
+def _newest_verdict(moving: Moving) -> Evidence:
+    """What the newest gate says of a version that is about to answer queries; nothing where none measured it."""
+    report = newest_report(moving.connection, moving.gallery.id, moving.version, moving.current)
+    if report is None:
+        return {}
+    if report.verdict == REFUSE:
+        return _rest_on(moving, report)
+    return weigh(moving.connection, moving.row.id, moving.version, report, moving.order.override)
+
+
+def _try_out(moving: Moving, phase: State, settings: ShadowIn | CanaryIn) -> Evidence:
+    """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
+    if moving.gallery.current_id is None:
+        raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
+    if not moving.version.card.encoder:
+        raise NoEncoder(f"version {moving.version.name!r} has no encoder: no query can be tried out on it")
+    moving.version.check()
+    counted = _measured(moving)
+    mine = (trial_report.c.deployment_id == moving.row.id, trial_report.c.phase == phase.value)
+    moving.connection.execute(delete(trial_report).where(*mine))
+    moving.change(settings=settings.model_dump())
+    return {"settings": moving.row.settings, **counted}
 
 
 def _measured(moving: Moving) -> Evidence:
-    """What the trial that ends has measured, by phase."""
-    mine = select(trial_report).where(trial_report.c.deployment_id == moving.row.id)
-    return {row.phase: summary(row.report) for row in moving.connection.execute(mine)}
+    """What the trial that ends has measured, by its phase."""
+    mine = (trial_report.c.deployment_id == moving.row.id, trial_report.c.phase == moving.row.state)
+    rows = moving.connection.execute(select(trial_report).where(*mine))
+    return {row.phase: summary(row.report) for row in rows}
 
 
 def _matches(if_match: str, current: str) -> bool:

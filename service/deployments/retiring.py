@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, false, func, select, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, false, func, select, true, update
 
 from index.errors import RegraftError
-from service.backfills.planner import QUALIFIES, Kind
+from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
 from service.database import Database
 from service.deployments.history import State, on_its_way
-from service.deployments.lifecycle import Moving, Order, lock, move
+from service.deployments.lifecycle import Moving, Order, begin_retired, lock, move
 from service.errors import UnknownGallery
 from service.repository import take_seq
-from service.tables import deployment, embedding, item
+from service.tables import backfill, backfill_failure, deployment, embedding, item
 from service.versions.catalog import Catalog, Registered
 
 BLOCK = 5_000
@@ -34,7 +34,7 @@ class VersionInUse(RegraftError):
 
 
 class NothingToRetire(RegraftError):
-    """No deployment of this version has ended in this gallery."""
+    """No deployment of this version has ended in this gallery, and no item holds an embedding of it."""
 
     status = 409
     code = "nothing_to_retire"
@@ -43,9 +43,12 @@ class NothingToRetire(RegraftError):
 def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered, order: Order) -> list[int]:
     """Mark every ended deployment of a version as retired; returns their numbers. `free` does the rest.
 
+    Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
+    that begins as retired.
+
     Raises:
         VersionInUse: it is current, on its way, or items depend on it; says how many and what would free them.
-        NothingToRetire: it was never deployed here, or is retired already and holds nothing.
+        NothingToRetire: no deployment of it has ended here, and no item holds an embedding of it.
         ChangedMeanwhile: see `lifecycle.lock`.
     """
     gallery = lock(connection, gallery_id, order.if_match)
@@ -53,15 +56,18 @@ def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: R
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
     held = connection.execute(_held(gallery_id, version.id)).scalar_one()
     ended = connection.execute(select(deployment).where(*mine, deployment.c.state.in_(ENDED))).all()
-    if not ended:
+    if not ended and not held:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
     done = Order(order.who, order.why, checked=checked)
-    for row in ended:
-        moving = Moving(connection, catalog, gallery, row, done)
+    retired = [Moving(connection, catalog, gallery, row, done) for row in ended]
+    for moving in retired:
         move(moving, State.RETIRED)
+    if not retired:  # items brought these embeddings along: retired already, or never deployed here
+        retired = [begin_retired(connection, catalog, gallery, version, done)]
+    for moving in retired:
         moving.change(to_free=held)
-    return [row.id for row in ended]
+    return [moving.row.id for moving in retired]
 
 
 def free(database: Database, gallery_id: int, version_id: int) -> None:
@@ -103,13 +109,20 @@ def _check_unused(connection: Connection, catalog: Catalog, gallery: Row[Any], v
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
     depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), item.c.active_id == version.id)
-    items = _count(connection, depending)
-    if not items:
-        return
-    raise VersionInUse(
-        f"{items} items depend on version {version.name!r}: {_way_out(connection, catalog, gallery, depending)}",
-        pointer="/version",
-    )
+    if items := _count(connection, depending):
+        way_out = _way_out(connection, catalog, gallery, depending)
+        raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
+    _check_unread(connection, gallery, version)
+
+
+def _check_unread(connection: Connection, gallery: Row[Any], version: Registered) -> None:
+    """What a transform backfill has still to read must not go while it runs."""
+    mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    for job in connection.execute(select(backfill).where(*mine)):
+        reads = source_of(job.version_id) == version.id
+        if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id), reads)):
+            why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
+            raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
 
 
 def _way_out(connection: Connection, catalog: Catalog, gallery: Row[Any], depending: ColumnElement[bool]) -> str:
@@ -119,13 +132,27 @@ def _way_out(connection: Connection, catalog: Catalog, gallery: Row[Any], depend
     movable: ColumnElement[bool] = false()
     for kind in Kind:
         possible = kind is not Kind.REENCODE or bool(current.card.encoder)
-        moves = QUALIFIES[kind](current.id) if possible else false()
+        given_up = _given_up(kind, current.id)
+        moves = and_(QUALIFIES[kind](current.id), ~given_up) if possible else false()
         if count := _count(connection, and_(depending, moves)):
             ways.append(f"a {kind.value} backfill to {current.name!r} would move {count} of them")
             movable = movable | moves
+        if count := _count(connection, and_(depending, given_up)):
+            ways.append(f"a {kind.value} backfill gave up {count} of them, and its failures say why")
     if stuck := _count(connection, and_(depending, ~movable)):
         ways.append(f"{stuck} can only be deleted, or ingested again")
     return "; ".join(ways)
+
+
+def _given_up(kind: Kind, version_id: int) -> ColumnElement[bool]:
+    """Items that such a backfill could not move as they are; written since, they are worth another attempt."""
+    jobs = select(backfill.c.id).where(backfill.c.kind == kind, backfill.c.version_id == version_id)
+    return exists().where(
+        backfill_failure.c.item_id == item.c.id,
+        backfill_failure.c.backfill_id.in_(jobs),
+        backfill_failure.c.final == true(),
+        backfill_failure.c.seq == item.c.seq,
+    )
 
 
 def _count(connection: Connection, which: ColumnElement[bool]) -> int:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from sqlalchemy import Connection, Row, select
 
 from index.encoder import verify_version
 from index.errors import RegraftError
 from index.folder import load_version
+from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
 from service.deployments.changes import Change, IfMatchTerms
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.deployments.retiring import free, retire
-from service.deployments.trials import CanaryIn, ShadowIn, report_of, summary
+from service.deployments.trials import report_of, summary
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
@@ -25,8 +28,6 @@ from service.versions.catalog import Catalog, Registered, registered_sha256
 router = APIRouter(tags=["deployments"])
 
 Number = Annotated[int, Path(ge=1, lt=1 << 63)]
-Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
-GateNumber = Annotated[int | None, Field(ge=1, lt=1 << 63)]
 
 
 class UnknownDeployment(RegraftError):
@@ -34,29 +35,6 @@ class UnknownDeployment(RegraftError):
 
     status = 404
     code = "unknown_deployment"
-
-
-class StepIn(Body):
-    """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
-
-    gate: GateNumber = None
-    override: Reason | None = None
-    reason: Reason = ""
-    shadow: ShadowIn = ShadowIn()
-    canary: CanaryIn = CanaryIn()
-
-
-class DeploymentIn(StepIn):
-    """A version to be deployed, step by step until `until`."""
-
-    version: str
-    until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"
-
-
-class AdvanceIn(StepIn):
-    """The next step of a deployment."""
-
-    to: Literal["verified", "gated", "shadow", "canary", "current"]
 
 
 class RollbackIn(Body):
@@ -127,16 +105,16 @@ def create(name: str, body: DeploymentIn, response: Response, service: Service, 
     service.catalog.sync()
     version = service.catalog.named(body.version)
     until = State(body.until)
+    steps = steps_to(until, body.gate)
+    check_options(body, steps)
     # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
     checked = {} if until is State.REGISTERED else check_folder(service, version)
-    with service.database.write(dry_run=terms.dry_run) as connection:
-        gallery_id = gallery_named(connection, name).id
-        order = _order(body, terms.who, until, terms.if_match, checked)
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        order = order_of(body, terms.who, until, terms.if_match, checked)
         moving = begin(connection, service.catalog, gallery_id, version, order)
-        for step in _steps(until, body.gate):
+        for step in steps:
             move(moving, step)
-        tag = etag(connection, gallery_id)
-    return _answer(service, response, gallery_id, moving.row, tag, terms)
+    return _answer(service, response, gallery_id, moving.row, terms)
 
 
 @router.get("/galleries/{name}/deployments")
@@ -173,16 +151,16 @@ def advance(
 ) -> DeploymentOut:
     """Take one step of a deployment."""
     to = State(body.to)
+    check_options(body, [to])
     with service.database.lookup() as connection:
         row = _row(connection, gallery_named(connection, name).id, number)
     checked = check_folder(service, service.catalog.by_id(row.version_id)) if to is State.VERIFIED else {}
-    with service.database.write(dry_run=terms.dry_run) as connection:
-        locked = lock(connection, row.gallery_id, terms.if_match)
-        order = _order(body, terms.who, to, None, checked)
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        locked = lock(connection, gallery_id, terms.if_match)
+        order = order_of(body, terms.who, to, None, checked)
         moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
         move(moving, to)
-        tag = etag(connection, locked.id)
-    return _answer(service, response, locked.id, moving.row, tag, terms, done=200)
+    return _answer(service, response, gallery_id, moving.row, terms, done=200)
 
 
 @router.post("/galleries/{name}/rollback", status_code=201)
@@ -193,12 +171,10 @@ def create_rollback(
 
     Items that hold embeddings of the version that is current again return to it at once.
     """
-    with service.database.write(dry_run=terms.dry_run) as connection:
-        gallery_id = gallery_named(connection, name).id
+    with _change(service, name, response, terms) as (connection, gallery_id):
         order = Order(terms.who, body.reason if body else "", terms.if_match)
         row = roll_back(connection, service.catalog, gallery_id, order)
-        tag = etag(connection, gallery_id)
-    return _answer(service, response, gallery_id, row, tag, terms)
+    return _answer(service, response, gallery_id, row, terms)
 
 
 @router.post("/galleries/{name}/retire")
@@ -206,16 +182,28 @@ def create_retirement(name: str, body: RetireIn, response: Response, service: Se
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.catalog.sync()
     version = service.catalog.named(body.version)
-    with service.database.write(dry_run=terms.dry_run) as connection:
-        gallery_id = gallery_named(connection, name).id
+    with _change(service, name, response, terms) as (connection, gallery_id):
         order = Order(terms.who, body.reason, terms.if_match)
         numbers = retire(connection, service.catalog, gallery_id, version, order)
         freed = transitions(connection, numbers[-1])[-1].evidence
-        response.headers["ETag"] = etag(connection, gallery_id)
     if not terms.dry_run:
         free(service.database, gallery_id, version.id)
         service.replica.refresh(gallery_id)
     return Retired(version=version.name, deployments=numbers, **freed)
+
+
+@contextmanager
+def _change(service: Runtime, name: str, response: Response, terms: Change) -> Iterator[tuple[Connection, int]]:
+    """A transaction on a gallery's deployments. The ETag it gives out is that of a state there is.
+
+    A rehearsal's own state never comes to be, and another change could get its number: it shows what it started from.
+    """
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        before = etag(connection, gallery_id)
+        yield connection, gallery_id
+        after = etag(connection, gallery_id)
+    response.headers["ETag"] = before if terms.dry_run else after
 
 
 def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
@@ -248,29 +236,6 @@ def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
     )
 
 
-def _steps(until: State, gate: int | None) -> list[State]:
-    """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
-    if until is State.REGISTERED:
-        return []
-    if until is State.VERIFIED:
-        return [State.VERIFIED]
-    gated = [State.GATED] if gate is not None or until is State.GATED else []
-    return [State.VERIFIED, *gated, *([until] if until is not State.GATED else [])]
-
-
-def _order(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
-    settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
-    return Order(
-        who=who,
-        why=body.reason,
-        if_match=if_match,
-        gate=body.gate,
-        override=body.override,
-        settings=settings.model_dump() if settings else {},
-        checked=checked,
-    )
-
-
 def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
     mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
     row = connection.execute(select(deployment).where(*mine)).first()
@@ -280,12 +245,11 @@ def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
 
 
 def _answer(
-    service: Runtime, response: Response, gallery_id: int, row: Row[Any], tag: str, terms: Change, done: int = 201
+    service: Runtime, response: Response, gallery_id: int, row: Row[Any], terms: Change, done: int = 201
 ) -> DeploymentOut:
     response.status_code = terms.status(done)
     described = describe(service.catalog, row)
     if terms.dry_run:
         return described.model_copy(update={"id": None})
-    response.headers["ETag"] = tag
     service.replica.refresh(gallery_id)
     return described

@@ -203,7 +203,8 @@ class Watch:
         pair = (job.old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._tally(job.live, job.trial) as tally:
-            tally.add(new=1, compared=len(shares), overlap=float(np.nansum(shares)))
+            # Queries that nothing matches, by a filter say, agree and disagree in nothing.
+            tally.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             tally.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
             tally.add(flips=first_match_flips(*pair))
             tally.took("new", seconds)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, Row, Select, false, select
 
+from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
 from service.repository import blocks, from_bytes, is_whole
@@ -73,15 +74,19 @@ def draw_held(
     rows: list[Row[Any]] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
         found = {row.id: row for row in connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))}
-        wanted = (found[i] for i in block if i in found and (label is None or found[i].metadata.get(label) is not None))
+        wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
         rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
         if len(rows) >= sample:
             break
     rows = rows[:sample]
     by_new = from_bytes([row.new for row in rows], new.card.dim)
     by_old = from_bytes([row.old for row in rows], old.card.dim)
-    labels = None if label is None else [json.dumps(row.metadata[label], sort_keys=True) for row in rows]
+    labels = None if label is None else [json.dumps(value_at(row.metadata, label), sort_keys=True) for row in rows]
     return Held([row.external_id for row in rows], by_new, by_old, labels), len(ids)
+
+
+def _labelled(row: Row[Any], label: str) -> bool:
+    return value_at(row.metadata, label) is not None
 
 
 def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> Sequence[Row[Any]]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Request, Response
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, delete, insert, select
 
@@ -146,20 +147,28 @@ def show(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Ser
         return _describe(service, connection, row)
 
 
-@router.delete("/galleries/{name}/evaluations/{number}", status_code=204)
-def remove(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Service, terms: Terms) -> None:
+@router.delete(
+    "/galleries/{name}/evaluations/{number}",
+    status_code=204,
+    response_class=Response,
+    responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
+)
+def remove(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Service, terms: Terms) -> Response:
     """Delete an evaluation set; gate reports that were measured on it stay."""
     with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         row = evaluation_row(connection, gallery_id, number)
+        described = _describe(service, connection, row)
         mine = evaluation_entry.c.evaluation_id == row.id
         blobs = list(connection.execute(select(evaluation_entry.c.blob).where(mine)).scalars())
         connection.execute(delete(evaluation_entry).where(mine))
         connection.execute(delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == row.id))
         connection.execute(delete(evaluation).where(evaluation.c.id == row.id))
         record(connection, terms.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
-    if not terms.dry_run:
-        service.blobs.remove(blob for blob in blobs if blob is not None)
+    if terms.dry_run:
+        return JSONResponse(described.model_dump())
+    service.blobs.remove(blob for blob in blobs if blob is not None)
+    return Response(status_code=204)
 
 
 def by_images(service: Runtime, form: Form) -> Draft:
@@ -168,6 +177,8 @@ def by_images(service: Runtime, form: Form) -> Draft:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
     listed = _entries(parse_json(form.fields["entries"]), {"label", "metadata", "image"}, service.settings.max_batch)
     files = {file.filename or "": file for file in form.files}
+    if len(files) < len(form.files):
+        raise InvalidBody("two files of the form have the same name", pointer="/images")
     images = []
     for number, entry in enumerate(listed):
         if not isinstance(entry.get("image"), str) or entry["image"] not in files:

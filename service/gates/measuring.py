@@ -50,6 +50,7 @@ def measure(
         "route": list(kinds),
         "items": len(sample),
         "unreadable": sample.unreadable,
+        "unlabelled": sample.unlabelled,
         "labelled": sample.labels is not None,
         "latency_ms": {name: dict(found) for name, found in sample.latency_ms.items() if name in (old.name, new.name)},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -16,6 +17,9 @@ BARS = (("old_old", "M(old/old), now"), ("new_old", "M(new/old), at once"), ("ne
 
 LEFT, WIDTH, ROW = 240, 420, 28
 """Pixels: room for names, the axis from 0 to 1, and the height of a bar."""
+
+MOST_SLICES = 50
+"""Slices the page draws."""
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }
@@ -39,8 +43,11 @@ def page(gallery: str, report: Mapping[str, Any]) -> str:
         _table(_facts(report)),
     ]
     if report["slices"]:
-        named = [(f"{one['value']} ({one['queries']})", one["difference"]) for one in report["slices"]]
+        shown = report["slices"][:MOST_SLICES]
+        named = [(f"{_plain(one['value'])} ({one['queries']})", one["difference"]) for one in shown]
         parts += [f"<h2>Slices by {escape(report['slice'] or '')}, worst first</h2>", _differences(named)]
+        if left := len(report["slices"]) - len(shown):
+            parts.append(f"<p>and {left} more, which lose less</p>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
@@ -51,7 +58,8 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     gap = report["gap_closed"]
     facts = [
         ("route", " → ".join(report["route"]) or "the same version"),
-        ("queries", f"{report['queries']} of {report['items']} entries ({report['unreadable']} could not be read)"),
+        ("queries", f"{report['queries']} of {report['items']} entries"),
+        ("left out", f"{report['unreadable']} that could not be read, {report['unlabelled']} without a label"),
         ("negative flips", f"{report['negative_flips']} first matches were right and are wrong"),
         ("share of the gap closed", "unknown" if gap is None else f"{gap:.0%} before any backfill"),
         ("calibrations fitted", str(report["calibrations"])),
@@ -59,6 +67,12 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     for name, took in report["latency_ms"].items():
         facts.append((f"encoding by {name}", f"p50 {took['p50']:.2f} ms, p99 {took['p99']:.2f} ms an image"))
     return facts
+
+
+def _plain(value: str) -> str:
+    """A slice as people read it: JSON, but for a string the string itself."""
+    found = json.loads(value)
+    return found if isinstance(found, str) else value
 
 
 def _table(facts: Sequence[tuple[str, str]]) -> str:

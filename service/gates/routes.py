@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Response
@@ -14,9 +15,18 @@ from service.deployments.changes import Terms
 from service.errors import NoCurrentVersion
 from service.gates.calibrations import store
 from service.gates.maps import Place, fit, live_places
-from service.gates.measuring import measure
+from service.gates.measuring import RECALL, measure
 from service.gates.page import page
-from service.gates.samples import Sample, draw, embed, evaluation_row, read_embeddings, read_entries
+from service.gates.samples import (
+    Entry,
+    Sample,
+    draw,
+    embed,
+    evaluation_row,
+    labelled_ones,
+    read_embeddings,
+    read_entries,
+)
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
@@ -40,7 +50,8 @@ class GateIn(Body):
     """What to measure on: the evaluation set `evaluation`, else items of the gallery.
 
     Items that share a value of the metadata field `label` belong together; without labels only `recall@k` can be
-    measured. `slice` is a metadata field whose values are also looked at one by one.
+    measured. `slice` is a metadata field whose values are also looked at one by one. A field is a key, or a path of
+    keys as `outer.inner`.
     """
 
     version: str
@@ -82,9 +93,9 @@ class LatencyOut(BaseModel):
 class GateOut(BaseModel):
     """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
 
-    `unreadable` images could not be decoded and are left out of `items`; `queries` of these had an item of their label
-    to find. `slices` are worst first. `calibrations` maps were fitted, which a deployment by this gate brings into
-    force. A rehearsal has no `id`.
+    `unreadable` images could not be decoded and are left out of `items`, and so are `unlabelled` entries where labels
+    decide; `queries` of these had an item of their label to find. `slices` are worst first, each `value` is JSON.
+    `calibrations` maps were fitted, which a deployment by this gate brings into force. A rehearsal has no `id`.
     """
 
     id: int | None
@@ -101,6 +112,7 @@ class GateOut(BaseModel):
     queries: int
     items: int
     unreadable: int
+    unlabelled: int = 0
     route: list[str]
     label: str | None
     evaluation: int | None = None
@@ -183,25 +195,33 @@ def take(
 
     Raises:
         UnknownEvaluation: the gallery has no such evaluation set.
-        InvalidArgument: fewer than two entries can be used, or embeddings are missing.
+        InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
         NoEncoder: one of the two versions takes embeddings only.
     """
     with service.database.read() as connection:
-        if asked.evaluation is None:
-            entries = draw(connection, gallery_id, asked.label, asked.slice, asked.sample, asked.seed)
-        else:
-            if asked.label is not None:
-                raise InvalidArgument("label: an evaluation set brings its own labels", pointer="/label")
-            found = evaluation_row(connection, gallery_id, asked.evaluation)
-            entries = read_entries(connection, found.id, asked.slice)
-            if found.kind == "embeddings":
-                return read_embeddings(connection, service.catalog, found.id, entries, (old, new))
+        held, entries = _entries(connection, gallery_id, asked)
+        used = entries if asked.metric == RECALL else labelled_ones(entries)
+        if asked.slice is not None and all(entry.slice is None for entry in used):
+            raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
+        if held is not None and held.kind == "embeddings":
+            sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
+            return replace(sample, unlabelled=len(entries) - len(used))
     helping = {version: None for version, _ in places if version.card.encoder}
     versions = list(dict.fromkeys((old, new, *helping)))
-    sample = embed(service.blobs, service.settings.max_image_pixels, entries, versions)
+    sample = embed(service.blobs, service.settings.max_image_pixels, used, versions)
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
-    return sample
+    return replace(sample, unlabelled=len(entries) - len(used))
+
+
+def _entries(connection: Connection, gallery_id: int, asked: GateIn) -> tuple[Row[Any] | None, list[Entry]]:
+    """The evaluation set, None for items of the gallery, and its entries."""
+    if asked.evaluation is None:
+        return None, draw(connection, gallery_id, asked.label, asked.slice, asked.sample, asked.seed)
+    if asked.label is not None:
+        raise InvalidArgument("label: an evaluation set brings its own labels", pointer="/label")
+    held = evaluation_row(connection, gallery_id, asked.evaluation)
+    return held, read_entries(connection, held.id, asked.slice)
 
 
 def describe(row: Row[Any]) -> GateOut:

@@ -17,9 +17,10 @@ from sqlalchemy import Connection, Row, false, select
 
 from index.encoder import BATCH, Embedded, Encoder
 from index.errors import InvalidArgument, InvalidImage, RegraftError
+from index.filter import value_at
 from index.image import decode_image
 from service.blobs import Blobs
-from service.repository import blocks, from_bytes
+from service.repository import STORED, blocks, from_bytes
 from service.tables import evaluation, evaluation_embedding, evaluation_entry, item
 from service.versions.catalog import Catalog, Registered
 
@@ -59,6 +60,7 @@ class Sample:
         slices: (N,), None for an entry in no slice.
         latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
         unreadable: how many entries were left out, because their image is gone or cannot be read.
+        unlabelled: how many entries were left out, because they have no label and others do.
     """
 
     entries: Sequence[Entry]
@@ -67,6 +69,7 @@ class Sample:
     slices: Sequence[str | None]
     latency_ms: Mapping[str, Mapping[str, float]]
     unreadable: int
+    unlabelled: int = 0
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -85,7 +88,7 @@ def draw(
     drawn: list[Entry] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
-        found = {row.id: row for row in rows if label is None or row.metadata.get(label) is not None}
+        found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
         drawn += [_entry(found[i], label, slice_field) for i in block if i in found]
         if len(drawn) >= sample:
             break
@@ -114,6 +117,12 @@ def read_entries(connection: Connection, evaluation_id: int, slice_field: str | 
         )
         for row in rows
     ]
+
+
+def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries that have a label, as items without one are left out too; all of them where fewer than two have."""
+    labelled = [entry for entry in entries if entry.label is not None]
+    return labelled if len(labelled) >= 2 else entries
 
 
 def embed(
@@ -145,7 +154,7 @@ def embed(
 def read_embeddings(
     connection: Connection, catalog: Catalog, evaluation_id: int, entries: Sequence[Entry], needed: Sequence[Registered]
 ) -> Sample:
-    """The embeddings of an evaluation set that came without images.
+    """The embeddings of these entries of an evaluation set that came without images.
 
     Raises:
         InvalidArgument: it holds none of a version that is needed.
@@ -156,13 +165,12 @@ def read_embeddings(
         held = ", ".join(sorted(catalog.by_id(v).name for v in versions))
         why = f"evaluation {evaluation_id} holds no embeddings of {' and '.join(map(repr, missing))} (it has: {held})"
         raise InvalidArgument(why, pointer="/evaluation")
-    embedded = {
-        version.name: Embedded(
-            from_bytes([versions[version.id]], len(entries) * version.card.dim).reshape(len(entries), version.card.dim),
-            None,
-        )
-        for version in map(catalog.by_id, versions)
-    }
+    rows = [entry.number for entry in entries]
+    embedded = {}
+    for version in map(catalog.by_id, versions):
+        stored = versions[version.id]
+        vectors = from_bytes([stored], len(stored) // STORED.itemsize).reshape(-1, version.card.dim)
+        embedded[version.name] = Embedded(vectors[rows], None)
     return _sample(embedded, entries, {}, 0)
 
 
@@ -187,7 +195,8 @@ def _entry(row: Row[*tuple[Any, ...]], label: str | None, slice_field: str | Non
 
 
 def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
-    return None if name is None or metadata.get(name) is None else as_text(metadata[name])
+    found = None if name is None else value_at(metadata, name)
+    return None if found is None else as_text(found)
 
 
 def _read(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:

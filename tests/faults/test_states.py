@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test, initialize, invariant
 
 from index.folder import pack_version
-from service.doctor import Doctor
+from service.doctor.examination import Doctor
 from staging.deployments import WAY
 from staging.galleries import Model
 from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
@@ -55,6 +55,16 @@ JOB = st.fixed_dictionaries(
 """A backfill: with a rate it takes as long as some steps do."""
 DOOM = st.sampled_from((*[None] * 30, 0.001, 0.004, 0.015))
 """Seconds from the beginning of a request until the server is killed; None: it is not."""
+
+
+def options(steps: set[str], gate: int | None) -> dict[str, Any]:
+    """What such steps take, and no more; a refusal is always overridden."""
+    given: dict[str, Any] = {"gate": gate} if "gated" in steps else {}
+    if steps & {"gated", "canary", "current"}:
+        given["override"] = "a test"
+    if "canary" in steps:
+        given["canary"] = {"share": 0.5}
+    return given
 
 
 class Life(Living):
@@ -140,7 +150,8 @@ class Life(Living):
 
     def deploy(self, version: str, until: str, doom: float | None = None) -> None:
         gate = self.gates.get((version, self.model.deployments.current or ""))
-        body = {"version": version, "until": until, "gate": gate, "override": "a test", "canary": {"share": 0.5}}
+        steps = {until, "gated"} if gate is not None and until in WAY[2:] else {until}
+        body = {"version": version, "until": until, **options(steps, gate)}
         effect = lambda model: model.begin(version, until, gate is not None)  # noqa: E731
         self.act(self.post("deployments", **body), effect, doom=doom)
 
@@ -151,8 +162,7 @@ class Life(Living):
         gate = (
             self.gates.get((self.model.deployments.all[place].version, self.model.current)) if to == "gated" else None
         )
-        body = {"to": to, "gate": gate, "override": "a test", "canary": {"share": 0.5}}
-        request = self.post(f"deployments/{number}/advance", **body)
+        request = self.post(f"deployments/{number}/advance", to=to, **options({to}, gate))
         self.act(request, lambda model: model.advance(place, to, gate is not None), doom=doom)
 
     @step(doom=DOOM)

@@ -24,6 +24,7 @@ from index.filter import (
     Prefix,
     Range,
     parse_filter,
+    value_at,
 )
 
 
@@ -148,3 +149,20 @@ def test_everything_else_is_refused_with_its_place_and_what_is_legal(given: Any,
     assert caught.value.pointer == f"/filter{pointer}"
     for words in said:
         assert words in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("a", 1),
+        ("b.c", 2),
+        ("b.c.d", None),
+        ("b", {"c": 2, "e": [3]}),
+        ("x.y", 4),
+        ("b.e", [3]),
+        ("b.e.0", None),
+        ("z", None),
+    ],
+)
+def test_a_field_is_a_key_or_a_path_of_keys(field: str, value: object) -> None:
+    assert value_at({"a": 1, "b": {"c": 2, "e": [3]}, "x.y": 4, "x": {"y": 5}}, field) == value

@@ -9,7 +9,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from index.evaluation import Retrieval
-from index.gate import Answer, gate
+from index.gate import MIN_SLICE, Answer, gate
 
 
 def answers(right: np.ndarray, valid: np.ndarray | None = None) -> Retrieval:
@@ -119,3 +119,23 @@ def test_slices_count_valid_queries_and_small_ones_are_left_out() -> None:
     verdict = gate(answers(right, valid), answers(right, valid), slice_of=slices)
 
     assert [(s.value, s.queries) for s in verdict.slices] == [("b", 8)]
+
+
+def test_thousands_of_slices_are_told_apart_without_comparing_each_with_each() -> None:
+    compared = 0
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    names = [Name(f"s{n // MIN_SLICE}") for n in range(1500)]
+    verdict = gate(first_right(700, 1500), first_right(720, 1500), slice_of=names)
+
+    assert len(verdict.slices) == 300
+    assert compared < 10 * len(names)

@@ -318,13 +318,24 @@ def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expec
     assert bool(said) == bool(expected)
 
 
+def test_gate_names_slices_as_they_were_written_and_what_was_left_out(run, service):
+    slices = [{"value": value, "old_old": 0.5, "new_old": 0.25, "queries": 9} for value in ('"ok"', "3")]
+    service.answers["POST /v1/galleries/g/gates"] = {**REPORT, "slice": "shop", "slices": slices, "unlabelled": 2}
+
+    shown = run("gate", "g", "v2", "--slice", "shop")[1]
+
+    assert "shop ok: 50.0% -> 25.0% (9 queries)" in shown
+    assert "shop 3: 50.0%" in shown
+    assert "2 entries without a label were left out" in shown
+
+
 def test_deploy_and_rollback_say_from_where_to_where(run, service):
     deployed = {"id": 1, "version": "v2", "previous": "v1", "activated": 0, "state": "current"}
     service.answers["POST /v1/galleries/g/deployments"] = deployed
     service.answers["POST /v1/galleries/g/rollback"] = {**deployed, "version": "v1", "previous": "v2", "activated": 5}
 
     assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
-    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items back in it at once\n"
+    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items moved to embeddings they held\n"
     sent = [json.loads(r.content) for r in service.requests]
     asked = {"version": "v2", "gate": 4, "override": "why", "until": "current", "reason": ""}
     assert sent == [asked, {"reason": "bad"}]
@@ -346,8 +357,37 @@ def test_a_canary_is_begun_with_its_limits_and_advanced(run, service):
     assert (second["to"], second["canary"]) == ("canary", {"share": 0.5})
 
 
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (("deploy", "g", "v2", "--share", 0.1, "--max-error-rate", 0.01), "--share"),
+        (("deploy", "g", "v2", "--until", "gated", "--min-queries", 3), "--min-queries"),
+        (("deploy", "g", "v2", "--until", "shadow", "--max-p99-ms", 80), "--max-p99-ms"),
+        (("deployment", "advance", "g", 3, "current", "--share", 0.5), "--share"),
+    ],
+)
+def test_an_option_of_a_trial_without_one_is_wrong_usage(run, service, command, named):
+    code, _, said = run(*command)
+
+    assert code == 2
+    assert named in said
+    assert service.requests == []
+
+
+def test_deploy_and_advance_say_why(run, service):
+    made = {"id": 3, "version": "v2", "previous": "v1", "activated": 0, "state": "verified"}
+    service.answers["POST /v1/galleries/g/deployments"] = made
+    service.answers["POST /v1/galleries/g/deployments/3/advance"] = made
+
+    run("deploy", "g", "v2", "--until", "verified", "--reason", "a trial")
+    run("deployment", "advance", "g", 3, "verified", "--reason", "it is time")
+
+    assert [json.loads(r.content)["reason"] for r in service.requests] == ["a trial", "it is time"]
+
+
 def test_deployment_show_lists_steps_and_counts(run, service):
-    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "evidence": {}, "at": 0.0}
+    step = {"before": None, "after": "registered", "who": "ann", "why": "try", "at": 0.0}
+    step["evidence"] = {"gate": 3, "verdict": "pass", "override": None}
     counted = {"overlap": 0.91234, "latency_ms": {"old": {"p50": 1.5}}, "last_errors": []}
     service.answers["GET /v1/galleries/g/deployments/3"] = {
         "version": "v2",
@@ -361,7 +401,7 @@ def test_deployment_show_lists_steps_and_counts(run, service):
     assert code == 0
     words = [line.split() for line in shown.splitlines()]
     assert words[0] == ["g:", "deployment", "3", "of", "v2", "is", "shadow"]
-    assert ["registered", "ann", "try"] in [line[-3:] for line in words]
+    assert ["registered", "ann", "try", "gate", "3,", "verdict", "pass"] in [line[-7:] for line in words]
     assert ["overlap", "0.9123"] in words
 
 
@@ -370,6 +410,32 @@ def test_retire_says_what_it_freed_or_would(run, service):
 
     assert run("retire", "g", "v1", "--dry-run")[1] == "g: would free 7 embeddings of v1, 112 bytes\n"
     assert run("retire", "g", "v1")[1] == "g: freed 7 embeddings of v1, 112 bytes\n"
+
+
+def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    body = {"code": "invalid_image", "detail": "these bytes are not an image"}
+    body["errors"] = [{"pointer": "/entries/1/image", "detail": body["detail"]}]
+    service.answers["POST /v1/galleries/g/evaluations"] = httpx.Response(422, json=body)
+
+    code, _, said = run("evaluation", "add", "g", tmp_path)
+
+    assert code == 1
+    assert f"{tmp_path / 'b.png'}: these bytes are not an image" in said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
+    folder = tmp_path / "empty"
+    if there:
+        folder.mkdir()
+
+    code, _, said = run("evaluation", "add", "g", folder)
+
+    assert code == 2
+    assert "empty" in said
+    assert service.requests == []
 
 
 def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):

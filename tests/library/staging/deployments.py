@@ -86,13 +86,15 @@ class Deployments:
         self.standing.append(back)
         return None
 
-    def retire(self, version: str, mix: Mapping[str, int]) -> str | None:
-        """`mix`: live items per version they are active in."""
-        if version == self.current or (self.coming and self.coming.version == version) or mix.get(version):
+    def retire(self, version: str, mix: Mapping[str, int], held: bool, read: bool) -> str | None:
+        """`mix`: live items by active version; `held`: by any of them; `read`: a backfill has still to read it."""
+        if version == self.current or (self.coming and self.coming.version == version) or mix.get(version) or read:
             return "version_in_use"
         ended = [e for e in self.all if e.version == version and e.state in {"superseded", "rolled_back"}]
-        if not ended:
+        if not ended and not held:
             return "nothing_to_retire"
+        if not ended:
+            self.all.append(Entry(version, "retired"))
         for entry in ended:
             entry.state = "retired"
         return None

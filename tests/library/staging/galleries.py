@@ -132,14 +132,23 @@ class Model:
 
     def retire(self, version: str, meanwhile: Move | None = None) -> str | None:
         """`meanwhile`: workers have just moved what depended on the version."""
-        for name in [name for name in self.items if meanwhile and self.active(name) == version]:
-            self.moved(name, meanwhile)
-        code = self.deployments.retire(version, self.mix())
+        for name in self.items:
+            if meanwhile and version in {self.active(name), self.source(name, meanwhile.target)}:
+                self.moved(name, meanwhile)
+        held = any(version in item.vectors for item in self.items.values())
+        code = self.deployments.retire(version, self.mix(), held, self._read(version))
         if code is None:
             for held in self.items.values():
                 held.vectors.pop(version, None)
                 held.origins.pop(version, None)
         return code
+
+    def _read(self, version: str) -> bool:
+        """A transform backfill has still to read embeddings of this version."""
+        move = self.move if self._active() else None
+        if move is None or move.kind != "transform":
+            return False
+        return any(self.may_move(name, move) and self.source(name, move.target) == version for name in self.items)
 
     def start(self, kind: str, order: str = "random", capped: bool = False) -> str | None:
         if kind == "transform" and not self._carried(self.current):
@@ -162,8 +171,10 @@ class Model:
     def unsure(self, kind: str) -> bool:
         """Items wait for such a backfill, and nothing tells how uncertain any of them is."""
         waiting = [name for name in self.items if self.may_move(name, Move(self.current, kind))]
-        told = {name for name in waiting if self.active(name) in self._carried(self.current)}
-        told |= {name for name in waiting if self.items[name].origins[self.active(name)] == "transformed"}
+        told = False
+        for name in waiting:
+            read = self.source(name, self.current) if kind == "transform" else self.active(name)
+            told |= read in self._carried(self.current) or self.items[name].origins[str(read)] == "transformed"
         return bool(waiting) and not told
 
     def steer(self, action: str) -> str | None:
@@ -188,7 +199,12 @@ class Model:
         held = self.items[name]
         if move.kind == "reencode":
             return held.picture is not None and held.origins.get(move.target) in {None, "transformed"}
-        return self.active(name, move.target) in self._carried(move.target)
+        return move.target not in held.vectors and self.source(name, move.target) is not None
+
+    def source(self, name: str, target: str) -> str | None:
+        """The version a transform starts from: the active one if an item edge leads from it, else the newest such."""
+        carried, active = self._carried(target) & set(self.items[name].vectors), self.active(name, target)
+        return active if active in carried else max(carried, key=list(self.world.versions).index, default=None)
 
     def moved(self, name: str, move: Move) -> bool:
         """A worker may have moved this item: then the model does so too."""
@@ -199,7 +215,8 @@ class Model:
             assert held.picture is not None
             origin, vector = "encoded", self.world.encode(move.target, held.picture)
         else:
-            old = self.active(name, move.target)
+            old = self.source(name, move.target)
+            assert old is not None
             edge = self.world.graph.forward(old, move.target)
             origin, vector = "transformed", self.world.apply(edge, held.vectors[old])
         held.origins[move.target], held.vectors[move.target] = origin, vector

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
 from service.deployments.history import ON_ITS_WAY, State
 from service.deployments.lifecycle import BEGINNINGS, TRANSITIONS
+from service.repository import put_embeddings, take_seq
 from service.tables import deployment, embedding, gallery, item
 
 WAY = ("registered", "verified", "gated", "shadow", "canary", "current")
@@ -154,7 +156,9 @@ class TestSteps:
 
     @pytest.mark.parametrize("until", WAY)
     def test_one_call_goes_as_far_as_it_is_asked(self, served: Any, filled: str, until: str) -> None:
-        made = deploy(served, filled, until=until, gate=gate(served, filled))
+        named = gate(served, filled) if until in WAY[2:] else None
+
+        made = deploy(served, filled, until=until, gate=named)
 
         assert made.json()["state"] == until
         assert served.http.get(filled).json()["current"] == ("v2" if until == "current" else "v1")
@@ -338,6 +342,24 @@ class TestRehearsal:
         assert (rehearsed["version"], rehearsed["activated"]) == ("v1", 20)
         assert state_of(served, filled) == before
 
+    def test_its_etag_is_that_of_the_state_it_started_from(self, served: Any, filled: str) -> None:
+        deploy(served, filled)
+        reencode(served, filled)
+        dry = {"dry_run": "true"}
+        rehearsals = [
+            lambda: served.http.post(f"{filled}/retire", json={"version": "v1"}, params=dry),
+            lambda: deploy(served, filled, "v1", params=dry),
+            lambda: rollback(served, filled, params=dry),
+        ]
+
+        seen = {rehearse().headers["etag"] for rehearse in rehearsals}
+
+        assert seen == {served.http.get(f"{filled}/deployments").headers["etag"]}
+        # Somebody else's change: what was rehearsed is not what there is now.
+        deploy(served, filled, "v3", until="registered")
+        late = served.http.post(f"{filled}/retire", json={"version": "v1"}, headers={"If-Match": seen.pop()})
+        assert late.status_code == 412
+
 
 class TestRetire:
     def retire(self, served: Any, path: str, version: str = "v1", **options: Any) -> Any:
@@ -403,3 +425,71 @@ class TestRetire:
         assert self.retire(served, filled, "v2").json()["embeddings"] == 20
         assert served.http.get(filled).json()["mix"] == {"v1": 20}
         assert rollback(served, filled).status_code == 409
+
+    def test_what_a_backfill_gave_up_is_not_said_to_be_movable(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        blobs = blobs_of(served, filled, ["i0", "i1", "i2"])
+        served.runtime.blobs.remove(blobs)
+        deploy(served, filled)
+        reencode(served, filled)
+
+        said = self.retire(served, filled).json()["detail"]
+        assert "3 items depend on version 'v1'" in said
+        assert "would move" not in said
+        assert "a reencode backfill gave up 3 of them, and its failures say why" in said
+        assert "3 can only be deleted, or ingested again" in said
+        served.http.delete(f"{filled}/items/i1")
+        for name in ("i0", "i2"):
+            assert served.ingest(filled, {name: pictures[0]}).status_code == 200
+        assert self.retire(served, filled).json()["embeddings"] == 17
+
+    def test_embeddings_that_came_with_items_after_it_can_be_freed_again(self, served: Any, filled: str) -> None:
+        deploy(served, filled)
+        reencode(served, filled)
+        self.retire(served, filled)
+        late = {"version": "v1", "items": [{"id": "late", "embedding": [1, 0, 0, 0]}]}
+        assert served.http.post(f"{filled}/items", json=late).status_code == 200
+        assert self.retire(served, filled).json()["code"] == "version_in_use"
+        hold_v2(served, filled)
+
+        again = self.retire(served, filled)
+
+        assert (again.status_code, again.json()["embeddings"]) == (200, 1)
+        assert held(served, filled, "v1") == 0
+        assert self.retire(served, filled).json()["code"] == "nothing_to_retire"
+        assert detail(served, filled, again.json()["deployments"][0])["state"] == "retired"
+        assert served.http.get(filled).json()["current"] == "v2"
+        # No more than a record: it was never current, and is nothing to go back to.
+        assert rollback(served, filled).json()["code"] == "nothing_to_roll_back"
+
+    def test_those_of_a_version_that_was_never_deployed_here_can_be_freed(self, served: Any, filled: str) -> None:
+        deploy(served, filled)
+        path = served.gallery("v2")
+        late = {"version": "v1", "items": [{"id": "late", "embedding": [1, 0, 0, 0]}]}
+        assert served.http.post(f"{path}/items", json=late).status_code == 200
+        hold_v2(served, path)
+
+        rehearsed = self.retire(served, path, params={"dry_run": "true"})
+
+        assert (rehearsed.json()["embeddings"], held(served, path, "v1")) == (1, 1)
+        assert self.retire(served, path).json()["embeddings"] == 1
+        assert held(served, path, "v1") == 0
+        assert rollback(served, path).json()["code"] == "nothing_to_roll_back"
+
+
+def blobs_of(served: Any, path: str, names: list[str]) -> list[str]:
+    mine = (item.c.external_id.in_(names), gallery.c.name == path.rpartition("/")[2])
+    with served.runtime.database.lookup() as connection:
+        return list(connection.execute(select(item.c.blob).join(gallery).where(*mine)).scalars())
+
+
+def hold_v2(served: Any, path: str) -> None:
+    """Move the item `late` to v2 as a transform would: it keeps what it came with."""
+    with served.runtime.database.write() as connection:
+        late = select(item).join(gallery).where(item.c.external_id == "late", gallery.c.name == path.rpartition("/")[2])
+        row = connection.execute(late).one()
+        version_id = served.runtime.catalog.named("v2").id
+        put_embeddings(connection, version_id, "transformed", [row.id], np.eye(6, dtype=np.float32)[:1])
+        seq = take_seq(connection, row.gallery_id, 1)
+        connection.execute(update(item).where(item.c.id == row.id).values(active_id=version_id, seq=seq))

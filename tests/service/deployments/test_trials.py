@@ -120,6 +120,17 @@ class TestShadow:
 
         assert (trial["overlap"], trial["rank_correlation"], trial["first_match_flips"]) == (1.0, 1.0, 0)
 
+    def test_queries_that_nothing_can_match_are_not_compared(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        number = begin(served, filled, "twin", "shadow")
+        ask(served, filled, pictures[0])
+        ask(served, filled, pictures[1], filter='{"field": "colour", "eq": "none"}')
+
+        trial = wait_for(served, filled, number, counted("shadow", "new", 2))["trial"]["shadow"]
+
+        assert (trial["compared"], trial["overlap"]) == (1, 1.0)
+
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -266,6 +277,46 @@ class TestCanary:
         assert to_current.status_code == 200
         assert shown(served, filled, number)["transitions"][-1]["evidence"]["canary"]["queries"]["new"] == 1
         assert ask(served, filled, pictures[0])["version"] == "drifted"
+
+    def test_what_a_change_of_a_canary_does_not_name_stays(self, served: Any, filled: str) -> None:
+        limits = {"share": 0.3, "max_error_rate": 0.5, "max_p99_ms": 800.0, "min_queries": 7}
+        number = begin(served, filled, "drifted", "canary", canary=limits)
+
+        def settings(**body: Any) -> Any:
+            asked = {"to": "canary", **body}
+            assert served.http.post(f"{filled}/deployments/{number}/advance", json=asked).status_code == 200
+            return shown(served, filled, number)["settings"]
+
+        assert settings(canary={"share": 0.6}) == {**limits, "share": 0.6}
+        assert settings(reason="a look") == {**limits, "share": 0.6}
+        assert settings(canary={"max_p99_ms": None}) == {**limits, "share": 0.6, "max_p99_ms": None}
+
+    def test_a_canary_after_a_shadow_begins_with_its_own_share(self, served: Any, filled: str) -> None:
+        number = begin(served, filled, "drifted", "shadow", shadow={"share": 0.9})
+
+        served.http.post(f"{filled}/deployments/{number}/advance", json={"to": "canary"})
+
+        assert shown(served, filled, number)["settings"]["share"] == 0.05
+
+    def test_what_a_shadow_and_an_earlier_canary_counted_can_still_be_read(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        number = begin(served, filled, "drifted", "shadow")
+        ask(served, filled, pictures[0])
+        shadow = wait_for(served, filled, number, counted("shadow", "new", 1))["trial"]["shadow"]
+        whole = {"to": "canary", "canary": {"share": 1.0}}
+        served.http.post(f"{filled}/deployments/{number}/advance", json=whole)
+        for picture in pictures[:2]:
+            ask(served, filled, picture)
+        canary = wait_for(served, filled, number, counted("canary", "new", 2))["trial"]["canary"]
+        served.http.post(f"{filled}/deployments/{number}/advance", json=whole)
+
+        found = shown(served, filled, number)
+        kept = [step["evidence"] for step in found["transitions"][-2:]]
+
+        assert (kept[0]["shadow"], kept[1]["canary"]) == (shadow, canary)
+        assert "shadow" not in kept[1]
+        assert found["trial"] == {"shadow": shadow}
 
 
 class TestTally:

@@ -172,6 +172,86 @@ class TestSets:
         assert refused.status_code in {404, 422}, refused.text
         assert [error["pointer"] for error in refused.json()["errors"]] == [pointer]
 
+    def test_two_files_of_one_name_refuse_the_set(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        data = {"entries": json.dumps([{"label": 1, "image": "a"}, {"label": 2, "image": "a"}])}
+        files = [("images", ("a", picture)) for picture in pictures[:2]]
+
+        refused = served.http.post(f"{path}/evaluations", data=data, files=files)
+
+        assert problem(refused) == (422, "invalid_body", ["/images"])
+        assert served.http.get(f"{path}/evaluations").json() == {"evaluations": []}
+
+    def test_a_rehearsed_deletion_says_what_would_go(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        made = upload(served, path, labelled(4), pictures[:4]).json()
+
+        rehearsed = served.http.delete(f"{path}/evaluations/{made['id']}", params={"dry_run": "true"})
+
+        assert (rehearsed.status_code, rehearsed.json()) == (200, made)
+        assert served.http.get(f"{path}/evaluations").json()["evaluations"] == [made]
+
+
+class TestLeftOut:
+    """Entries without a label, beside others that have one."""
+
+    def test_they_are_left_out_and_counted_where_labels_decide(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        entries = [{**entry, **({"label": None} if n in (3, 11) else {})} for n, entry in enumerate(labelled(20))]
+        number = upload(served, path, entries, pictures).json()["id"]
+
+        report = gate(served, path, evaluation=number).json()
+
+        assert (report["metric"], report["labelled"]) == ("cmc@1", True)
+        assert (report["items"], report["unlabelled"]) == (18, 2)
+        assert "2 without a label" in served.http.get(f"{path}/gates/{report['id']}/page").text
+        rest = [n for n in range(20) if n not in (3, 11)]
+        alone = upload(
+            served,
+            path,
+            [{**labelled(20)[n], "image": str(m)} for m, n in enumerate(rest)],
+            [pictures[n] for n in rest],
+        ).json()["id"]
+        same = gate(served, path, evaluation=alone).json()
+        assert (same["old_old"], same["new_old"]) == (report["old_old"], report["new_old"])
+
+    def test_embeddings_stay_with_their_entries(
+        self,
+        served: Any,
+        filled: Callable[[], str],
+        versions: dict[str, Version],
+        make_image: Callable[..., Any],
+    ) -> None:
+        path = filled()
+        images = [make_image(n % 5, n) for n in range(20)]
+        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
+        entries = [{"label": None if n < 3 else n % 5} for n in range(20)]
+        number = served.http.post(f"{path}/evaluations", json={"entries": entries, "embeddings": vectors}).json()["id"]
+        rest = {v: rows[3:] for v, rows in vectors.items()}
+        alone = served.http.post(f"{path}/evaluations", json={"entries": entries[3:], "embeddings": rest}).json()["id"]
+
+        found, expected = (gate(served, path, evaluation=n, metric="mAP@1.0").json() for n in (number, alone))
+
+        assert (found["items"], found["unlabelled"]) == (17, 3)
+        assert (found["old_old"], found["new_old"]) == (expected["old_old"], expected["new_old"])
+
+    def test_recall_needs_no_labels_and_takes_all(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        entries = [{**entry, "label": None if n == 0 else 1} for n, entry in enumerate(labelled(20))]
+        number = upload(served, path, entries, pictures).json()["id"]
+
+        report = gate(served, path, evaluation=number, metric="recall@k").json()
+
+        assert (report["items"], report["unlabelled"], report["labelled"]) == (20, 0, False)
+
 
 class TestMetrics:
     def test_without_labels_recall_is_measured_against_the_new_versions_own_ranking(
@@ -223,6 +303,29 @@ class TestMetrics:
         assert gate(served, path, evaluation=number).json()["metric"] == "recall@2"
         assert problem(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
 
+    def test_labels_and_slices_may_lie_deeper(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        items = [
+            {"id": str(n), "metadata": {"of": {"class": n % 5, "half": n < 10}}, "image": str(n)} for n in range(20)
+        ]
+        served.post_items(path, items, [(str(n), picture) for n, picture in enumerate(pictures)])
+
+        report = gate(served, path, label="of.class", slice="of.half").json()
+
+        assert report["queries"] == 20
+        assert {one["value"] for one in report["slices"]} == {"true", "false"}
+
+    def test_a_slice_that_no_entry_has_is_refused(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        number = upload(served, path, labelled(20), pictures).json()["id"]
+
+        for fields in ({"label": "digit"}, {"evaluation": number}):
+            refused = gate(served, path, slice="colour", **fields)
+            assert problem(refused) == (422, "invalid_argument", ["/slice"])
+            assert "'colour'" in refused.json()["detail"]
+
 
 class TestPage:
     def test_it_shows_the_report_and_loads_nothing(self, served: Any, filled: Callable[[], str]) -> None:
@@ -239,6 +342,19 @@ class TestPage:
         assert "<script" not in shown.text
         assert "src=" not in shown.text
         assert served.http.get(f"{path}/gates/{10**9}/page").status_code == 404
+
+    def test_slices_read_as_they_were_written(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        shops = ["ok", 3]
+        items = [{"id": str(n), "metadata": {"shop": shops[n % 2], "l": n % 4}, "image": str(n)} for n in range(20)]
+        served.post_items(path, items, [(str(n), picture) for n, picture in enumerate(pictures)])
+        report = gate(served, path, label="l", slice="shop").json()
+
+        text = served.http.get(f"{path}/gates/{report['id']}/page").text
+
+        assert {one["value"] for one in report["slices"]} == {'"ok"', "3"}
+        assert ">ok (10)<" in text
+        assert ">3 (10)<" in text
 
     def test_what_users_wrote_cannot_become_markup(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery("v1")

@@ -1,0 +1,173 @@
+"""What a refused gate stops, and options that a step does not look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from index.version import Version
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> None:
+    root = tmp_path_factory.mktemp("more")
+    wrong = make_version(root / "wrong", "wrong", 4, seed=5, edges=[(versions["v1"], "identity")])
+    assert served.register(wrong).status_code == 201
+
+
+@pytest.fixture
+def filled(served: Any, pictures: list[bytes]) -> str:
+    path = served.gallery("v1")
+    files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
+    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
+    assert served.post_items(path, items, files).status_code == 200
+    return path
+
+
+@pytest.fixture
+def refused(served: Any, filled: str) -> tuple[str, int]:
+    """A gallery where a gate refused the version `wrong`, and the gate's number."""
+    report = served.http.post(f"{filled}/gates", json={"version": "wrong", "label": "digit"}).json()
+    assert report["verdict"] == "refuse"
+    return filled, int(report["id"])
+
+
+def deploy(served: Any, path: str, version: str = "wrong", **body: Any) -> Any:
+    return served.http.post(f"{path}/deployments", json={"version": version, **body})
+
+
+def advance(served: Any, path: str, number: int, to: str, **body: Any) -> Any:
+    return served.http.post(f"{path}/deployments/{number}/advance", json={"to": to, **body})
+
+
+def problem(response: Any) -> tuple[int, str, list[str]]:
+    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
+
+
+def evidence(served: Any, path: str, number: int) -> dict[str, Any]:
+    """That of the newest step."""
+    return dict(served.http.get(f"{path}/deployments/{number}").json()["transitions"][-1]["evidence"])
+
+
+REFUSED = (422, "gate_refused", ["/override"])
+
+
+class TestRefusal:
+    def test_it_holds_whether_or_not_the_gate_is_named(self, served: Any, refused: tuple[str, int]) -> None:
+        path, gate = refused
+
+        unnamed = deploy(served, path)
+        assert problem(unnamed) == problem(deploy(served, path, gate=gate)) == REFUSED
+        assert f"gate {gate}" in unnamed.json()["detail"]
+        number = deploy(served, path, until="verified").json()["id"]
+        for to in ("canary", "current"):
+            assert problem(advance(served, path, number, to)) == REFUSED
+            assert problem(advance(served, path, number, to, override="  ")) == REFUSED
+        assert served.http.get(path).json()["current"] == "v1"
+
+    def test_a_written_reason_leads_past_it_and_is_evidence(self, served: Any, refused: tuple[str, int]) -> None:
+        path, gate = refused
+
+        made = deploy(served, path, override="the labels are wrong").json()
+
+        assert (made["state"], made["gate"], made["reason"]) == ("current", gate, "the labels are wrong")
+        found = evidence(served, path, made["id"])
+        assert {"gate": gate, "verdict": "refuse", "override": "the labels are wrong"}.items() <= found.items()
+
+    def test_a_reason_given_at_an_earlier_step_counts_until_another_gate_refuses(
+        self, served: Any, refused: tuple[str, int]
+    ) -> None:
+        path, gate = refused
+        number = deploy(served, path, until="gated", gate=gate, override="known").json()["id"]
+        assert advance(served, path, number, "canary").status_code == 200
+        assert evidence(served, path, number)["override"] == "known"
+
+        again = served.http.post(f"{path}/gates", json={"version": "wrong", "label": "digit"}).json()
+
+        assert problem(advance(served, path, number, "current")) == REFUSED
+        assert advance(served, path, number, "current", override="seen again").status_code == 200
+        assert evidence(served, path, number)["gate"] == again["id"]
+
+    def test_a_shadow_answers_nobody_and_needs_no_reason(self, served: Any, refused: tuple[str, int]) -> None:
+        path, _ = refused
+
+        number = deploy(served, path, until="shadow").json()["id"]
+
+        assert problem(advance(served, path, number, "current")) == REFUSED
+
+    def test_the_newest_gate_counts(self, served: Any, refused: tuple[str, int]) -> None:
+        path, _ = refused
+        other = {"version": "wrong", "metric": "recall@k", "k": 19}
+        assert served.http.post(f"{path}/gates", json=other).json()["verdict"] == "warn"
+
+        made = deploy(served, path)
+
+        assert made.status_code == 201
+        assert evidence(served, path, made.json()["id"])["verdict"] == "warn"
+
+    def test_a_gate_over_another_current_version_says_nothing(self, served: Any, refused: tuple[str, int]) -> None:
+        path, _ = refused
+        assert deploy(served, path, "v2").status_code == 201
+
+        assert deploy(served, path).status_code == 201
+
+    def test_a_rollback_asks_no_gate(self, served: Any, refused: tuple[str, int]) -> None:
+        path, _ = refused
+        deploy(served, path, override="a test")
+        deploy(served, path, "v1")
+
+        assert served.http.post(f"{path}/rollback").json()["version"] == "wrong"
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("body", "pointer"),
+        [
+            ({"until": "registered", "gate": 999}, "/gate"),
+            ({"until": "verified", "gate": 1}, "/gate"),
+            ({"until": "verified", "override": "x"}, "/override"),
+            ({"until": "shadow", "override": "x"}, "/override"),
+            ({"canary": {"share": 0.1}}, "/canary"),
+            ({"shadow": {}}, "/shadow"),
+            ({"until": "canary", "shadow": {}}, "/shadow"),
+            ({"until": "shadow", "canary": {}}, "/canary"),
+            ({"gate": 999}, "/gate"),
+            ({"until": "shadow", "gate": 999}, "/gate"),
+        ],
+    )
+    def test_one_that_no_step_looks_at_is_refused(
+        self, served: Any, filled: str, body: dict[str, Any], pointer: str
+    ) -> None:
+        before = served.http.get(f"{filled}/deployments").json()
+
+        answer = deploy(served, filled, "v2", **body)
+
+        assert problem(answer) == (422, "invalid_argument", [pointer])
+        assert served.http.get(f"{filled}/deployments").json() == before
+
+    @pytest.mark.parametrize(
+        ("to", "body", "pointer"),
+        [
+            ("current", {"gate": 999}, "/gate"),
+            ("canary", {"gate": 999}, "/gate"),
+            ("current", {"canary": {"share": 0.5}}, "/canary"),
+            ("shadow", {"override": "x"}, "/override"),
+            ("shadow", {"canary": {}}, "/canary"),
+        ],
+    )
+    def test_nor_by_an_advance(self, served: Any, filled: str, to: str, body: dict[str, Any], pointer: str) -> None:
+        number = deploy(served, filled, "v2", until="verified").json()["id"]
+
+        answer = advance(served, filled, number, to, **body)
+
+        assert problem(answer) == (422, "invalid_argument", [pointer])
+        assert served.http.get(f"{filled}/deployments/{number}").json()["state"] == "verified"
+
+    def test_the_refusal_names_the_step_and_what_is_legal(self, served: Any, filled: str) -> None:
+        said = deploy(served, filled, "v2", canary={"share": 0.1}).json()["detail"]
+
+        assert said == "canary: belongs to the step canary; the steps of this call (verified, current) take: override"
