@@ -143,7 +143,7 @@ def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
 
 def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:
     engine = create_engine(server.settings.database_url)
-    blobs = Blobs(server.settings.blobs_url)
+    blobs = Blobs(server.settings.blobs_url, list)
     with engine.connect() as connection:
         rows = connection.execute(select(item.c.id, item.c.blob).where(item.c.blob.is_not(None))).all()
     begin = time.perf_counter()

@@ -65,6 +65,9 @@ class RemoteEdge:
     id: int
     edge: Edge
 
+    def check(self) -> None:
+        """It was hashed when it was fetched."""
+
 
 class Folders:
     """What this worker has needed so far."""

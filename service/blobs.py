@@ -1,7 +1,8 @@
 """Images as they were given, in any store fsspec knows. A key is written once, never changed, and named by one row.
 
 Blobs are written before the transaction that refers to them and removed after the one that stops; a crash in between
-leaves an orphan, never a row without its image.
+leaves an orphan, never a row without its image. A marker tells the store from an empty place, such as the folder that a
+disk which is not mounted leaves behind: only where it lies does an image that is not found mean anything.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
@@ -22,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 SYNCS = 16
 """Files handed to the disk side by side."""
+MARKER = ".regraft-store"
 
 
 class StoreUnreachable(RegraftError):
@@ -31,62 +34,108 @@ class StoreUnreachable(RegraftError):
     code = "store_unreachable"
 
 
+class ImageUnreadable(RegraftError):
+    """The store answers and holds the image, but does not give it."""
+
+    status = 503
+    code = "image_unreadable"
+
+
 class Blobs:
     """The images of all galleries."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, named: Callable[[], Sequence[str]]) -> None:
+        """Open a store without looking at it.
+
+        Args:
+            url: where it is.
+            named: some of the keys that rows name now, none if no row does. A place without marker becomes the store
+                when it holds one of them, or when there are none.
+        """
         self._store, self._root = fsspec.core.url_to_fs(url)
         self._local = "file" in self._store.protocol
+        self._named = named
+        self.problem: str | None = None
+        """Why the store was out of reach when it was last needed; None: it was not."""
 
     def write(self, gallery_id: int, images: Iterable[bytes]) -> list[str]:
         """Store images durably and return their keys, in order. Raises StoreUnreachable."""
+        self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
         try:
             if self._local:
-                folder.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(exist_ok=True)
             for image in images:
                 keys.append(f"{gallery_id}/{uuid.uuid4().hex}")
-                self._store.pipe_file(self._path(keys[-1]), image)
+                with _one_kind_of_error():
+                    self._store.pipe_file(self._path(keys[-1]), image)
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])
         except BaseException as error:
             self.remove(keys)
             if isinstance(error, OSError):
-                raise StoreUnreachable(f"the images cannot be stored: {error}") from error
+                raise StoreUnreachable(f"the image store {self._where} does not take images: {error}") from error
             raise
         return keys
 
     def read(self, key: str) -> bytes:
-        """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
+        """The image of a key.
+
+        Raises:
+            FileNotFoundError: the store is there, and the image is not.
+            OSError: the store is there, and does not give the image.
+            StoreUnreachable: nothing can be said of the image.
+        """
         try:
-            return bytes(self._store.cat_file(self._path(key)))
+            image = self._read(key)
         except OSError:
-            raise
-        except Exception as error:  # stores over the network have exception types of their own
-            raise OSError(f"{type(error).__name__}: {error}") from error
+            self.check()
+        else:
+            self.problem = None
+            return image
+        # The store answers, but it may have come back only since.
+        return self._read(key)
 
     def fetch(self, key: str) -> bytes | None:
-        """The image of a key, None when it is gone for sure. Raises StoreUnreachable."""
+        """The image of a key, None when it is gone. Raises StoreUnreachable, ImageUnreadable."""
         try:
             return self.read(key)
         except FileNotFoundError:
-            self.check()
             return None
         except OSError as error:
-            raise StoreUnreachable(f"the image cannot be read: {error}") from error
+            raise ImageUnreadable(f"the image store {self._where} does not give image {key!r}: {error}") from error
 
     def check(self) -> None:
-        """Raise StoreUnreachable unless the store answers. Only then does an image that is not found mean anything."""
+        """Raise StoreUnreachable unless the store answers. A place that is to become the store is given its marker."""
         try:
-            self._store.invalidate_cache(self._root)
-            there = self._store.ls(self._root, detail=False)
-        except Exception as error:
-            raise StoreUnreachable(f"the image store is out of reach: {type(error).__name__}: {error}") from error
-        # A disk that is not mounted leaves its empty folder behind.
-        if self._local and not there:
-            raise StoreUnreachable("the image store is out of reach: its folder is empty")
+            try:
+                self._read(MARKER)
+            except FileNotFoundError:
+                self._mark()
+        except OSError as error:
+            before, self.problem = self.problem, f"the image store {self._where} is out of reach: {error}"
+            if before is None:
+                logger.error("action=store_lost %s", self.problem)  # noqa: TRY400 - the message says it all
+            raise StoreUnreachable(self.problem) from error
+        self.problem = None
+
+    def _mark(self) -> None:
+        named = self._named()
+        if named and not any(self.exists(key) for key in named):
+            raise FileNotFoundError(
+                f"neither its marker nor any image is there (lost for good? put an empty file {MARKER} there)"
+            )
+        with _one_kind_of_error():
+            self._store.makedirs(self._root, exist_ok=True)
+            self._store.pipe_file(self._path(MARKER), b"")
+        if self._local:
+            sync_all([Path(self._path(MARKER)), Path(self._root)])
+
+    def _read(self, key: str) -> bytes:
+        with _one_kind_of_error():
+            return bytes(self._store.cat_file(self._path(key)))
 
     def exists(self, key: str) -> bool:
         """Whether there is an image of this key."""
@@ -99,7 +148,9 @@ class Blobs:
         for path, details in found.items():
             written = details.get("mtime") or details.get("LastModified") or now
             seconds = written if isinstance(written, (int, float)) else written.timestamp()
-            yield str(path).removeprefix(self._root).lstrip("/"), max(now - float(seconds), 0.0)
+            key = str(path).removeprefix(self._root).lstrip("/")
+            if key != MARKER:
+                yield key, max(now - float(seconds), 0.0)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove images; one that cannot be removed is logged and left as an orphan."""
@@ -108,7 +159,7 @@ class Blobs:
                 self._store.rm_file(self._path(key))
             except FileNotFoundError:
                 pass
-            except OSError:
+            except Exception:
                 logger.warning("orphaned blob %s", key, exc_info=True)
 
     def remove_gallery(self, gallery_id: int) -> None:
@@ -117,11 +168,28 @@ class Blobs:
             self._store.rm(self._path(str(gallery_id)), recursive=True)
         except FileNotFoundError:
             pass
-        except OSError:
+        except Exception:
             logger.warning("orphaned blobs of gallery %s", gallery_id, exc_info=True)
+
+    @property
+    def _where(self) -> str:
+        """What a user knows it by; the URL itself may hold a password."""
+        protocol = self._store.protocol
+        return f"{protocol if isinstance(protocol, str) else protocol[0]}://{self._root}"
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}"
+
+
+@contextmanager
+def _one_kind_of_error() -> Iterator[None]:
+    """Stores over the network have exception types of their own: whatever they raise is an OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def sync_all(paths: Sequence[Path]) -> None:

@@ -73,6 +73,27 @@ class NoCurrentVersion(RegraftError):
     code = "no_current_version"
 
 
+class VersionBroken(RegraftError):
+    """The version's folder is not what was registered: it is set aside."""
+
+    status = 503
+    code = "version_broken"
+
+
+class EdgeBroken(RegraftError):
+    """The edge's files are not what was accepted: it is not used."""
+
+    status = 503
+    code = "edge_broken"
+
+
+class DamagedEmbedding(RegraftError):
+    """A stored embedding is not of its version's length."""
+
+    status = 503
+    code = "embedding_damaged"
+
+
 class DuplicateId(RegraftError):
     """An earlier item of this batch has the same id."""
 

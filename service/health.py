@@ -1,12 +1,15 @@
-"""Health: alive, and ready to answer."""
+"""Health: alive, ready to answer, and what cannot be answered."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from fastapi import APIRouter
+from pydantic import BaseModel
 from sqlalchemy import text
 
 from index.errors import RegraftError
-from service.runtime import Service
+from service.runtime import Runtime, Service
 
 router = APIRouter(tags=["health"])
 
@@ -26,11 +29,34 @@ async def health() -> dict[str, str]:
     return {"status": "ok", "version": VERSION}
 
 
+class ReadyOut(BaseModel):
+    """`status` is `ready`, or `degraded` when some things cannot be used; `problems` says which, and why."""
+
+    status: str
+    problems: list[str]
+
+
 @router.get("/health/ready")
-def ready(service: Service) -> dict[str, str]:
-    """The database answers and the replica follows it."""
+def ready(service: Service) -> ReadyOut:
+    """The database answers and the replica follows it. Degraded is ready too: what is not damaged is served."""
     with service.database.lookup() as connection:
         connection.execute(text("select 1"))
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
-    return {"status": "ready"}
+    problems = list(_problems(service))
+    return ReadyOut(status="degraded" if problems else "ready", problems=problems)
+
+
+def _problems(service: Runtime) -> Iterator[str]:
+    for registered in service.catalog.all():
+        if registered.problem:
+            yield f"version {registered.name} is set aside: {registered.problem}"
+    for declared in service.catalog.edges():
+        if declared.problem:
+            new, old, kind = declared.edge.key
+            yield f"the {kind} edge from {new} to {old} is not used: {declared.problem}"
+    for live in service.replica.all():
+        if live.missing:
+            yield f"gallery {live.name}: {len(live.missing)} items are left out, by missing or damaged embeddings"
+    if service.blobs.problem:
+        yield service.blobs.problem

@@ -34,7 +34,7 @@ from sqlalchemy import (
 
 from index.space import Vectors
 from index.version import NAME
-from service.errors import UnknownGallery, UnknownItem
+from service.errors import DamagedEmbedding, UnknownGallery, UnknownItem
 from service.listed import Listed, listed
 from service.tables import (
     backfill,
@@ -84,8 +84,15 @@ def to_bytes(vector: Vectors) -> bytes:
 
 
 def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
-    """Stored vectors -> (N, dim) float32, copied out of the rows at once."""
+    """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
+    if not all(is_whole(row, dim) for row in rows):
+        raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
     return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
+
+
+def is_whole(row: bytes, dim: int) -> bool:
+    """Whether a stored vector has `dim` numbers."""
+    return len(row) == dim * STORED.itemsize
 
 
 # Galleries

@@ -6,19 +6,20 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 
 from service.backfills.traffic import Traffic
-from service.blobs import Blobs
+from service.blobs import Blobs, StoreUnreachable
 from service.database import Database, upgrade
 from service.deployments.retiring import resume
 from service.deployments.watching import Watch
 from service.encoders.resting import Rester
 from service.queries.replica import Replica
+from service.references import open_blobs
 from service.settings import Settings
 from service.versions.catalog import Catalog
 
@@ -55,6 +56,9 @@ def running(settings: Settings) -> Iterator[Runtime]:
         catalog = Catalog(database, settings)
         replica = Replica(database, catalog, settings.poll_seconds)
         watch = Watch(database, catalog, replica)
+        blobs = open_blobs(database, settings.blobs_url)
+        with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
+            blobs.check()
         replica.start()
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
         rester.start()
@@ -63,7 +67,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         traffic.start()
         resume(database)
         try:
-            yield Runtime(settings, database, Blobs(settings.blobs_url), catalog, replica, traffic, watch, threads)
+            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, threads)
         finally:
             traffic.stop()
             watch.stop()

@@ -66,7 +66,8 @@ class EdgeOut(BaseModel):
 class VersionOut(BaseModel):
     """A registered version and the edges that lead from it now.
 
-    `loaded` names the encoders this process holds in memory: `images`, `texts`. `created` is null in a rehearsal.
+    `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is set aside.
+    `created` is null in a rehearsal.
     """
 
     name: str
@@ -80,6 +81,7 @@ class VersionOut(BaseModel):
     loaded: list[str]
     edges: list[EdgeOut]
     created: float | None
+    problem: str | None
 
 
 class Versions(BaseModel):

@@ -24,7 +24,7 @@ def doctor(
     with needs(""):
         from regraft.commands.processes import checked_settings, usable_database
         from service.database import Database, upgrade
-        from service.doctor import Doctor
+        from service.doctor.examination import Doctor
 
     settings = checked_settings()
     with usable_database():

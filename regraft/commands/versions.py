@@ -60,3 +60,6 @@ def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
         for v in found
     ]
     print_table(["version", "dim", "space", "method", "edges"], rows)
+    for v in found:
+        if v["problem"]:
+            out.print(f"{v['name']} is set aside: {v['problem']}", markup=False)

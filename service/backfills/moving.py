@@ -34,10 +34,13 @@ class Images(Protocol):
     """Where images are read from."""
 
     def read(self, key: str) -> bytes:
-        """The image of a key. Raises FileNotFoundError; another OSError when it is there and cannot be read."""
+        """The image of a key.
 
-    def check(self) -> None:
-        """Raise unless the store answers: then it is not it that is at fault."""
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: it is there and cannot be read.
+            RegraftError: the store itself is out of reach, which is no fault of the image.
+        """
 
 
 class Known(Protocol):
@@ -59,12 +62,13 @@ class Versions(Protocol):
 
 
 class Numbered(Protocol):
-    """An edge, with a number that changes when it is replaced."""
+    """An edge, with a number that changes when it is replaced; `check` raises when it cannot be used."""
 
     @property
     def id(self) -> int: ...
     @property
     def edge(self) -> Edge: ...
+    def check(self) -> None: ...
 
 
 class Read(Protocol):
@@ -116,8 +120,7 @@ class Mover:
         """Read and decode stored images, as many at a time as the encoder takes.
 
         Raises:
-            StoreUnreachable, OSError: the store is out of reach, or none of several images could be read: that is no
-                fault of the items.
+            StoreUnreachable: no item is at fault then, and none fails.
         """
         encoder = target.encoder()
 
@@ -135,12 +138,13 @@ class Mover:
             yield partial(_embed, [(row, row) for row in group], self._forward(self._catalog.by_id(old_id), target))
 
     def forward(self, old: Known, new: Known) -> Forward | None:
-        """The item edge between two versions, ready to run; None when there is none."""
-        # Edges come and go while a worker runs; one that a backfill applies cannot be removed, but replaced.
+        """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
+        # Edges come and go while a worker runs; one that a backfill applies stays as it is.
         self._catalog.sync_edges()
         declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
         if declared is None:
             return None
+        declared.check()
         if declared.id not in self._transforms:
             self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]
@@ -150,7 +154,6 @@ class Mover:
     ) -> tuple[list[tuple[Pictured, Pixels]], list[Failed]]:
         readable: list[tuple[Pictured, Pixels]] = []
         failed: list[Failed] = []
-        unreadable: list[OSError] = []
         for row in rows:
             try:
                 readable.append((row, self._read(row.blob, spec)))
@@ -159,13 +162,8 @@ class Mover:
             except InvalidImage as error:
                 failed.append(Failed(row.id, row.seq, error.message, "image_invalid"))
             except OSError as error:
-                unreadable.append(error)
                 reason = f"the image cannot be read: {error}"
                 failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
-        if unreadable or any(f.code == "image_missing" for f in failed):
-            self._images.check()
-        if len(unreadable) == len(rows) > 1:
-            raise unreadable[0]
         return readable, failed
 
     def _read(self, blob: str, spec: Preprocess) -> Pixels:

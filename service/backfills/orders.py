@@ -21,7 +21,8 @@ from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, waiting_items
-from service.repository import STREAMED, from_bytes
+from service.errors import EdgeBroken
+from service.repository import STREAMED, from_bytes, is_whole
 from service.tables import backfill, embedding, item
 from service.versions.catalog import Catalog, Registered
 
@@ -89,7 +90,8 @@ def uncertain_of(connection: Connection, catalog: Catalog, mover: Mover, backfil
         return {}  # nothing more is planned, however much waits
     try:
         return uncertainties(connection, catalog, mover, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
-    except (NoUncertainty, InvalidVersionFolder):  # an edge that cannot be opened must not keep others from the end
+    except (NoUncertainty, InvalidVersionFolder, EdgeBroken):
+        # An edge that cannot be opened must not keep others from the end.
         return {}
 
 
@@ -106,7 +108,8 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
 
 def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:
     known = [row for row in rows if row.uncertainty is not None]
-    rest = [row for row in rows if row.uncertainty is None]
+    # Of a damaged one nothing is known: it comes last, and the backfill names it.
+    rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
     if known:
         into[VARIANCE].update({row.id: row.uncertainty for row in known})
     source, scores = _variances(old, target, mover, rest)

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import Empty, Queue
 from typing import Generic, TypeVar
 
+from index.errors import RegraftError
 from service.backfills.moving import Compute, Outcome, collect
 
 logger = logging.getLogger(__name__)
@@ -79,8 +80,9 @@ class Pipeline(Generic[C]):
                 if compute is not None:
                     collect(outcome, compute())
                     continue
-            except Exception:
-                logger.exception("action=step_failed")
+            except Exception as error:
+                # An error of ours says what is wrong: an outage would fill the log with traces.
+                logger.error("action=step_failed %s", error, exc_info=not isinstance(error, RegraftError))  # noqa: TRY400
                 refused = chunk
                 self._let_go(chunk, True)
                 continue

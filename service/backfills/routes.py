@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
+from index.version import EdgeKind
 from service.audit import record
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.moving import Mover
@@ -143,6 +144,7 @@ def start(
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
+        VersionBroken, EdgeBroken: the target, or an item edge to it, is set aside.
         BackfillActive: another one is running or paused.
         NoEncoder: `reencode` to a version that takes embeddings only.
         NoRoute: `transform` to a version without any item edge.
@@ -152,7 +154,7 @@ def start(
     take_seq(connection, gallery_id, 0)
     target = _target(connection, catalog, gallery_id, asked.version)
     _check_free(connection, gallery_id)
-    _check_possible(connection, Kind(asked.kind), target)
+    _check_possible(connection, catalog, Kind(asked.kind), target)
     now = time.time()
     values = {
         "gallery_id": gallery_id,
@@ -204,7 +206,7 @@ def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Con
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         target = _target(connection, service.catalog, gallery_id, asked.version)
-        _check_possible(connection, Kind(asked.kind), target)
+        _check_possible(connection, service.catalog, Kind(asked.kind), target)
         yield connection, mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 
 
@@ -225,11 +227,16 @@ def _check_free(connection: Connection, gallery_id: int) -> None:
         raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
 
 
-def _check_possible(connection: Connection, kind: Kind, target: Registered) -> None:
+def _check_possible(connection: Connection, catalog: Catalog, kind: Kind, target: Registered) -> None:
+    target.check()
     if kind is Kind.REENCODE and not target.card.encoder:
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
     if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
+    catalog.sync_edges()
+    for declared in catalog.edges() if kind is Kind.TRANSFORM else ():
+        if declared.edge.new == target.name and declared.edge.kind is EdgeKind.FORWARD:
+            declared.check()
 
 
 def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillOut:

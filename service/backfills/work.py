@@ -120,6 +120,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     if chunk is None:
         return Response(status_code=204)
     target = service.catalog.by_id(chunk.version_id)
+    target.check()
     return ClaimOut(
         chunk=chunk.id,
         lease=owner,
@@ -180,6 +181,7 @@ def release(chunk: BackfillNumber, lease: Lease, service: Service) -> None:
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.catalog.named(name)
+    registered.check()
     return _zip(lambda packed: pack_version(registered.version.folder, packed))
 
 
@@ -263,10 +265,8 @@ def _image(blobs: Blobs, key: str) -> dict[str, str]:
     try:
         return {"image": base64.b64encode(blobs.read(key)).decode()}
     except FileNotFoundError:
-        blobs.check()
         return {}
     except OSError as error:
-        blobs.check()
         return {"problem": str(error)}
 
 

@@ -25,9 +25,9 @@ from service.backfills.moving import Compute, Mover, Outcome, outcome_of
 from service.backfills.orders import uncertain_of
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import Kind, State, drained, finish_or_extend
-from service.blobs import Blobs
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
+from service.references import open_blobs
 from service.settings import Settings
 from service.versions.catalog import Catalog
 
@@ -61,7 +61,7 @@ class Worker:
         self._stop = stop
         self._database = Database(settings.database_url)
         self._catalog = Catalog(self._database, settings)
-        self._mover = Mover(self._catalog, Blobs(settings.blobs_url), settings.max_image_pixels)
+        self._mover = Mover(self._catalog, open_blobs(self._database, settings.blobs_url), settings.max_image_pixels)
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:

@@ -140,6 +140,7 @@ def try_out(moving: Moving) -> Evidence:
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
     if not moving.version.card.encoder:
         raise NoEncoder(f"version {moving.version.name!r} has no encoder: no query can be tried out on it")
+    moving.version.check()
     moving.connection.execute(delete(trial_report).where(trial_report.c.deployment_id == moving.row.id))
     moving.change(settings=dict(moving.order.settings))
     return {"settings": moving.row.settings}
@@ -150,6 +151,7 @@ def become_current(moving: Moving) -> Evidence:
     connection, now = moving.connection, time.time()
     if moving.gallery.current_id == moving.row.version_id:
         raise AlreadyCurrent(f"version {moving.version.name!r} is current already", pointer="/version")
+    moving.version.check()
     _end_current(moving, State.SUPERSEDED)
     mine = update(gallery).where(gallery.c.id == moving.gallery.id)
     connection.execute(mine.values(current_id=moving.row.version_id))

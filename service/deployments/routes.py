@@ -222,8 +222,10 @@ def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
     """Everything a registration checks, once more, and that the folder is still the one that was registered.
 
     Raises:
+        VersionBroken: it is set aside.
         InvalidVersionFolder: names the file and field that changed.
     """
+    version.check()
     folder = service.settings.versions / version.name
     with service.database.lookup() as connection:
         sha256 = registered_sha256(connection, version.name)

@@ -123,6 +123,7 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
 
     Raises:
         EdgeExists: there is one of its key, and it is not to be replaced.
+        EdgeInUse: a running or paused backfill applies the one it would replace: half its items would be moved by each.
     """
     edge = declared.edge
     incoming = edge.folder
@@ -135,6 +136,7 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
             check_free(service.catalog, edge.key, replacing)
             before = service.catalog.edge(edge.key)
             if before is not None:
+                _check_unused(_applied_by(connection, before))
                 delete_edge(connection, before.id)
                 forget_edge(connection, edge.key)
             new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
@@ -265,15 +267,19 @@ def _applied_by(connection: Connection, declared: Declared) -> tuple[int, ...]:
 
 
 def _check(removal: Removal, force: bool) -> None:
-    if removal.blocked_by:
-        numbers = ", ".join(map(str, removal.blocked_by))
-        raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
+    _check_unused(removal.blocked_by)
     lost = [f"{d.gallery!r} ({d.lost} items)" for d in removal.dependents if d.lost > 0]
     if lost and not force:
         raise EdgeNeeded(
             f"without this edge no route leads to items of {', '.join(lost)}; force=true with a reason removes it",
             pointer="/force",
         )
+
+
+def _check_unused(backfills: Sequence[int]) -> None:
+    if backfills:
+        numbers = ", ".join(map(str, backfills))
+        raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
 
 
 def _forget_files(declared: Declared | None) -> None:

@@ -166,11 +166,9 @@ def _readable(service: Runtime, rows: Sequence[Row[Any]]) -> Iterator[list[tuple
     for start in range(0, len(rows), BATCH):
         found = []
         for row in rows[start : start + BATCH]:
-            data = service.blobs.fetch(row.blob)
-            if data is None:
-                continue
             try:
+                data = service.blobs.read(row.blob)
                 found.append((row.external_id, decode_image(data, max_pixels=service.settings.max_image_pixels)))
-            except InvalidImage:
+            except (OSError, InvalidImage):
                 continue
         yield found

@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Row, Select, false, select
 
 from index.space import Vectors
 from index.version import Origin
-from service.repository import blocks, from_bytes
+from service.repository import blocks, from_bytes, is_whole
 from service.tables import embedding, item
 from service.versions.catalog import Registered
 
@@ -73,7 +73,8 @@ def draw_held(
     rows: list[Row[Any]] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
         found = {row.id: row for row in connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))}
-        rows += [found[i] for i in block if i in found and (label is None or found[i].metadata.get(label) is not None)]
+        wanted = (found[i] for i in block if i in found and (label is None or found[i].metadata.get(label) is not None))
+        rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
         if len(rows) >= sample:
             break
     rows = rows[:sample]

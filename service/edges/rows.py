@@ -13,6 +13,7 @@ from sqlalchemy import Connection, Row, delete, insert, select
 
 from index.folder import edge_files, parse_edge, sha256
 from index.version import Edge, Version
+from service.errors import EdgeBroken
 from service.settings import Settings
 from service.tables import edge
 
@@ -39,6 +40,12 @@ class Declared:
     problem: str = ""
     """Why it cannot be used; it stays listed, so that it can be removed, and no query goes along it."""
 
+    def check(self) -> None:
+        """Raise EdgeBroken if it cannot be used."""
+        if self.problem:
+            new, old, kind = self.edge.key
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {self.problem}")
+
 
 def edge_ids(connection: Connection) -> list[int]:
     """Every edge's number."""
@@ -51,14 +58,13 @@ def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]
 
 
 def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Declared:
-    """An edge's row as an edge, its files checked."""
+    """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
     place = None if row.folder is None else settings.edges / row.folder
-    damaged = [name for name, expected in row.files.items() if place is None or not _is(place / name, expected)]
-    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
+    files = row.files
     if row.origin == EdgeOrigin.REGISTERED:
-        # Hashed with its version, whose folder is read before.
-        place = new.folder / "edges" / old
-    files = row.files or edge_files(new.card, old)
+        place, files = new.folder / "edges" / old, edge_files(new.card, old)
+    damaged = [name for name, expected in files.items() if place is None or not _is(place / name, expected)]
+    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
     made = parse_edge(row.evidence, new.name, old, place, files)
     return Declared(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 
@@ -90,4 +96,7 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def _is(path: Path, expected: str) -> bool:
-    return path.is_file() and sha256(path) == expected
+    try:
+        return sha256(path) == expected
+    except OSError:
+        return False

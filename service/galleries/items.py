@@ -6,7 +6,7 @@ import io
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from sqlalchemy import Row
 from starlette.responses import JSONResponse
 
@@ -159,8 +159,11 @@ def _blob_of(service: Runtime, name: str, item_id: str) -> str:
 
 
 def _mime(image: bytes) -> str:
-    with Image.open(io.BytesIO(image)) as opened:
-        return Image.MIME[opened.format or ""]
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            return Image.MIME[opened.format or ""]
+    except UnidentifiedImageError:  # damaged since it was stored
+        return "application/octet-stream"
 
 
 def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:

@@ -246,7 +246,8 @@ def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> Evaluati
             row = _insert(connection, service, gallery_id, draft, keys)
             record(connection, terms.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
-    except BaseException:
+    except RegraftError:
+        # After any other error nobody knows whether it was committed: at worst the images are orphans.
         service.blobs.remove(keys)
         raise
     return described.model_copy(update={"id": None}) if terms.dry_run else described

@@ -46,7 +46,7 @@ class Sample:
         labels: (N,), None where they are unknown.
         slices: (N,), None for an entry in no slice.
         latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
-        unreadable: how many entries were left out, because their image cannot be decoded.
+        unreadable: how many entries were left out, because their image is gone or cannot be read.
     """
 
     embedded: Mapping[str, Embedded]
@@ -97,6 +97,7 @@ def embed(service: Runtime, entries: Sequence[Entry], versions: Sequence[Registe
 
     Raises:
         NoEncoder: one of the versions takes embeddings only.
+        StoreUnreachable: it cannot be told whether they can.
     """
     encoders = {version.name: version.encoder() for version in versions}
     parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
@@ -162,10 +163,9 @@ def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
 
 
 def _read(service: Runtime, blob: str | None) -> Image | None:
-    data = None if blob is None else service.blobs.fetch(blob)
     try:
-        return None if data is None else decode_image(data, max_pixels=service.settings.max_image_pixels)
-    except InvalidImage:
+        return decode_image(service.blobs.read(blob or ""), max_pixels=service.settings.max_image_pixels)
+    except (OSError, InvalidImage):
         return None
 
 

@@ -10,30 +10,32 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import Row
 
-from index.errors import ModeUnavailable, NoRoute
+from index.errors import ModeUnavailable, NoRoute, RegraftError
 from index.filter import Filter
 from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
-from index.space import Vectors
 from index.version import EdgeKey
 from service.database import Database
 from service.deployments.trials import Trial, deployed
 from service.edges.rows import Declared
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.gates.calibrations import maps_of
-from service.repository import all_galleries, changes, from_bytes, gallery_row
+from service.queries.feed import Blocks, sort
+from service.repository import all_galleries, changes, gallery_row
 from service.versions.catalog import Catalog, Registered
 
 logger = logging.getLogger(__name__)
 
+LOGGED = 10
+"""Keys of items left out that the log names."""
 SWITCHING_SECONDS = 0.001
 """How long a query waits before it looks again whether a deployment has been applied."""
 
@@ -56,8 +58,8 @@ class Live:
         self.told: tuple[Declared, ...] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
-        # Items whose active embedding is missing in the database: key -> version. Reported with every answer.
-        self.missing: dict[int, str] = {}
+        # Items whose active embedding cannot be used: key -> version and why. Reported with every answer.
+        self.missing: dict[int, tuple[str, str]] = {}
         self.applying = threading.Lock()
         # Odd while the current version is being switched; an answer is good if it did not change meanwhile.
         self._turn = 0
@@ -109,7 +111,7 @@ class Live:
 
     def _missing_by_version(self) -> Iterable[Degraded]:
         counted = Counter(list(self.missing.values()))
-        return (Degraded(v, n, "the database holds no embedding of these items") for v, n in counted.items())
+        return (Degraded(version, n, why) for (version, why), n in counted.items())
 
 
 class Answer:
@@ -184,9 +186,18 @@ class Replica:
                 del live.edges[key]
             for key, declared in known.items():
                 if live.edges.get(key) != declared.id:
-                    live.gallery.add_edge(declared.edge)
-                    live.edges[key] = declared.id
+                    self._add_edge(live, declared)
             live.told = told
+
+    def _add_edge(self, live: Live, declared: Declared) -> None:
+        key = declared.edge.key
+        try:
+            live.gallery.add_edge(declared.edge)
+            live.edges[key] = declared.id
+        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
+            logger.exception("action=edge_not_opened gallery=%s edge=%s", live.name, key)
+            live.gallery.remove_edge(key)
+            live.edges.pop(key, None)
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
@@ -252,7 +263,7 @@ class Replica:
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
                 trial, gates = deployed(connection, self._catalog, live.id)
                 maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
-                blocks: Iterable[Sequence[Row[int, int, str, bytes, str]]] = changes(connection, live.id, live.seq)
+                blocks: Blocks = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
                     for block in blocks:
@@ -268,32 +279,16 @@ class Replica:
                 live.seq = row.next_seq - 1
             return True
 
-    def _apply(self, live: Live, blocks: Iterable[Sequence[Row[int, int, str, bytes, str]]]) -> None:
-        found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
-        removed: list[int] = []
-        missing: dict[int, str] = {}
-        metadata: dict[int, str] = {}
-        for key, version_id, origin, vector, about in (row for block in blocks for row in block):
-            if version_id is not None and vector is not None:
-                keys, vectors = found[version_id, origin]
-                keys.append(key)
-                vectors.append(vector)
-                metadata[key] = about
-                continue
-            removed.append(key)
-            if version_id is not None:
-                missing[key] = self._catalog.by_id(version_id).name
-        placed = {
-            (self._catalog.by_id(version_id).name, origin): (keys, self._vectors(version_id, vectors))
-            for (version_id, origin), (keys, vectors) in found.items()
-        }
+    def _apply(self, live: Live, blocks: Blocks) -> None:
+        found = sort(self._catalog, blocks)
         self.declare(live)
-        live.gallery.apply(placed, removed, metadata)
-        for key in (*removed, *(key for keys, _ in placed.values() for key in keys)):
+        live.gallery.apply(found.placed, found.removed, found.metadata)
+        for key in found.changed():
             live.missing.pop(key, None)
-        if missing:
-            logger.error("gallery %s: no embedding in the database for items with keys %s", live.name, sorted(missing))
-            live.missing.update(missing)
-
-    def _vectors(self, version_id: int, rows: Sequence[bytes]) -> Vectors:
-        return from_bytes(rows, self._catalog.by_id(version_id).card.dim)
+        if found.missing:
+            some = sorted(found.missing)[:LOGGED]
+            why = "; ".join(sorted({reason for _, reason in found.missing.values()}))
+            logger.error(
+                "action=items_left_out gallery=%s items=%s keys=%s: %s", live.name, len(found.missing), some, why
+            )
+            live.missing.update(found.missing)

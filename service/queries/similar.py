@@ -14,7 +14,8 @@ from index.gallery import Encode
 from index.image import decode_image
 from index.space import Vectors
 from service.encoders.embedding import pointing
-from service.errors import NoImage, UnknownItem
+from service.errors import DamagedEmbedding, NoImage, UnknownItem
+from service.queries.feed import usable
 from service.queries.replica import Live
 from service.repository import from_bytes, held_by
 from service.runtime import Runtime
@@ -60,9 +61,16 @@ def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
         rows = found.get(external_id)
         if not rows:
             raise UnknownItem(f"the gallery holds no item {external_id!r}", pointer=f"/items/{number}")
-        versions = {row.version_id: service.catalog.by_id(row.version_id) for row in rows}
-        held = {versions[r.version_id].name: from_bytes([r.vector], versions[r.version_id].card.dim)[0] for r in rows}
+        versions = [service.catalog.by_id(row.version_id) for row in rows]
+        held = {
+            version.name: from_bytes([row.vector], version.card.dim)[0]
+            for version, row in zip(versions, rows, strict=True)
+            if usable([row.id], [row.vector], version.card.dim)[0]
+        }
         first = rows[0]
+        if not held and first.blob is None:
+            why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
+            raise DamagedEmbedding(why, pointer=f"/items/{number}")
         active = service.catalog.by_id(first.active_id).name
         yield Stored(f"/items/{number}", first.id, first.blob, active, held)
 

@@ -1,4 +1,8 @@
-"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed."""
+"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed.
+
+A version whose folder is not what was registered is set aside: what SQL holds of it stays valid, its card and the items
+that lie in it, but nothing is read from its folder any more.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,14 @@ from typing import Any, cast
 from sqlalchemy import Connection, Row, insert, select
 
 from index.encoder import Encoder
-from index.errors import InvalidVersionFolder
-from index.folder import load_version
+from index.errors import RegraftError
+from index.folder import load_version, parse_card
 from index.graph import Graph, Route
 from index.version import CARD, Card, EdgeKey, Version
 from service.database import Database
 from service.edges.rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
 from service.encoders.entrances import Images, Lazy, Texts
-from service.errors import UnknownVersion
+from service.errors import UnknownVersion, VersionBroken
 from service.settings import Settings
 from service.tables import version
 
@@ -28,11 +32,12 @@ logger = logging.getLogger(__name__)
 
 
 class Registered:
-    """One registered version."""
+    """One registered version; `problem` says why it is set aside."""
 
-    def __init__(self, row: Row[int, str, str, float], loaded: Version, settings: Settings) -> None:
+    def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
         self.id: int = row.id
         self.created: float = row.created
+        self.problem = problem
         self.version = loaded
         self._lazy: dict[str, Lazy[Any]] = {
             "images": Lazy(lambda: Images(loaded, settings)),
@@ -49,8 +54,14 @@ class Registered:
         """The version's card."""
         return self.version.card
 
+    def check(self) -> None:
+        """Raise VersionBroken if it is set aside."""
+        if self.problem:
+            raise VersionBroken(f"version {self.name!r} is set aside, its folder is damaged: {self.problem}")
+
     def images(self) -> Images:
-        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images."""
+        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images, VersionBroken."""
+        self.check()
         return cast(Images, self._lazy["images"].get())
 
     def encoder(self) -> Encoder:
@@ -58,7 +69,8 @@ class Registered:
         return self.images().encoder
 
     def texts(self) -> Texts:
-        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none."""
+        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
+        self.check()
         return cast(Texts, self._lazy["texts"].get())
 
     @property
@@ -91,21 +103,40 @@ class Catalog:
         self._graph = Graph()
 
     def sync(self) -> None:
-        """Load the versions registered since the last time, then the edges that came, and forget those that went.
-
-        Raises:
-            InvalidVersionFolder: a folder is no longer what was registered.
-        """
+        """Load the versions registered since the last time, then the edges that came, and forget those that went."""
         with self._loading:
             with self._database.lookup() as connection:
                 ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
                 rows = registered_rows(connection)
             for row in (row for row in rows if row.id not in self._by_id):
-                loaded = _load(self._settings.versions / row.name, row)
-                self._by_id[row.id] = Registered(row, loaded, self._settings)
+                self._by_id[row.id] = self._load(row)
             self._follow_edges(ids)
             # Last: whoever finds a version by its name finds its edges too.
             self._by_name = {registered.name: registered for registered in self._by_id.values()}
+
+    def _load(self, row: Row[*tuple[Any, ...]]) -> Registered:
+        folder = self._settings.versions / row.name
+        try:
+            loaded = load_version(folder, expect_card=row.card_sha256)
+        except (RegraftError, OSError) as error:
+            logger.error("action=version_set_aside version=%s reason=%r", row.name, str(error))  # noqa: TRY400
+            return Registered(row, Version(parse_card(row.card), folder), self._settings, str(error))
+        return Registered(row, loaded, self._settings)
+
+    def look_again(self, name: str) -> None:
+        """Take a version that was set aside back, now that its folder is whole; and look at all damaged edges again.
+
+        Raises:
+            InvalidVersionFolder: it is not what was registered.
+        """
+        with self._loading:
+            with self._database.lookup() as connection:
+                ids = edge_ids(connection)
+                (row,) = (row for row in registered_rows(connection) if row.name == name)
+            load_version(self._settings.versions / name, expect_card=row.card_sha256)
+            self._by_id[row.id].problem = ""
+            self._edges = tuple(declared for declared in self._edges if not declared.problem)
+            self._follow_edges(ids)
 
     def sync_edges(self) -> None:
         """The same as `sync`, if any edge came or went."""
@@ -149,11 +180,11 @@ class Catalog:
 
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
-        return frozenset(r.name for r in self.all() if r.card.encoder)
+        return frozenset(r.name for r in self.all() if r.card.encoder and not r.problem)
 
     def text_encoders(self) -> frozenset[str]:
         """Names of the versions that can encode texts."""
-        return frozenset(r.name for r in self.all() if r.card.text)
+        return frozenset(r.name for r in self.all() if r.card.text and not r.problem)
 
     def rest(self, needed: Collection[str] = ()) -> None:
         """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
@@ -180,17 +211,9 @@ class Catalog:
         return self._graph.route(new, old, self.encoders())
 
 
-def _load(folder: Path, row: Row[int, str, str, float]) -> Version:
-    try:
-        return load_version(folder, expect_card=row.card_sha256)
-    except InvalidVersionFolder as error:
-        raise InvalidVersionFolder(f"version {row.name!r}: {error.message}", pointer=error.pointer) from error
-
-
-def registered_rows(connection: Connection) -> Sequence[Row[int, str, str, float]]:
-    """(id, name, card_sha256, created) of every registered version, in order of registration."""
-    columns = (version.c.id, version.c.name, version.c.card_sha256, version.c.created)
-    return connection.execute(select(*columns).order_by(version.c.id)).all()
+def registered_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Every registered version's row, in order of registration."""
+    return connection.execute(select(version).order_by(version.c.id)).all()
 
 
 def registered_sha256(connection: Connection, name: str) -> str | None:

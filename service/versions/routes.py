@@ -47,7 +47,10 @@ _registering = threading.Lock()
     },
 )
 async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionOut:
-    """Register a version folder sent as the .zip file `archive`. Sending the same one again changes nothing (200)."""
+    """Register a version folder sent as the .zip file `archive`.
+
+    Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
+    """
     media_type(request, FORM)
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
@@ -73,6 +76,8 @@ def show(name: str, service: Service) -> VersionOut:
 def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
     """Unpack, verify and, unless it is a rehearsal, register a version archive.
 
+    One that is registered takes the place of its folder, if that was damaged meanwhile.
+
     Returns:
         What a user sees of the version, and whether it is new.
 
@@ -94,6 +99,8 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
             _register(service, folder, terms)
         elif known != card_sha256(folder):
             raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
+        elif service.catalog.named(given.name).problem and not terms.dry_run:
+            _restore(service, given.name, folder, place / "damaged")
         if known is None and terms.dry_run:
             return _described(given, given.edges, (), None), True
     return describe(service.catalog, service.catalog.named(given.name)), known is None
@@ -102,10 +109,12 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
 def describe(catalog: Catalog, registered: Registered) -> VersionOut:
     """What a user sees of a version."""
     edges = [edge for edge in catalog.graph().edges if edge.new == registered.name]
-    return _described(registered.version, edges, registered.loaded, registered.created)
+    return _described(registered.version, edges, registered.loaded, registered.created, registered.problem)
 
 
-def _described(version: Version, edges: Iterable[Edge], loaded: Sequence[str], created: float | None) -> VersionOut:
+def _described(
+    version: Version, edges: Iterable[Edge], loaded: Sequence[str], created: float | None, problem: str = ""
+) -> VersionOut:
     card = version.card
     return VersionOut(
         name=card.name,
@@ -122,6 +131,7 @@ def _described(version: Version, edges: Iterable[Edge], loaded: Sequence[str], c
             for e in edges
         ],
         created=created,
+        problem=problem or None,
     )
 
 
@@ -144,3 +154,16 @@ def _register(service: Runtime, folder: Path, terms: Change) -> None:
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)
         sync_all([final.parent])
+
+
+def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
+    """Put a version's folder back as it was registered. Other processes find it so at their next start."""
+    sync_all([folder, *folder.rglob("*")])
+    final = service.settings.versions / name
+    if final.exists():
+        final.rename(damaged)
+    folder.rename(final)
+    sync_all([final.parent])
+    service.catalog.look_again(name)
+    for live in service.replica.all():
+        service.replica.refresh(live.id)

@@ -11,12 +11,11 @@ draws new lives until the time is over; `--model-seed` begins with another one.
 
 from __future__ import annotations
 
-import functools
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, assume, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import get_state_machine_test, initialize, invariant, rule
+from hypothesis.stateful import get_state_machine_test, initialize, invariant
 
 from index.folder import pack_version
 from service.doctor import Doctor
 from staging.deployments import WAY
 from staging.galleries import Model
-from staging.lives import Effect, Follower, Living
+from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
 from staging.load import Load
 from staging.processes import Site, until
 from staging.sight import Sight, look
@@ -40,12 +39,9 @@ from staging.world import World
 LIVES, STEPS = 1, 25
 LONG = 80
 """Steps of a life when there is time."""
-IDS = [f"i{n}" for n in range(12)]
 FEWEST = 4
 """Items that stay, so that the load always finds its k."""
 
-NAME = st.sampled_from(IDS)
-VERSION = st.sampled_from(("v1", "v2", "v3", "v4"))
 JOB = st.fixed_dictionaries(
     {
         "kind": st.sampled_from(("reencode", "reencode", "transform")),
@@ -57,25 +53,8 @@ JOB = st.fixed_dictionaries(
     }
 )
 """A backfill: with a rate it takes as long as some steps do."""
-DOOM = st.sampled_from((*[None] * 15, 0.001, 0.004, 0.01, 0.03))
+DOOM = st.sampled_from((*[None] * 30, 0.001, 0.004, 0.015))
 """Seconds from the beginning of a request until the server is killed; None: it is not."""
-
-
-def step(**drawn: Any) -> Callable[[Any], Any]:
-    """A rule that is counted and told when something goes wrong."""
-
-    def wrap(method: Callable[..., None]) -> Any:
-        @functools.wraps(method)
-        def told(self: Life, **given: Any) -> None:
-            self.stage.counts[method.__name__] += 1
-            self.stage.counts["steps"] += 1
-            self.story.append(f"{method.__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})")
-            self.sound = False
-            method(self, **given)
-
-        return rule(**drawn)(told)
-
-    return wrap
 
 
 class Life(Living):
@@ -260,35 +239,6 @@ class Life(Living):
         """One more replica begins here; the oldest ends."""
         self.followers = [*self.followers[-1:], Follower(self.stage.site, self.name)]
 
-    # Asking
-
-    @step(number=st.integers(0, 50), part=st.floats(0, 1))
-    def query_picture(self, number: int, part: float) -> None:
-        self.ask_picture(number, 1 + int(part * (len(self.model.items) - 1)))
-
-    @step(number=st.integers(0, 50))
-    def query_in_default_mode(self, number: int) -> None:
-        """Calibrated, where a gate has fitted maps: then the model knows the order within each shard only."""
-        data, files = {"k": str(len(self.model.items))}, [("images", ("q", self.world.as_bytes(number)))]
-        answer = self.settled(lambda _: self.query(data=data, files=files)).json()
-        found, _ = self.model.by_picture(number, self._asking(answer))
-        matches = self.compare(answer, found, {}, len(found))
-        for shard in {(match["version"], match["origin"]) for match in matches}:
-            raw = [match["raw_score"] for match in matches if (match["version"], match["origin"]) == shard]
-            assert raw == sorted(raw, reverse=True)
-
-    @step(version=VERSION, number=st.integers(0, 50))
-    def query_embedding(self, version: str, number: int) -> None:
-        """Invariant 8: what no edge leads to is not compared, and the answer says so."""
-        vector = self.world.encode(version, number)
-        body = {"version": version, "embeddings": [[float(x) for x in vector]]}
-        self.ask(lambda: self.model.by_embedding(version, vector), **body)
-
-    @step(name=NAME)
-    def query_item(self, name: str) -> None:
-        if name in self.model.items:
-            self.ask(lambda: self.model.by_item(name), name, items=[name])
-
     @invariant()
     def as_the_model_says(self) -> None:
         k = len(self.model.items)
@@ -339,6 +289,7 @@ class Life(Living):
                 vector = self.world.encode(self.model.current, held.picture)
                 np.testing.assert_allclose(held.vectors[self.model.current], vector, atol=1e-5)
         assert [row.failed for row in look(self.stage.site.database, self.name).backfills] == [0] * self.model.backfills
+        self.stage.check()
         findings = Doctor(self.stage.site.settings, self.stage.site.database).examine()
         assert [finding for finding in findings if finding.severity == "error"] == []
         self.stage.counts["items moved by workers"] += self.model.moves
@@ -351,13 +302,12 @@ class Life(Living):
 def stage(tmp_path: Path, world: World) -> Iterator[Stage]:
     """A server that knows every version."""
     (tmp_path / "data").mkdir()
-    stage = Stage(Site(tmp_path / "data"))
-    for version in world.versions.values():
-        pack_version(version.folder, tmp_path / "v.zip")
-        archive = {"archive": (tmp_path / "v.zip").read_bytes()}
-        assert stage.http.post("/versions", files=archive).status_code == 201
-    yield stage
-    stage.close()
+    with closing(Site(tmp_path / "data")) as site, closing(Stage(site)) as stage:
+        for version in world.versions.values():
+            pack_version(version.folder, tmp_path / "v.zip")
+            archive = {"archive": (tmp_path / "v.zip").read_bytes()}
+            assert stage.http.post("/versions", files=archive).status_code == 201
+        yield stage
 
 
 def live(stage: Stage, world: World, number: int, steps: int) -> None:

@@ -479,11 +479,14 @@ def test_a_broken_version_folder_is_refused_in_one_line(run, make_version, tmp_p
 
 def test_versions_are_registered_and_listed(run, service, make_version, tmp_path):
     edges = [{"old": "v1", "kind": "truncate"}]
-    listed = {"name": "v2", "dim": 6, "space": {"kind": "cosine"}, "method": "oca", "edges": edges}
-    service.answers |= {"POST /v1/versions": listed, "GET /v1/versions": {"versions": [listed]}}
+    listed = {"name": "v2", "dim": 6, "space": {"kind": "cosine"}, "method": "oca", "edges": edges, "problem": None}
+    broken = {**listed, "name": "v3", "problem": "encoder.onnx is [not] it"}
+    service.answers |= {"POST /v1/versions": listed, "GET /v1/versions": {"versions": [listed, broken]}}
 
     assert run("version", "register", make_version(tmp_path / "v2", "v2", 6).folder)[1] == "registered v2\n"
-    assert run("version", "list")[1].splitlines()[1].split() == ["v2", "6", "cosine", "oca", "truncate->v1"]
+    shown = run("version", "list")[1].splitlines()
+    assert shown[1].split() == ["v2", "6", "cosine", "oca", "truncate->v1"]
+    assert shown[-1] == "v3 is set aside: encoder.onnx is [not] it"
 
 
 def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it(run, monkeypatch):

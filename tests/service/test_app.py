@@ -166,7 +166,7 @@ def test_sigterm_lets_a_running_request_end_and_then_ends_well(
 def test_it_says_when_it_cannot_follow_its_database(
     served: Any, problem: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert served.http.get("/health/ready").json() == {"status": "ready"}
+    assert served.http.get("/health/ready").json() == {"status": "ready", "problems": []}
 
     def fail() -> None:
         raise OSError("disk gone")

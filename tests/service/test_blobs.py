@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from service.blobs import Blobs
+from service.blobs import MARKER, Blobs
 
 
 @pytest.fixture(params=["file", "memory"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
-    return Blobs(f"{request.param}://{tmp_path / 'blobs'}")
+    return Blobs(f"{request.param}://{tmp_path / 'blobs'}", list)
 
 
 def test_what_is_written_can_be_read(blobs: Blobs) -> None:
@@ -48,8 +48,8 @@ def test_a_gallery_is_removed_whole(blobs: Blobs, caplog: pytest.LogCaptureFixtu
 
 
 def test_nothing_to_write_is_nothing_written(tmp_path: Path) -> None:
-    assert Blobs(f"file://{tmp_path}").write(1, []) == []
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert Blobs(f"file://{tmp_path}", list).write(1, []) == []
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [MARKER]
 
 
 def test_a_write_that_fails_in_the_middle_leaves_no_image(tmp_path: Path) -> None:
@@ -58,13 +58,13 @@ def test_a_write_that_fails_in_the_middle_leaves_no_image(tmp_path: Path) -> Non
         raise ValueError("unreadable")
 
     with pytest.raises(ValueError, match="unreadable"):
-        Blobs(f"file://{tmp_path}").write(1, images())
+        Blobs(f"file://{tmp_path}", list).write(1, images())
 
-    assert not [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == [MARKER]
 
 
 def test_an_image_that_cannot_be_removed_is_told_and_left(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    blobs = Blobs(f"file://{tmp_path}")
+    blobs = Blobs(f"file://{tmp_path}", list)
     (tmp_path / "1" / "folder" / "below").mkdir(parents=True)
 
     with caplog.at_level(logging.WARNING):

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, func, select
 from index.version import Version
 from service.backfills import attempts
 from service.backfills.worker import Worker
-from service.blobs import Blobs, StoreUnreachable
+from service.blobs import MARKER, Blobs, StoreUnreachable
 from service.settings import Settings
 from service.tables import backfill_failure, item
 
@@ -130,6 +130,53 @@ def test_one_image_that_cannot_be_read_is_tried_again_and_given_up_alone(
     assert "Input/output" in failure["reason"]
 
 
+def in_the_way(served: Any, *names: str) -> None:
+    """Folders lie where images were: the system refuses to read them as it does for broken files and wrong rights."""
+    with served.runtime.database.lookup() as connection:
+        keys = [blob_of(connection, name) for name in names]
+    for key in keys:
+        path = served.runtime.settings.data / "blobs" / key
+        path.unlink()
+        path.mkdir()
+
+
+def test_a_chunk_of_nothing_but_unreadable_images_is_given_up_and_holds_up_no_other(
+    served: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_the_way(served, "i2", "i3")
+    number = start(served, chunk_size=2, attempts=2, order="oldest")
+
+    drain(a_worker, served, number, monkeypatch)
+
+    assert shown(served, number) == ("done", 4, 2, 0)
+    failures = served.http.get(f"/backfills/{number}/failures").json()["failures"]
+    assert {(f["item"], f["code"], f["attempts"]) for f in failures} == {
+        ("i2", "image_unreadable", 2),
+        ("i3", "image_unreadable", 2),
+    }
+
+
+def test_an_unreadable_image_is_one_clear_error_wherever_it_is_asked_for(served: Any, problem: Any) -> None:
+    names = [f"i{n}" for n in range(6)]
+    in_the_way(served, "i2")
+
+    shown = problem(served.http.get(f"{served.path}/items/i2/image"), 503, "image_unreadable")
+    assert "directory" in shown["detail"]
+    problem(
+        served.http.post(f"{served.path}/query", json={"items": names, "k": 1}), 503, "image_unreadable", "/items/2"
+    )
+    estimated = served.http.post(f"{served.path}/backfills", json={}, params={"dry_run": True})
+    assert (estimated.status_code, estimated.json()["items"]) == (200, 6)
+    back = served.http.post(f"{served.path}/rollback")
+    assert back.status_code == 201
+    measured = served.http.post(f"{served.path}/gates", json={"version": "v2"})
+    assert (measured.status_code, measured.json()["unreadable"]) == (201, 1)
+
+    in_the_way(served, "i0", "i1", "i3", "i4")
+    refused = served.http.post(f"{served.path}/gates", json={"version": "v2"})
+    problem(refused, 422, "invalid_argument")
+
+
 def unreadable(served: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with served.runtime.database.lookup() as connection:
         key = blob_of(connection, name)
@@ -187,6 +234,13 @@ def test_what_needs_the_store_is_refused_as_a_whole_and_queries_go_on(
     assert (stored.status_code, stored.json()["code"]) == (503, "store_unreachable")
     image = served.http.get(f"{served.path}/items/i0/image")
     assert (image.status_code, image.json()["code"]) == (503, "store_unreachable")
+    for route, body in (
+        ("query", {"items": ["i0"], "k": 1}),
+        ("gates", {"version": "v1"}),
+        ("backfills?dry_run=true", {}),
+    ):
+        asked = served.http.post(f"{served.path}/{route}", json=body)
+        assert (asked.status_code, asked.json()["code"]) == (503, "store_unreachable"), route
     matches = served.query(served.path, pictures[2], k=1).json()["results"][0]["matches"]
     assert matches[0]["id"] == "i2"
     assert served.http.get(served.path).json()["items"] == count
@@ -198,13 +252,17 @@ def test_what_needs_the_store_is_refused_as_a_whole_and_queries_go_on(
     assert served.ingest(served.path, {"new": pictures[0]}).status_code == 200
 
 
-def test_an_image_that_is_gone_is_not_there_and_nothing_more(served: Any) -> None:
+def test_an_image_that_is_gone_is_not_there_and_a_damaged_one_is_given_as_it_is(served: Any) -> None:
     with served.runtime.database.lookup() as connection:
-        key = blob_of(connection, "i1")
+        key, other = blob_of(connection, "i1"), blob_of(connection, "i2")
     served.runtime.blobs.remove([key])
 
     gone = served.http.get(f"{served.path}/items/i1/image")
+    damaged = served.runtime.settings.data / "blobs" / other
+    damaged.write_bytes(b"damaged")
+    as_it_is = served.http.get(f"{served.path}/items/i2/image")
 
+    assert (as_it_is.content, as_it_is.headers["content-type"]) == (b"damaged", "application/octet-stream")
     assert (gone.status_code, gone.json()["code"]) == (404, "no_image")
 
 
@@ -214,31 +272,75 @@ class TestStoreOverTheNetwork:
     class NoConnection(Exception):
         pass
 
-    @pytest.fixture
-    def blobs(self, tmp_path: Path) -> Blobs:
-        return Blobs(f"memory://{tmp_path}")
-
-    def test_what_it_raises_is_an_outage(self, blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_it_raises_is_an_outage(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        blobs = Blobs(f"memory://{tmp_path}", list)
         (key,) = blobs.write(1, [b"image"])
-        blobs.check()
 
         def away(*_: Any, **__: Any) -> Any:
             raise self.NoConnection("no route")
 
-        for method in ("ls", "cat_file"):
-            monkeypatch.setattr(MemoryFileSystem, method, away)
-        with pytest.raises(StoreUnreachable, match="no route"):
-            blobs.check()
-        with pytest.raises(OSError, match="NoConnection: no route"):
-            blobs.read(key)
-        with pytest.raises(StoreUnreachable, match="no route"):
-            blobs.fetch(key)
+        monkeypatch.setattr(MemoryFileSystem, "cat_file", away)
+        monkeypatch.setattr(MemoryFileSystem, "pipe_file", away)
+        for asks in (blobs.check, lambda: blobs.read(key), lambda: blobs.fetch(key), lambda: blobs.write(1, [b""])):
+            with pytest.raises(StoreUnreachable, match=f"memory://{tmp_path} .*NoConnection: no route"):
+                asks()
+        assert "no route" in (blobs.problem or "")
 
-    def test_an_empty_bucket_is_one(self, blobs: Blobs) -> None:
-        kept, gone = blobs.write(1, [b"kept", b"gone"])
-        blobs.remove([gone])
+        monkeypatch.undo()
+        assert blobs.fetch(key) == b"image"
+        assert blobs.problem is None
 
-        assert (blobs.fetch(kept), blobs.fetch(gone)) == (b"kept", None)
+
+@pytest.mark.parametrize("protocol", ["file", "memory"])
+class TestMarker:
+    @pytest.fixture
+    def url(self, protocol: str, tmp_path: Path) -> str:
+        return f"{protocol}://{tmp_path}/blobs"
+
+    def test_a_fresh_place_becomes_the_store(self, url: str) -> None:
+        Blobs(url, list).check()
+        blobs = Blobs(url, lambda: ["1/of a row"])
+
+        blobs.check()
+
+        assert blobs.fetch("1/of a row") is None
+        assert dict(blobs.all()) == {}
+
+    def test_a_place_that_holds_none_of_the_images_is_not_the_store(self, url: str) -> None:
+        blobs = Blobs(url, lambda: ["1/of a row"])
+        for _ in range(2):
+            with pytest.raises(StoreUnreachable, match=MARKER):
+                blobs.check()
+        with pytest.raises(StoreUnreachable):
+            blobs.write(1, [b"x"])
+        assert not blobs.exists(MARKER)
+
+    def test_a_store_from_before_there_were_markers_is_known_by_an_image(self, url: str) -> None:
+        first = Blobs(url, list)
+        (key,) = first.write(1, [b"x"])
+        first.remove([MARKER])
+
+        Blobs(url, lambda: ["1/lost", key]).check()
+
+        assert first.exists(MARKER)
+
+    def test_one_that_comes_back_between_two_looks_says_nothing_against_an_image(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blobs = Blobs(url, list)
+        (key,) = blobs.write(1, [b"x"])
+        read, asked = Blobs._read, []
+
+        def away_at_first(self: Blobs, wanted: str) -> bytes:
+            asked.append(wanted)
+            if len(asked) == 1:
+                raise FileNotFoundError(wanted)
+            return read(self, wanted)
+
+        monkeypatch.setattr(Blobs, "_read", away_at_first)
+
+        assert blobs.read(key) == b"x"
+        assert asked == [key, MARKER, key]
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"cut"], ids=["empty", "other", "cut"])

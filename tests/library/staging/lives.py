@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from service.queries.replica import Replica
 from service.versions.catalog import Catalog
@@ -21,6 +23,28 @@ from staging.world import World
 
 Effect = Callable[[Model], str | None]
 Request = Callable[[httpx.Client], httpx.Response]
+
+
+IDS = [f"i{n}" for n in range(12)]
+NAME = st.sampled_from(IDS)
+VERSION = st.sampled_from(("v1", "v2", "v3", "v4"))
+
+
+def step(**drawn: Any) -> Callable[[Any], Any]:
+    """A rule that is counted and told when something goes wrong."""
+
+    def wrap(method: Callable[..., None]) -> Any:
+        @functools.wraps(method)
+        def told(self: Living, **given: Any) -> None:
+            self.stage.counts[method.__name__] += 1
+            self.stage.counts["steps"] += 1
+            self.story.append(f"{method.__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})")
+            self.sound = False
+            method(self, **given)
+
+        return rule(**drawn)(told)
+
+    return wrap
 
 
 class Follower:
@@ -48,6 +72,10 @@ class Living(RuleBasedStateMachine):
     world: World
     model: Model
     name: str
+    story: list[str]
+    """The steps so far."""
+    sound: bool
+    """The last step ended as it should."""
 
     def act(self, request: Request, *effects: Effect, doom: float | None = None) -> Any:
         """A request to the server and what it does to the model; of several effects one, as workers may be faster.
@@ -108,6 +136,33 @@ class Living(RuleBasedStateMachine):
 
     def post(self, route: str, **body: Any) -> Request:
         return lambda http: http.post(f"/galleries/{self.name}/{route}", json=body)
+
+    @step(number=st.integers(0, 50), part=st.floats(0, 1))
+    def query_picture(self, number: int, part: float) -> None:
+        self.ask_picture(number, 1 + int(part * (len(self.model.items) - 1)))
+
+    @step(number=st.integers(0, 50))
+    def query_in_default_mode(self, number: int) -> None:
+        """Calibrated, where a gate has fitted maps: then the model knows the order within each shard only."""
+        data, files = {"k": str(len(self.model.items))}, [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.settled(lambda _: self.query(data=data, files=files)).json()
+        found, _ = self.model.by_picture(number, self._asking(answer))
+        matches = self.compare(answer, found, {}, len(found))
+        for shard in {(match["version"], match["origin"]) for match in matches}:
+            raw = [match["raw_score"] for match in matches if (match["version"], match["origin"]) == shard]
+            assert raw == sorted(raw, reverse=True)
+
+    @step(version=VERSION, number=st.integers(0, 50))
+    def query_embedding(self, version: str, number: int) -> None:
+        """Invariant 8: what no edge leads to is not compared, and the answer says so."""
+        vector = self.world.encode(version, number)
+        body = {"version": version, "embeddings": [[float(x) for x in vector]]}
+        self.ask(lambda: self.model.by_embedding(version, vector), **body)
+
+    @step(name=NAME)
+    def query_item(self, name: str) -> None:
+        if name in self.model.items:
+            self.ask(lambda: self.model.by_item(name), name, items=[name])
 
     def query(self, **request: Any) -> httpx.Response:
         return self.stage.http.post(f"/galleries/{self.name}/query", **request)

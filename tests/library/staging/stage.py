@@ -69,10 +69,14 @@ class Stage:
         assert code == -how or (how is signal.SIGTERM and code == 0)
         self.counts[f"workers ended by {how.name}"] += 1
 
+    def check(self) -> None:
+        """Nothing ended by itself, and nothing but what was foreseen went wrong."""
+        assert [process.poll() for process in (self.server, *self.workers)] == [None] * (1 + len(self.workers))
+        assert [path for path in self.site.settings.data.glob("*.log") if "Traceback" in path.read_text()] == []
+
     def close(self) -> None:
-        """End everything."""
+        """The processes end with their site."""
         self.http.close()
-        self.site.close()
 
     def _strike(self, how: signal.Signals) -> None:
         self._down = True

@@ -248,7 +248,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
     a_worker = Worker(settings, threading.Event())
     with monkeypatch.context() as patch:
-        patch.setattr("service.blobs.Blobs.read", _unreachable)
+        patch.setattr("service.blobs.Blobs._read", _unreachable)
         assert not a_worker.step()
     assert "action=step_failed" in caplog.text
     assert last_backfill(served, path)["failed"] == 0

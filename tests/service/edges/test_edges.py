@@ -593,6 +593,26 @@ class TestRemove:
         assert back.status_code == 201, back.text
         assert served.http.get(path).json()["mix"] == {"v2": 2}
 
+    @pytest.mark.parametrize("state", ["running", "paused"])
+    def test_a_transform_that_is_not_over_keeps_its_item_edge_from_being_replaced(
+        self, served: Any, more: dict[str, Version], many: dict[str, bytes], problem: Problem, state: str
+    ) -> None:
+        path = served.gallery("v1")
+        served.ingest(path, {"a": many["0"]})
+        served.http.post(f"{path}/deployments", json={"version": "fct"})
+        number = served.http.post(f"{path}/backfills", json={"kind": "transform"}).json()["id"]
+        if state == "paused":
+            served.http.post(f"/backfills/{number}/pause")
+        again = zipped(folder_of(more["fct"], "v1"))
+        before = edges(served)
+
+        refused = problem(send(served, again, new="fct", old="v1", replace="true"), 409, "edge_in_use")
+
+        assert f"backfill {number}" in refused["detail"]
+        assert edges(served) == before
+        assert served.http.post(f"/backfills/{number}/cancel").status_code == 200
+        assert send(served, again, new="fct", old="v1", replace="true").status_code == 201
+
     def test_a_running_transform_keeps_its_item_edge_even_from_force(
         self, served: Any, more: dict[str, Version], many: dict[str, bytes], problem: Problem
     ) -> None:

@@ -208,11 +208,19 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
     assert live.gallery.mix() == {"v1": 2}
 
 
-def test_a_damaged_gallery_does_not_hold_up_the_others(world: World) -> None:
+def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bad, good = world.create("bad"), world.create("good")
     world.store(bad, 1, a=[1, 0])
-    with world.database.write() as connection:
-        connection.execute(update(embedding).values(vector=b"short"))
+    apply = Replica._apply
+
+    def fail(self: Replica, live: Live, blocks: Any) -> None:
+        if live.name == "bad":
+            raise ValueError("damaged")
+        apply(self, live, blocks)
+
+    monkeypatch.setattr(Replica, "_apply", fail)
     world.replica._thread.start()
     try:
         world.store(good, 1, b=[0, 1])
@@ -220,7 +228,7 @@ def test_a_damaged_gallery_does_not_hold_up_the_others(world: World) -> None:
         world.create("late")
         assert world.replica.find("late").gallery.mix() == {}
         assert world.replica.find("good").gallery.mix() == {"v1": 1}
-        world.store(bad, 1, a=[1, 0])
+        monkeypatch.undo()
         wait_until(lambda: world.replica.failure is None)
         assert world.replica.find("bad").gallery.mix() == {"v1": 1}
     finally:

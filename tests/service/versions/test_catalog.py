@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import service.encoders.entrances
-from index.errors import InvalidVersionFolder, NoEncoder
+from index.errors import NoEncoder
 from index.version import Version
 from service.database import Database, upgrade
-from service.errors import UnknownVersion
+from service.errors import UnknownVersion, VersionBroken
 from service.settings import Settings
 from service.versions.catalog import Catalog, insert_version
 
@@ -135,11 +135,16 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
         catalog.named("bare").encoder()
 
 
-def test_a_folder_that_changed_is_refused_by_name(
+def test_a_folder_that_changed_is_set_aside_and_named(
     settings: Settings, database: Database, add: Callable[..., Version]
 ) -> None:
-    made = add("v1")
+    made, _ = add("v1"), add("v2")
     (made.folder / "encoder.onnx").write_bytes(b"other")
+    catalog = Catalog(database, settings)
 
-    with pytest.raises(InvalidVersionFolder, match=r"encoder\.onnx"):
-        Catalog(database, settings).sync()
+    catalog.sync()
+
+    assert ("encoder.onnx" in catalog.named("v1").problem, catalog.named("v2").problem) == (True, "")
+    assert catalog.encoders() == {"v2"}
+    with pytest.raises(VersionBroken, match=r"'v1' .* encoder\.onnx"):
+        catalog.named("v1").encoder()

@@ -1,0 +1,42 @@
+"""The doctor: looks through a data folder for what should not be there, says what to do, and mends what is safe.
+
+Safe is what changes no answer but a wrong one, and loses nothing: vectors are brought to unit length, embeddings that
+nothing can be compared with are removed from items to which something better remains, items whose active embedding is
+missing go to one they hold, and files that nothing refers to are removed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from service.database import Database
+from service.doctor import folders, images, places, sets, vectors
+from service.doctor.findings import Finding, Patient
+from service.references import open_blobs
+from service.settings import Settings
+from service.versions.catalog import Catalog
+
+Look = Callable[[Patient, bool], list[Finding]]
+
+LOOKS: Sequence[Look] = (folders.look, vectors.look, places.look, images.look)
+"""In this order: what is removed from an item decides where it belongs."""
+
+ORDER = {"error": 0, "warning": 1, "info": 2}
+
+
+class Doctor:
+    """Examines what one settings object points to."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self._settings = settings
+        self._database = database
+
+    def examine(self, *, fix: bool = False) -> list[Finding]:
+        """Every finding, the worst first; with `fix`, what is safe to mend is mended."""
+        catalog = Catalog(self._database, self._settings)
+        catalog.sync()
+        blobs = open_blobs(self._database, self._settings.blobs_url)
+        patient = Patient(self._settings, self._database, catalog, blobs)
+        findings = [finding for look in LOOKS for finding in look(patient, fix)]
+        findings += sets.look(patient)
+        return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

@@ -1,0 +1,57 @@
+"""What the doctor says, and whom he looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Row
+
+from service.blobs import Blobs
+from service.database import Database
+from service.repository import all_galleries
+from service.settings import Settings
+from service.versions.catalog import Catalog
+
+EXAMPLES = 5
+ORPHAN_SECONDS = 3600.0
+"""What is younger than this may belong to a write that is not committed yet."""
+
+
+@dataclass
+class Finding:
+    """Something wrong: `count` things of one kind, some of them by name, and what to do about them.
+
+    `severity`: `error` (answers are wrong or missing), `warning` (something will go wrong) or `info`.
+    """
+
+    code: str
+    severity: str
+    what: str
+    advice: str
+    count: int = 0
+    examples: list[str] = field(default_factory=list)
+    fixed: int = 0
+    fixable: bool = False
+
+    def add(self, example: str, count: int = 1) -> None:
+        """Count one more."""
+        self.count += count
+        if len(self.examples) < EXAMPLES:
+            self.examples.append(example)
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A data folder with its database and its images."""
+
+    settings: Settings
+    database: Database
+    catalog: Catalog
+    blobs: Blobs
+
+    def galleries(self) -> Sequence[Row[Any]]:
+        """Every gallery's row."""
+        with self.database.lookup() as connection:
+            return all_galleries(connection)

@@ -1,0 +1,62 @@
+"""Folders on disk: those of versions and edges that changed since they were accepted, and remains of uploads."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
+from service.versions.incoming import remains
+
+
+def look(patient: Patient, fix: bool) -> list[Finding]:
+    """`version_changed`, `edge_changed`, `upload_left`."""
+    return [_versions(patient), _edges(patient), _left(patient, fix)]
+
+
+def _versions(patient: Patient) -> Finding:
+    changed = Finding(
+        "version_changed",
+        "error",
+        "version folders are no longer what was registered: they are set aside",
+        "register the same archive again, or restore the folder and start the service again; then start workers again",
+    )
+    for registered in patient.catalog.all():
+        if registered.problem:
+            changed.add(f"{registered.name}: {registered.problem}")
+    return changed
+
+
+def _edges(patient: Patient) -> Finding:
+    changed = Finding(
+        "edge_changed",
+        "error",
+        "edges whose files are no longer what was accepted: they are not used",
+        "add or fit the edge again with --replace, or restore its folder and start service and workers again",
+    )
+    for declared in patient.catalog.edges():
+        if declared.problem:
+            new, old, kind = declared.edge.key
+            changed.add(f"{kind} from {new} to {old}: {declared.problem}")
+    return changed
+
+
+def _left(patient: Patient, fix: bool) -> Finding:
+    left = Finding("upload_left", "info", "remains of uploads that were killed", "removed at start", fixable=True)
+    for accepted in (patient.settings.versions, patient.settings.edges):
+        for folder in remains(accepted):
+            if _age(folder) <= ORPHAN_SECONDS:  # may be on its way
+                continue
+            left.add(folder.name)
+            if fix:
+                shutil.rmtree(folder, ignore_errors=True)
+                left.fixed += 1
+    return left
+
+
+def _age(folder: Path) -> float:
+    try:
+        return time.time() - folder.stat().st_mtime
+    except FileNotFoundError:  # it has arrived
+        return 0.0

@@ -1,0 +1,58 @@
+"""Images: the store itself, rows whose image is gone, and images that nothing refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from service.blobs import StoreUnreachable
+from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
+from service.references import references
+
+
+def look(patient: Patient, fix: bool) -> list[Finding]:
+    """`store_unreachable`, or else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
+    try:
+        patient.blobs.check()
+    except StoreUnreachable as error:
+        away = Finding("store_unreachable", "error", "image stores cannot be looked into", "bring it back")
+        away.add(error.message)
+        return [away]
+    missing = {
+        "item": Finding(
+            "image_missing",
+            "warning",
+            "items whose image is gone: they can be found, but not re-encoded",
+            "restore the images, or ingest the items again",
+        ),
+        "evaluation": Finding(
+            "evaluation_image_missing",
+            "warning",
+            "entries of evaluation sets whose image is gone: gates leave them out",
+            "restore the images, or add the evaluation set again",
+        ),
+    }
+    # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
+    stored = dict(patient.blobs.all())
+    referred: set[str] = set()
+    with patient.database.read() as connection:
+        for reference in references(connection):
+            referred.add(reference.key)
+            if reference.key not in stored and not patient.blobs.exists(reference.key):
+                missing[reference.of].add(reference.owner)
+    return [_orphans(patient, stored, referred, fix), *missing.values()]
+
+
+def _orphans(patient: Patient, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
+    orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
+    lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
+    for key in lost:
+        orphan.add(key)
+    if lost and stored.keys().isdisjoint(referred):
+        # A setting that was forgotten must not cost every image there is.
+        orphan.severity, orphan.fixable = "warning", False
+        orphan.advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
+    elif fix:
+        patient.blobs.remove(lost)
+        orphan.fixed = len(lost)
+    return orphan

@@ -1,0 +1,169 @@
+"""Embeddings: of another length than their version's, not finite, zero, not of unit length, or double."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, delete, false, select, update
+
+from index.space import UNIT_TOLERANCE, Cosine, space_from_json
+from service.doctor.findings import Finding, Patient
+from service.errors import UnknownGallery
+from service.repository import STORED, STREAMED, from_bytes, take_seq, to_bytes
+from service.tables import embedding, gallery, item
+from service.versions.catalog import Registered
+
+ROWS = 4096
+
+Damaged = tuple[Row[Any], str]
+"""An embedding that no query can be compared with, and the code of its finding."""
+
+
+def look(patient: Patient, fix: bool) -> list[Finding]:
+    """`wrong_dimension`, `wrong_side`, `not_finite`, `zero_vector`, `not_unit_vector`, `duplicate_vector`."""
+    found = _findings()
+    damaged: list[Damaged] = []
+    long: list[Row[Any]] = []
+    seen: dict[tuple[int, int], dict[bytes, str]] = defaultdict(dict)
+    with patient.database.read() as connection:
+        for block in _embeddings(connection):
+            for version_id in {row.version_id for row in block}:
+                rows = [row for row in block if row.version_id == version_id]
+                whole = _check_shapes(patient.catalog.by_id(version_id), rows, found, damaged)
+                long += _check_numbers(patient.catalog.by_id(version_id), whole, found, damaged)
+            bad = {(row.item_id, row.version_id) for row, _ in damaged}
+            for row in block:
+                if (row.item_id, row.version_id) not in bad:
+                    _check_double(row, seen[row.gallery_id, row.version_id], found["duplicate_vector"])
+    if fix:
+        found["not_unit_vector"].fixed = _normalise(patient, long)
+        _discard(patient, damaged, found)
+    return list(found.values())
+
+
+def _findings() -> dict[str, Finding]:
+    again = (
+        "--fix removes those of items that hold another embedding, or an image that the current version can encode "
+        "(start a reencode backfill then); ingest the others again"
+    )
+    made = [
+        Finding("wrong_dimension", "error", "vectors have another length than their version's", again, fixable=True),
+        Finding("not_finite", "error", "vectors hold NaN or infinite numbers", again, fixable=True),
+        Finding("zero_vector", "error", "vectors are all zero where a direction is needed", again, fixable=True),
+        Finding(
+            "wrong_side",
+            "error",
+            "side-information has another length than its version's: no transform can move these items",
+            "queries are right; ingest the items again, or move them by a reencode backfill",
+        ),
+        Finding("not_unit_vector", "error", "vectors of a cosine space are not of unit length", "--fix", fixable=True),
+        Finding("duplicate_vector", "info", "items hold the vector of another item", "the same image, stored twice"),
+    ]
+    return {finding.code: finding for finding in made}
+
+
+def _embeddings(connection: Connection) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
+    columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, *embedding.c)
+    joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
+    statement = select(*columns).select_from(joined).order_by(embedding.c.version_id)
+    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
+
+
+def _named(row: Row[Any]) -> str:
+    return f"{row.name}/{row.external_id}"
+
+
+def _check_shapes(
+    version: Registered, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
+) -> list[Row[Any]]:
+    """Returns the rows whose vectors have the right length."""
+    card = version.card
+    whole = []
+    for row in rows:
+        if len(row.vector) == card.dim * STORED.itemsize:
+            whole.append(row)
+        else:
+            found["wrong_dimension"].add(f"{_named(row)}: {len(row.vector) // STORED.itemsize} of {card.name}")
+            damaged.append((row, "wrong_dimension"))
+        if row.side is not None and len(row.side) != card.side_dim * STORED.itemsize:
+            found["wrong_side"].add(f"{_named(row)}: {len(row.side) // STORED.itemsize} of {card.name}")
+    return whole
+
+
+def _check_numbers(
+    version: Registered, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
+) -> list[Row[Any]]:
+    """Look at vectors of the right length; returns those that can be normalised."""
+    long: list[Row[Any]] = []
+    vectors = from_bytes([row.vector for row in rows], version.card.dim).astype(np.float64)
+    finite = np.asarray(np.isfinite(vectors).all(axis=1))
+    length = np.linalg.norm(np.where(finite[:, None], vectors, 0.0), axis=1)
+    cosine = isinstance(space_from_json(dict(version.card.space)), Cosine)
+    for row, good, norm in zip(rows, finite, length, strict=True):
+        code = "not_finite" if not good else "zero_vector" if cosine and norm == 0 else None
+        if code is not None:
+            found[code].add(f"{_named(row)} of {version.name}")
+            damaged.append((row, code))
+        elif cosine and abs(norm - 1) > UNIT_TOLERANCE:
+            found["not_unit_vector"].add(f"{_named(row)} of {version.name}: {norm:.4g}")
+            long.append(row)
+    return long
+
+
+def _check_double(row: Row[Any], seen: dict[bytes, str], found: Finding) -> None:
+    digest = hashlib.blake2b(row.vector, digest_size=16).digest()
+    if digest in seen:
+        found.add(f"{_named(row)} = {seen[digest]}")
+    else:
+        seen[digest] = row.external_id
+
+
+def _normalise(patient: Patient, rows: Sequence[Row[Any]]) -> int:
+    """Replace vectors that are still as they were read; replicas follow where they are active."""
+    mended = 0
+    for row in rows:
+        (vector,) = from_bytes([row.vector], patient.catalog.by_id(row.version_id).card.dim)
+        unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
+        with suppress(UnknownGallery), patient.database.write() as connection:
+            seq = take_seq(connection, row.gallery_id, 1)
+            mended += connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount
+            _tell_replicas(connection, row, seq)
+    return mended
+
+
+def _discard(patient: Patient, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
+    """Remove embeddings that are still as they were read, of items to which something better remains."""
+    bad = {(row.item_id, row.version_id) for row, _ in damaged}
+    for row, code in damaged:
+        with suppress(UnknownGallery), patient.database.write() as connection:
+            seq = take_seq(connection, row.gallery_id, 1)
+            held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == row.item_id))
+            others = any((row.item_id, version_id) not in bad for version_id in held.scalars())
+            if others or _can_be_made_again(patient, connection, row):
+                found[code].fixed += connection.execute(delete(embedding).where(*_as_read(row))).rowcount
+                _tell_replicas(connection, row, seq)
+
+
+def _can_be_made_again(patient: Patient, connection: Connection, row: Row[Any]) -> bool:
+    """Whether a reencode backfill would embed the item by its gallery's current version."""
+    columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
+    kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
+    if kept.blob is None or kept.current_id is None:
+        return False
+    current = patient.catalog.by_id(kept.current_id)
+    return bool(current.card.encoder) and not current.problem and patient.blobs.exists(kept.blob)
+
+
+def _as_read(row: Row[Any]) -> tuple[Any, ...]:
+    same = (embedding.c.item_id == row.item_id, embedding.c.version_id == row.version_id)
+    return (*same, embedding.c.vector == row.vector)
+
+
+def _tell_replicas(connection: Connection, row: Row[Any], seq: int) -> None:
+    active = (item.c.id == row.item_id, item.c.active_id == row.version_id, item.c.deleted == false())
+    connection.execute(update(item).where(*active).values(seq=seq))
