@@ -145,7 +145,10 @@ def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_re
     for folder in kept:
         (folder / "edge.onnx").write_bytes(b"changed")
     again, number = fill()
-    wait_done(keyed, number, process())
+    worker = process()
+    wait_done(keyed, number, worker)
+    worker.kill()  # or it takes chunks of what is moved locally now
+    worker.wait()
 
     assert len(by_the_first) == len(by_the_second) == 20
     assert by_the_first != by_the_second
