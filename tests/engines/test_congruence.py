@@ -60,8 +60,15 @@ class Run:
         name = list(OPERATIONS)[number] if number < len(OPERATIONS) else draw.choice(weighted)
         answer = getattr(self, name)(draw)
         self.heard.append((name, None if answer is None else self.told(answer)))
+        self.settle()
         for path in ("/galleries/g", "/galleries/g/deployments", "/galleries/g/backfills", "/edges"):
             self.heard.append(self.told(self.http.get(path)))
+
+    def settle(self) -> None:
+        """Show what the worker did, and count what was matched, now and not a moment later."""
+        runtime = self.http.app.state.runtime  # type: ignore[attr-defined]
+        runtime.replica.refresh(1)
+        runtime.traffic.flush()
 
     def told(self, answer: Any) -> Any:
         return answer.status_code, stable(answer.json()) if answer.content else None
@@ -151,9 +158,7 @@ def test_both_engines_give_the_same_answers_to_everything(
             run.http.post("/galleries/g/deployments", json={"version": "v1"})
         for number in range(STEPS):
             for run in runs:
-                run.http.app.state.runtime.replica.refresh(1)  # type: ignore[attr-defined]
                 run.step(number)
-                run.http.app.state.runtime.traffic.flush()  # type: ignore[attr-defined]
             first, second = (run.heard for run in runs)
             assert first[-5:] == second[-5:], f"step {number}: {first[-5][0]}"
     server.drop(url)

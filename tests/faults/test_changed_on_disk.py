@@ -39,8 +39,15 @@ def changed(path: Path) -> Callable[[], None]:
 
 
 class TestWorkerThatLoadsItLater:
-    @pytest.mark.parametrize("when", ["before it starts", "before the encoder", "after it rested"])
-    @pytest.mark.parametrize("file", ["encoder.onnx", "probe.npz"])
+    @pytest.mark.parametrize(
+        ("file", "when"),
+        [
+            ("encoder.onnx", "before it starts"),
+            ("encoder.onnx", "before the encoder"),
+            ("encoder.onnx", "after it rested"),
+            ("probe.npz", "before the encoder"),
+        ],
+    )
     def test_it_moves_nothing_gives_nothing_up_and_goes_on_when_the_folder_is_back(
         self, site: Any, worker: Worker, when: str, file: str, caplog: pytest.LogCaptureFixture
     ) -> None:

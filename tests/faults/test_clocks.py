@@ -64,6 +64,7 @@ def test_a_jump_while_a_chunk_is_computed_moves_no_item_twice_and_loses_none(
 
     def jumped(chunk: Any, outcome: Any) -> Any:
         monkeypatch.setattr(slow, "_persist", persist)
+        slow._leases.drop(chunk)  # it shows no sign of life from here on
         clock.jump += jump
         site.work()
         return persist(chunk, outcome)
@@ -141,7 +142,7 @@ def worker_reads() -> Any:
     return Blobs.read
 
 
-@pytest.mark.parametrize("jump", [-DAY, -1.0, 0.0, 1.0, DAY])
+@pytest.mark.parametrize("jump", [-DAY, -1.0, DAY])
 def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clock: Clock, jump: float) -> None:
     number = site.start_backfill("g")
     worker = Worker(site.settings, threading.Event())
