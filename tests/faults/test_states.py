@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test, initialize, invariant
 
 from index.folder import pack_version
-from service.doctor import Doctor
+from service.doctor.examination import Doctor
 from staging.deployments import WAY
 from staging.galleries import Model
 from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
