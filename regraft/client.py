@@ -63,7 +63,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         return self._json("GET", "health")
 
     def ready(self) -> Json:
-        """GET /v1/health/ready: the database is there and the gallery is loaded."""
+        """GET /v1/health/ready: `status` is ready or degraded; `problems` lists what is damaged and not used."""
         return self._json("GET", "health/ready")
 
     def audit(self, *, limit: int = 100, before: int | None = None) -> list[Json]:
