@@ -15,6 +15,7 @@ from fastapi import APIRouter, Path, Request, Response
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, delete, insert, select
 
+from index.errors import RegraftError
 from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.audit import record
