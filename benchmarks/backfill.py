@@ -42,7 +42,7 @@ from index.transform import load_forward
 from index.version import Version
 from service.backfills.worker import Worker
 from service.blobs import Blobs
-from service.repository import from_bytes, to_bytes
+from service.embeddings import from_bytes, to_bytes
 from service.settings import Settings
 from service.tables import backfill, embedding, item
 

@@ -1,4 +1,4 @@
-"""Many keys as one value of a statement.
+"""Many keys in a statement: as one value, or in blocks that fit.
 
 `IN (?, ?, ...)` is written out anew for every number of keys, and a statement a row goes through Python for every row.
 A list that is one value costs neither, and the database works on it without holding Python's lock.
@@ -7,11 +7,16 @@ A list that is one value costs neither, and the database works on it without hol
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, bindparam, column, func, select
 from sqlalchemy.dialects.postgresql import ARRAY
+
+BLOCK = 5_000
+"""Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
+
+T = TypeVar("T")
 
 
 class Listed(NamedTuple):
@@ -34,3 +39,8 @@ def listed(connection: Connection, keys: Sequence[int]) -> Listed:
     array = bindparam(None, list(keys), ARRAY(BigInteger))
     rows = func.unnest(array).table_valued(column("value", BigInteger), with_ordinality="number").render_derived()
     return Listed(rows.c.value, rows.c.number - 1)
+
+
+def blocks(values: Sequence[T], size: int = BLOCK) -> Iterator[Sequence[T]]:
+    """Values in pieces of `size`; by default such that fit one statement."""
+    return (values[start : start + size] for start in range(0, len(values), size))

@@ -1,22 +1,15 @@
-"""SQL about galleries and their items. Every function runs in its caller's transaction.
-
-Vectors are stored as little-endian float32 bytes; `to_bytes` and `from_bytes` are the only two places that know.
-Shapes: N vectors, D their dimension, S numbers of side-information.
-"""
+"""SQL about galleries and their items. Every function runs in its caller's transaction."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from sqlalchemy import (
-    ColumnElement,
     Connection,
-    Integer,
-    LargeBinary,
     Row,
     Text,
     and_,
@@ -24,18 +17,16 @@ from sqlalchemy import (
     cast,
     delete,
     false,
-    func,
     insert,
-    literal,
-    null,
     select,
     update,
 )
 
 from index.space import Vectors
 from index.version import NAME
-from service.errors import DamagedEmbedding, UnknownGallery, UnknownItem
-from service.listed import Listed, listed
+from service.embeddings import put_embeddings, remove_embeddings
+from service.errors import UnknownGallery, UnknownItem
+from service.listed import blocks
 from service.tables import (
     backfill,
     backfill_chunk,
@@ -56,16 +47,10 @@ from service.tables import (
     trial_report,
 )
 
-BLOCK = 5_000
-"""Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
 FEED_BLOCK = 10_000
 
 STREAMED = {"stream_results": True}
 """Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
-
-STORED = np.dtype("<f4")
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,23 +63,6 @@ class NewItem:
     vector: Vectors
     side: Vectors | None = None
     blob: str | None = None
-
-
-def to_bytes(vector: Vectors) -> bytes:
-    """float32 numbers, any shape -> what the database stores."""
-    return vector.astype(STORED, copy=False).tobytes()
-
-
-def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
-    """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
-    if not all(is_whole(row, dim) for row in rows):
-        raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
-    return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
-
-
-def is_whole(row: bytes, dim: int) -> bool:
-    """Whether a stored vector has `dim` numbers."""
-    return len(row) == dim * STORED.itemsize
 
 
 # Galleries
@@ -201,7 +169,7 @@ def store_items(
         for number, n in enumerate(new)
     ]
     replaced = [known[row["external_id"]] for row in rows if row["external_id"] in known]
-    _remove_embeddings(connection, [row.id for row in replaced])
+    remove_embeddings(connection, [row.id for row in replaced])
     if replaced:
         _replace(
             connection, [{**row, "key": known[row["external_id"]].id} for row in rows if row["external_id"] in known]
@@ -224,52 +192,6 @@ def store_items(
     return [row.blob for row in replaced if row.blob is not None]
 
 
-def put_embeddings(
-    connection: Connection,
-    version_id: int,
-    origin: str,
-    item_ids: Sequence[int],
-    vectors: Vectors,
-    side: Vectors | None = None,
-    uncertainty: Vectors | None = None,
-) -> None:
-    """Insert embeddings of one version and origin, replacing what the items hold of that version.
-
-    Args:
-        connection: in a transaction.
-        version_id: their version.
-        origin: `encoded`, `transformed` or `supplied`.
-        item_ids: N items, all different.
-        vectors: (N, D).
-        side: (N, S), where the version has side-information.
-        uncertainty: (N,), where a transform told how unsure it was.
-    """
-    if not item_ids:
-        return
-    keys = listed(connection, item_ids)
-    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(keys.keys))
-    connection.execute(delete(embedding).where(*mine))
-    rows: dict[str, ColumnElement[Any]] = {
-        "item_id": keys.key,
-        "version_id": literal(version_id),
-        "origin": literal(origin),
-        "vector": _row_of(vectors, keys),
-        "side": null() if side is None else _row_of(side, keys),
-    }
-    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
-    if uncertainty is not None:
-        unsure = update(embedding).where(embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
-        values = [{"key": key, "value": value} for key, value in zip(item_ids, uncertainty.tolist(), strict=True)]
-        connection.execute(unsure.values(uncertainty=bindparam("value")), values)
-
-
-def _row_of(array: Vectors, keys: Listed) -> ColumnElement[bytes]:
-    """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
-    width = array.shape[1] * STORED.itemsize
-    # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
-    return func.substr(literal(to_bytes(array), LargeBinary), cast(keys.place * width + 1, Integer), width)
-
-
 def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
     """Delete items and their embeddings, leaving a tombstone in the change feed.
 
@@ -278,7 +200,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
     """
     first = take_seq(connection, gallery_id, len(external_ids))
     live = [row for row in _rows_of(connection, gallery_id, external_ids) if not row.deleted]
-    _remove_embeddings(connection, [row.id for row in live])
+    remove_embeddings(connection, [row.id for row in live])
     if live:
         tombstone = update(item).where(item.c.id == bindparam("key"))
         connection.execute(
@@ -305,28 +227,6 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
         .limit(limit)
     )
     return connection.execute(statement).all()
-
-
-def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str]]:
-    """(version_id, origin) of each embedding the item holds, oldest version first."""
-    statement = select(embedding.c.version_id, embedding.c.origin).where(embedding.c.item_id == item_id)
-    return connection.execute(statement.order_by(embedding.c.version_id)).all()
-
-
-def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """External id -> (id, external_id, blob, active_id, version_id, vector) of each embedding a live item holds."""
-    columns = (item.c.id, item.c.external_id, item.c.blob, item.c.active_id, embedding.c.version_id, embedding.c.vector)
-    statement = (
-        select(*columns)
-        .join(embedding, embedding.c.item_id == item.c.id)
-        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-        .order_by(embedding.c.version_id)
-    )
-    found: dict[str, list[Any]] = {}
-    for block in blocks([external_id for external_id in external_ids if external_id.isprintable()]):
-        for row in connection.execute(statement.where(item.c.external_id.in_(block))):
-            found.setdefault(row.external_id, []).append(row)
-    return found
 
 
 _DESCRIBE = (
@@ -385,12 +285,3 @@ def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
         update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})
     )
     connection.execute(statement, [{"key": r["key"], **{f"new_{name}": r[name] for name in columns}} for r in rows])
-
-
-def _remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
-    connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
-
-
-def blocks(values: Sequence[T], size: int = BLOCK) -> Iterator[Sequence[T]]:
-    """Values in pieces of `size`; by default such that fit one statement."""
-    return (values[start : start + size] for start in range(0, len(values), size))

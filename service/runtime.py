@@ -12,9 +12,9 @@ from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 
-from service.backfills.curves import Curves
 from service.backfills.traffic import Traffic
 from service.blobs import Blobs, StoreUnreachable
+from service.curves.measure import Curves
 from service.database import Database, upgrade
 from service.deployments.retiring import resume
 from service.deployments.watching import Watch

@@ -28,8 +28,9 @@ from index.errors import RegraftError
 from index.space import Vectors
 from service.backfills.attempts import Failed, note_failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
+from service.embeddings import put_embeddings
 from service.listed import listed
-from service.repository import put_embeddings, take_seq
+from service.repository import take_seq
 from service.tables import backfill, backfill_chunk, embedding, item
 
 BURST_SECONDS = 1.0

@@ -21,7 +21,7 @@ from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
 from service.backfills.attempts import Failed
 from service.backfills.chunks import Moved
-from service.repository import from_bytes
+from service.embeddings import from_bytes
 
 X = TypeVar("X")
 

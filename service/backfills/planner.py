@@ -35,7 +35,8 @@ from sqlalchemy import (
 from index.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
-from service.repository import blocks, take_seq
+from service.listed import blocks
+from service.repository import take_seq
 from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
 MAX_PAUSE_SECONDS = 300.0

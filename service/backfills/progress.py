@@ -21,7 +21,7 @@ from starlette.responses import StreamingResponse
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
-from service.backfills.points import CurveOut, CurveState, curve_of
+from service.curves.points import CurveOut, CurveState, curve_of
 from service.repository import gallery_row
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber

@@ -16,8 +16,8 @@ from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_fr
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, Moved
 from service.backfills.planner import Kind
+from service.embeddings import STORED
 from service.errors import InvalidBody
-from service.repository import STORED
 from service.schemas import Body
 from service.tables import edge
 from service.versions.catalog import Registered

@@ -15,13 +15,13 @@ from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
 from index.version import EdgeKind
 from service.audit import record
-from service.backfills.curves import Begun
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.moving import Mover
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
-from service.backfills.probes import CurveIn
 from service.backfills.progress import BackfillOut, backfill_row, backfill_rows, describe, look
+from service.curves.measure import Begun
+from service.curves.probes import CurveIn
 from service.deployments.changes import Change, Terms
 from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq

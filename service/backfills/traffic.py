@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database
-from service.repository import blocks
+from service.listed import blocks
 from service.tables import item, item_traffic
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import numpy as np
 from sqlalchemy import select
 
 from service.doctor.findings import Finding, Patient
-from service.repository import STORED
+from service.embeddings import STORED
 from service.tables import evaluation, evaluation_embedding, gallery
 
 

@@ -16,7 +16,8 @@ from sqlalchemy import Connection, Row, Select, false, select
 from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
-from service.repository import blocks, from_bytes, is_whole
+from service.embeddings import from_bytes, is_whole
+from service.listed import blocks
 from service.tables import embedding, item
 from service.versions.catalog import Registered
 

@@ -12,10 +12,11 @@ from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
 from service.cursors import decode_cursor, encode_cursor
+from service.embeddings import embeddings_of
 from service.errors import BodyTooLarge, NoImage
 from service.forms import FORM, JSON, media_type, read_form
 from service.galleries.ingest import ingest_embeddings, ingest_images
-from service.repository import delete_items, embeddings_of, gallery_named, items_after, live_item
+from service.repository import delete_items, gallery_named, items_after, live_item
 from service.runtime import Runtime, Service
 from service.schemas import Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
 

@@ -21,11 +21,12 @@ from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.audit import record
 from service.deployments.changes import Change, Terms
+from service.embeddings import to_bytes
 from service.encoders.embedding import DECODING, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
 from service.gates.samples import evaluation_row
-from service.repository import gallery_named, take_seq, to_bytes
+from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import check_embeddings, parse_json, take_object
 from service.tables import evaluation, evaluation_embedding, evaluation_entry

@@ -13,11 +13,11 @@ from index.encoder import BATCH
 from index.gallery import Encode
 from index.image import decode_image
 from index.space import Vectors
+from service.embeddings import from_bytes, held_by
 from service.encoders.embedding import pointing
 from service.errors import DamagedEmbedding, NoImage, UnknownItem
 from service.queries.feed import usable
 from service.queries.replica import Live
-from service.repository import from_bytes, held_by
 from service.runtime import Runtime
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int]]

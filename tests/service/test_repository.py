@@ -11,6 +11,7 @@ from sqlalchemy import Connection, insert, select
 
 from service import repository
 from service.database import Database, upgrade
+from service.embeddings import from_bytes, put_embeddings, to_bytes
 from service.errors import UnknownGallery, UnknownItem
 from service.repository import (
     NewItem,
@@ -18,16 +19,13 @@ from service.repository import (
     delete_gallery,
     delete_items,
     describe,
-    from_bytes,
     gallery_named,
     gallery_row,
     insert_gallery,
     items_after,
     live_item,
-    put_embeddings,
     store_items,
     take_seq,
-    to_bytes,
 )
 from service.settings import Settings
 from service.tables import embedding, item, version

@@ -14,7 +14,8 @@ from index.version import Version
 from service.backfills.worker import Worker
 from service.deployments.history import ON_ITS_WAY, State
 from service.deployments.lifecycle import BEGINNINGS, TRANSITIONS
-from service.repository import put_embeddings, take_seq
+from service.embeddings import put_embeddings
+from service.repository import take_seq
 from service.tables import deployment, embedding, gallery, item
 
 WAY = ("registered", "verified", "gated", "shadow", "canary", "current")

@@ -21,7 +21,7 @@ from index.measures import first_items, recall
 from index.shard import MISSING, Keys
 from index.space import Vectors, space_from_json
 from index.version import Score
-from service.backfills.probes import FULL_RANKINGS, CurveIn, Probes
+from service.curves.probes import FULL_RANKINGS, CurveIn, Probes
 from service.gates.samples import as_text
 from service.queries.replica import Live
 from service.tables import item

@@ -33,7 +33,7 @@ from service.gates.samples import (
     read_embeddings,
     read_entries,
 )
-from service.repository import blocks
+from service.listed import blocks
 from service.schemas import Body
 from service.tables import item
 from service.versions.catalog import Catalog, Registered

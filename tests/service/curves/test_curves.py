@@ -16,8 +16,10 @@ from sqlalchemy import func, select, update
 from index.image import decode_image
 from index.version import Version
 from regraft.backfill_routes import events
-from service.backfills import curves, points, progress
+from service.backfills import progress
 from service.backfills.worker import Worker
+from service.curves import measure as curves
+from service.curves import points
 from service.tables import backfill, backfill_point, item
 
 WAIT = 60.0
@@ -252,7 +254,7 @@ class TestValues:
     def test_a_big_gallery_is_asked_fewer_full_rankings(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.backfills.probes.MAX_PLACES", 160)
+        monkeypatch.setattr("service.curves.probes.MAX_PLACES", 160)
 
         number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
 

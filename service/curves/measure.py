@@ -17,11 +17,11 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from index.errors import InvalidArgument, RegraftError
-from service.backfills import points, probes
-from service.backfills.points import CurveState, abandoned, due, last, standing
-from service.backfills.probes import Chosen, CurveIn, Probes
-from service.backfills.scoring import NOTHING_RIGHT, ItemLabels, Worth, worth
 from service.blobs import Blobs
+from service.curves import points, probes
+from service.curves.points import CurveState, abandoned, due, last, standing
+from service.curves.probes import Chosen, CurveIn, Probes
+from service.curves.scoring import NOTHING_RIGHT, ItemLabels, Worth, worth
 from service.database import Database
 from service.errors import UnknownGallery
 from service.gates.samples import UnknownEvaluation
