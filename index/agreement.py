@@ -12,6 +12,9 @@ from index.shard import MISSING, Keys
 
 Floats = NDArray[np.float64]
 
+RANKED = 1000
+"""Results whose order is compared at most: the pairs of twice as many items fit into memory."""
+
 
 def overlap(old_QK: Keys, new_QK: Keys) -> Floats:
     """(Q,) share of the old results that are among the new ones, in [0, 1]; NaN where there were none."""
@@ -21,8 +24,16 @@ def overlap(old_QK: Keys, new_QK: Keys) -> Floats:
 
 
 def rank_correlation(old_QK: Keys, new_QK: Keys) -> Floats:
-    """(Q,) Spearman's rho over the items both rankings hold, in [-1, 1]; NaN where these are fewer than two."""
-    return np.array([_rho(old_K, new_K) for old_K, new_K in zip(old_QK, new_QK, strict=True)], np.float64)
+    """(Q,) Kendall's tau of two lists of best results, in [-1, 1]; NaN where they hold fewer than two items together.
+
+    Over the pairs of all items that either list holds: 1 for a pair in the same order, -1 for one in the opposite
+    order. An item that a list does not hold stands behind all that it does; a pair that a list does not hold is in no
+    order there and counts 0. So 1 is the same list, -1 the same items the other way round, about -1/2 nothing in
+    common. It is 1 - 2 K / pairs, K the Kendall distance of top k lists with p = 1/2 (Fagin, Kumar and Sivakumar 2003,
+    "Comparing top k lists"). Only the first RANKED results count.
+    """
+    rows = zip(old_QK[:, :RANKED], new_QK[:, :RANKED], strict=True)
+    return np.array([_tau(old_K, new_K) for old_K, new_K in rows], np.float64)
 
 
 def first_match_flips(old_QK: Keys, new_QK: Keys) -> int:
@@ -34,12 +45,19 @@ def _share(old_K: Keys, new_K: Keys) -> float:
     return float(np.isin(old_K, new_K).mean()) if len(old_K) else float("nan")
 
 
-def _rho(old_K: Keys, new_K: Keys) -> float:
-    both, _, at = np.intersect1d(old_K[old_K != MISSING], new_K, return_indices=True)
-    n = len(both)
-    if n < 2:
+def _tau(old_K: Keys, new_K: Keys) -> float:
+    items_N = np.union1d(old_K[old_K != MISSING], new_K[new_K != MISSING])
+    pairs = len(items_N) * (len(items_N) - 1)
+    if not pairs:
         return float("nan")
-    place = {key: rank for rank, key in enumerate(old_K[np.isin(old_K, both)].tolist())}
-    old_rank = np.array([place[key] for key in both.tolist()])
-    new_rank = np.argsort(np.argsort(at))
-    return 1.0 - 6.0 * float(((old_rank - new_rank) ** 2).sum()) / (n * (n * n - 1))
+    old_N, new_N = _places(old_K, items_N), _places(new_K, items_N)
+    order_NN = np.sign(old_N[:, None] - old_N) * np.sign(new_N[:, None] - new_N)
+    return float(order_NN.sum() / pairs)
+
+
+def _places(ranked_K: Keys, items_N: Keys) -> NDArray[np.int64]:
+    """Where each item stands; what is not ranked stands behind all that is."""
+    held_K = ranked_K[ranked_K != MISSING]
+    places_N = np.full(len(items_N), len(held_K), np.int64)
+    places_N[np.searchsorted(items_N, held_K)] = np.arange(len(held_K))
+    return places_N

@@ -17,6 +17,18 @@ PATIENCE_SECONDS = 60.0
 RECONNECT_SECONDS = 0.5
 
 
+class CurveOptions(TypedDict, total=False):
+    """What to measure while a backfill runs, by which queries; `{}`: recall@10 over items of the gallery."""
+
+    label: str | None
+    evaluation: int | None
+    sample: int
+    metric: str | None
+    k: int
+    seed: int
+    marks: int
+
+
 class BackfillOptions(TypedDict, total=False):
     """What may be said about a backfill; what is left out is the service's default (docs/http-api.md)."""
 
@@ -30,6 +42,7 @@ class BackfillOptions(TypedDict, total=False):
     origin: str | None
     filter: Json | None
     attempts: int
+    curve: CurveOptions | None
 
 
 class BackfillRoutes(Connection):
@@ -49,7 +62,7 @@ class BackfillRoutes(Connection):
         return list(self._json("GET", path_of("galleries", gallery, "backfills"))["backfills"])
 
     def backfill(self, backfill: int) -> Json:
-        """GET /v1/backfills/{backfill}: state and counters."""
+        """GET /v1/backfills/{backfill}: state, counters and curve."""
         return self._json("GET", path_of("backfills", backfill))
 
     def watch_backfill(self, backfill: int) -> Iterator[Json]:
@@ -61,6 +74,17 @@ class BackfillRoutes(Connection):
             Unreachable: nothing came for a minute.
             Problem: the backfill is not there, or was deleted with its gallery.
         """
+        return self._watch(backfill, "progress")
+
+    def watch_curve(self, backfill: int) -> Iterator[Json]:
+        """GET /v1/backfills/{backfill}/events: each point of its curve, those there are and those that come.
+
+        Raises:
+            Unreachable, Problem: as `watch_backfill` does.
+        """
+        return self._watch(backfill, "point")
+
+    def _watch(self, backfill: int, wanted: str) -> Iterator[Json]:
         last, heard = "", time.monotonic()
         while True:
             headers = {"last-event-id": last} if last else {}
@@ -69,14 +93,14 @@ class BackfillRoutes(Connection):
                     self._lines(path_of("backfills", backfill, "events"), headers, SILENCE_SECONDS)
                 ):
                     heard = time.monotonic()
-                    if event == "progress":
-                        last = number
-                        yield json.loads(data)
-                    elif event == "end":
+                    if event == "end":
                         return
-                    elif event == "gone":
+                    if event == "gone":
                         gone = f"backfill {backfill} was deleted with its gallery"
                         raise Problem(404, {"code": "unknown_backfill", "detail": gone})
+                    last = number
+                    if event == wanted:
+                        yield json.loads(data)
                 broken = Unreachable(f"the events of backfill {backfill} ended before it did")
             except Unreachable as error:
                 broken = error

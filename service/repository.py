@@ -39,7 +39,9 @@ from service.listed import Listed, listed
 from service.tables import (
     backfill,
     backfill_chunk,
+    backfill_curve,
     backfill_failure,
+    backfill_point,
     calibration,
     deployment,
     deployment_transition,
@@ -159,6 +161,8 @@ def delete_gallery(connection: Connection, gallery_id: int) -> None:
         delete(calibration).where(calibration.c.gallery_id == gallery_id),
         delete(backfill_failure).where(backfill_failure.c.backfill_id.in_(backfills)),
         delete(backfill_chunk).where(backfill_chunk.c.backfill_id.in_(backfills)),
+        delete(backfill_point).where(backfill_point.c.backfill_id.in_(backfills)),
+        delete(backfill_curve).where(backfill_curve.c.backfill_id.in_(backfills)),
         delete(backfill).where(backfill.c.gallery_id == gallery_id),
         delete(deployment).where(deployment.c.gallery_id == gallery_id),
         delete(gate_report).where(gate_report.c.gallery_id == gallery_id),

@@ -12,6 +12,7 @@ from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 
+from service.backfills.curves import Curves
 from service.backfills.traffic import Traffic
 from service.blobs import Blobs, StoreUnreachable
 from service.database import Database, upgrade
@@ -38,6 +39,7 @@ class Runtime:
     replica: Replica
     traffic: Traffic
     watch: Watch
+    curves: Curves
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
@@ -65,10 +67,13 @@ def running(settings: Settings) -> Iterator[Runtime]:
         watch.start()
         traffic = Traffic(database)
         traffic.start()
+        curves = Curves(database, catalog, replica, blobs, settings.max_image_pixels)
+        curves.start()
         resume(database)
         try:
-            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, threads)
+            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, curves, threads)
         finally:
+            curves.stop()
             traffic.stop()
             watch.stop()
             rester.stop()

@@ -336,3 +336,41 @@ backfill_failure = Table(
     # When it is tried again; null: given up, or in a chunk already.
     Column("next_try", Float),
 )
+
+backfill_curve = Table(
+    "backfill_curve",
+    metadata,
+    Column("backfill_id", Id, ForeignKey("backfill.id"), primary_key=True),
+    # What was asked for, as it came.
+    Column("asked", JSON, nullable=False),
+    # Number and image of each query: an item's key, or its number in the evaluation set, which may be deleted since.
+    Column("chosen", JSON, nullable=False),
+    Column("state", String(16), nullable=False),
+    # Why the last attempt at a point failed; null: it did not.
+    Column("error", String(1024)),
+    CheckConstraint("state in ('measuring', 'complete', 'stopped')", name="state"),
+)
+
+backfill_point = Table(
+    "backfill_point",
+    metadata,
+    Column("backfill_id", Id, ForeignKey("backfill.id"), primary_key=True),
+    # How many of the curve's equal steps were done; each is measured once.
+    Column("mark", Integer, primary_key=True),
+    # The process that measures it, and since when.
+    Column("owner", String(64), nullable=False),
+    Column("claimed", Float, nullable=False),
+    # The id of its event; null, as everything below: it is being measured.
+    Column("event", Integer),
+    Column("share", Float),
+    Column("moved", Integer),
+    # Items that were moved while it was measured.
+    Column("meanwhile", Integer),
+    Column("value", Float),
+    Column("low", Float),
+    Column("high", Float),
+    Column("queries", Integer),
+    # How far the gallery's feed had been followed.
+    Column("seq", BigInteger),
+    Column("at", Float),
+)

@@ -25,12 +25,16 @@ State = dict[tuple[str, str, str, bool], NDArray[np.float32]]
 
 @dataclass(frozen=True)
 class Answer:
-    """One consistent answer to all query images: matches best first, and the routes that led to them."""
+    """One consistent answer to all query images: matches best first, and the routes that led to them.
+
+    `firsts`: the digit of each first match, by its metadata.
+    """
 
     ids: Sequence[Sequence[str]]
     scores: Sequence[Sequence[float]]
     routes: frozenset[str]
     mix: Mapping[str, int]
+    firsts: Sequence[int] = ()
 
     def first(self, queries: int) -> Answer:
         """The answer to the first so many queries only."""
@@ -47,6 +51,7 @@ def ask(client: Client, gallery: str, images: Sequence[bytes], k: int) -> Answer
         scores=[[m["raw_score"] for m in row] for row in matches],
         routes=frozenset("+".join(route) or "same" for route in {tuple(m["route"]) for row in matches for m in row}),
         mix=body["mix"],
+        firsts=[row[0]["metadata"]["digit"] for row in matches],
     )
 
 

@@ -22,6 +22,11 @@ GAINS = ("new_old - old_old", "new_new - new_old")
 QUERY_SIDE = ("identity", "truncate")
 MAX_GAP = 0.25
 """How far two points of a curve may lie apart: a busy machine measures late, a killed worker catches up."""
+MAX_APART = 0.05
+"""How far the areas under the service's curve and the client's may lie apart.
+
+Points cannot be compared one by one: they were taken at other moments, with other visitors in the gallery.
+"""
 ABOUT_INTERRUPTED = (
     "Requests that got no answer because the demo had just killed the service; each was sent again until answered. "
     "They are not among failed_queries, which counts errors and wrong answers."
@@ -49,6 +54,7 @@ def build(
         "edges": {one.way.name: one.way.edge for one in upgrades},
         "gates": {one.way.name: one.gate for one in upgrades},
         "curves": {one.way.name: [vars(point) for point in one.curve] for one in upgrades},
+        "live_curves": {one.way.name: one.live for one in upgrades},
         "queries_served": counts.queries_served,
         "failed_queries": counts.queries_failed,
         "interrupted_queries": counts.queries_interrupted,
@@ -86,6 +92,11 @@ def expectations(report: Report) -> Iterator[tuple[str, bool]]:
         curve = report["curves"][way]
         gap = max(b["moved"] - a["moved"] for a, b in itertools.pairwise(curve))
         yield f"{way}: the curve has a gap of {gap:.0%}", gap <= MAX_GAP
+        live = report["live_curves"][way]
+        complete = live["state"] == "complete"
+        yield f"{way}: the service's curve is {live['state']} {live['error'] or ''}", complete
+        apart = _apart(live, curve) if complete else 0.0
+        yield f"{way}: areas under the curves of service and client are {apart:.1%} apart", apart <= MAX_APART
         back = report["rollback"][way]
         yield f"{way}: after the rollback answers differ from old/old", back["answers_equal_old_old"]
         yield f"{way}: deployed again, answers differ from new/new", back["forward_answers_equal_new_new"]
@@ -118,6 +129,7 @@ def summary(report: Report) -> str:
         f"items lost: {report['lost_items']}, deleted items seen again: {report['resurrected_items']}\n"
         f"kill -9 at {kill['moved']:.0%} of the backfill: back after {kill['seconds_down']:.1f} s, final state "
         f"{'equal to' if kill['state_equal'] else 'DIFFERENT from'} a run without it\n"
+        f"the service's own curves: {_lengths(report)} points, areas {_areas(report)}\n"
         f"rollback: one call, at most {rollback * 1000:.0f} ms, answers as before the deployment"
     )
 
@@ -146,6 +158,21 @@ def draw(report: Report, path: Path) -> None:
     axes.grid(alpha=0.3)
     figure.savefig(path, dpi=120)
     plt.close(figure)
+
+
+def _apart(live: Report, curve: Sequence[Report]) -> float:
+    moved, cmc1 = ([point[name] for point in curve] for name in ("moved", "cmc1_of_all"))
+    return abs(float(live["area"]) - float(np.trapezoid(cmc1, moved)))
+
+
+def _lengths(report: Report) -> str:
+    return ", ".join(str(len(live["points"])) for live in report["live_curves"].values())
+
+
+def _areas(report: Report) -> str:
+    """In per cent; a dash where the curve is not complete."""
+    areas = [live["area"] for live in report["live_curves"].values()]
+    return ", ".join("-" if area is None else f"{area:.1%}" for area in areas)
 
 
 def _cell(score: dict[str, float]) -> str:

@@ -5,6 +5,7 @@ The backfill is paused, resumed, rolled back in the middle, and brought to its e
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +65,7 @@ def expectations(steps: Json) -> Iterator[tuple[str, bool]]:
     counted = shadow["counted"]
     yield f"steps: the shadow compared {counted['compared']} of its queries", counted["compared"] == shadow["asked"]
     seen, shown = shadow["seen_when_current"], {name: counted[name] for name in shadow["seen_when_current"]}
-    alike = abs(seen["overlap"] - shown["overlap"]) < CLOSE and seen["first_match_flips"] == shown["first_match_flips"]
+    alike = all(abs(seen[name] - shown[name]) < CLOSE for name in seen)
     yield f"steps: the shadow foretold {shown}, then came {seen}", alike
     counted = canary["counted"]
     yield (
@@ -149,7 +150,22 @@ def agreement(old: Sequence[Json], new: Sequence[Json]) -> Json:
     """What a shadow tells of two answers to each query, as a client sees it who got both."""
     pairs = [(_ids(a), _ids(b)) for a, b in zip(old, new, strict=True)]
     common = [len(set(a) & set(b)) / len(a) for a, b in pairs]
-    return {"overlap": fmean(common), "first_match_flips": sum(a[0] != b[0] for a, b in pairs)}
+    flips = sum(a[0] != b[0] for a, b in pairs)
+    return {
+        "overlap": fmean(common),
+        "rank_correlation": fmean(tau(*pair) for pair in pairs),
+        "first_match_flips": flips,
+    }
+
+
+def tau(old: Sequence[str], new: Sequence[str]) -> float:
+    """Kendall's tau over every pair of ids that either list holds; one that a list lacks is tied behind it."""
+
+    def order(ids: Sequence[str], a: str, b: str) -> int:
+        place, other = (ids.index(one) if one in ids else len(ids) for one in (a, b))
+        return (place > other) - (place < other)
+
+    return fmean(order(old, *pair) * order(new, *pair) for pair in itertools.combinations({*old, *new}, 2))
 
 
 def _ids(answer: Json) -> list[str]:

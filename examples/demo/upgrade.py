@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
@@ -18,6 +19,7 @@ from examples.demo.processes import Processes
 from examples.demo.traffic import MOST_VISITORS, Counts, Traffic
 from index.evaluation import Retrieval
 from regraft import Client
+from regraft.backfill_routes import CurveOptions
 from regraft.client import Json
 
 OLD = "v1"
@@ -60,11 +62,12 @@ class Stage:
 
 @dataclass(frozen=True)
 class Point:
-    """CMC-1 and CMC-5 with a share of the items moved."""
+    """CMC-1 and CMC-5 with a share of the items moved, of the items that stay; and CMC-1 of all, visitors too."""
 
     moved: float
     cmc1: float
     cmc5: float
+    cmc1_of_all: float
 
 
 @dataclass
@@ -78,6 +81,7 @@ class Upgrade:
     at_deploy: Retrieval
     gate: Json
     curve: list[Point]
+    live: Json
     routes: dict[str, list[str]]
     rollback: Json
     kill: Json | None
@@ -115,6 +119,7 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
         at_deploy=stage.measure(at_deploy),
         gate=gate,
         curve=curve,
+        live=acts[0].live,
         routes={
             "at_deploy": sorted(at_deploy.routes),
             "new_old": sorted(new_old.routes),
@@ -150,6 +155,8 @@ class Act:
         self.traffic = Traffic(stage.processes.client, way.name, stage.pictures)
         self.lost: set[str] = set()
         self.resurrected: set[str] = set()
+        self.live: Json = {}
+        """The curve that the service measured by itself."""
 
     def run(self, seconds: dict[str, float]) -> Answer:
         """Backfill as fast as it goes, then ask."""
@@ -174,22 +181,37 @@ class Act:
         """
         curve, killed, mark = [self._point(0.0, before)], None, STEP
         with self.traffic, timed(seconds, self.kind):
-            for backfill, moved in self._backfill(self._rate()):
+            for backfill, moved in self._backfill(self._rate(), self._evaluation()):
                 if kill and killed is None and moved >= KILL_AT:
                     killed = self._kill(backfill, moved)
                 if mark <= moved < 1:
                     answer = self._ask_top()
                     curve.append(self._point(self._moved(answer.mix), answer))
                     mark = STEP * (math.floor(curve[-1].moved / STEP) + 1)
+            for _ in self.stage.client.watch_curve(backfill):
+                pass  # its last point comes when the backfill is done
+            self.live = self.stage.client.backfill(backfill)["curve"]
         self._audit()
         after = self.stage.ask(self.way.name)
         return [*curve, self._point(1.0, after)], killed, after
 
-    def _backfill(self, rate: float | None) -> Iterator[tuple[int, float]]:
-        """Start it and give its number and the share of items moved, again and again until it ends."""
+    def _evaluation(self) -> int:
+        """The query images as an evaluation set: the service asks its gallery the same as this client does."""
+        entries = [{"label": int(digit)} for digit in self.stage.pictures.query_digits]
+        queries = self.stage.pictures.queries
+        return int(self.stage.client.add_evaluation(self.way.name, entries, images=queries)["id"])
+
+    def _backfill(self, rate: float | None, evaluation: int | None = None) -> Iterator[tuple[int, float]]:
+        """Start it and give its number and the share of items moved, again and again until it ends.
+
+        With an evaluation set the service measures the same curve by itself.
+        """
         client, name = self.stage.client, self.way.name
         chunk_size = max(1, round(len(self.stage.pictures.items) * STEP / 4))
-        backfill = client.start_backfill(name, kind=self.kind, chunk_size=chunk_size, rate=rate)["id"]
+        curve: CurveOptions | None = None
+        if evaluation is not None:
+            curve = {"evaluation": evaluation, "label": "digit", "metric": "cmc@1", "marks": round(1 / STEP)}
+        backfill = client.start_backfill(name, kind=self.kind, chunk_size=chunk_size, rate=rate, curve=curve)["id"]
         with bar(self.stage.console) as progress:
             task = progress.add_task(f"{name}: {self.kind} to {self.way.version}", total=1.0)
             while client.backfill(backfill)["state"] == "running":
@@ -224,7 +246,8 @@ class Act:
 
     def _point(self, moved: float, answer: Answer) -> Point:
         measured = self.stage.measure(answer)
-        return Point(moved, measured.cmc(1), measured.cmc(TOP))
+        of_all = float(np.mean(np.asarray(answer.firsts) == self.stage.pictures.query_digits))
+        return Point(moved, measured.cmc(1), measured.cmc(TOP), of_all)
 
     def _moved(self, mix: Mapping[str, int]) -> float:
         """Share of the items that stay which are in the new version; those that come now are born in it."""

@@ -10,6 +10,18 @@ import typer
 from index.errors import InvalidArgument
 from regraft.backfill_routes import BackfillOptions
 from regraft.client import Client, Json
+from regraft.commands.curves import (
+    Evaluation,
+    K,
+    Label,
+    Marks,
+    Metric,
+    Sample,
+    Seed,
+    asked,
+    in_short,
+    print_curve,
+)
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, progress, would
 from regraft.commands.plan import print_estimate
 
@@ -55,12 +67,19 @@ def start(
     origin: Origin = None,
     filter: Filter = None,  # noqa: A002 - the option's name
     attempts: Attempts = 3,
+    label: Label = None,
+    evaluation: Evaluation = None,
+    metric: Metric = None,
+    sample: Sample = None,
+    k: K = None,
+    seed: Seed = None,
+    marks: Marks = None,
     watch: Watch = False,
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Start moving a gallery's items to a version; --dry-run says what it would take."""
+    """Start moving a gallery's items to a version; with a label, set or metric it is measured."""
     options = BackfillOptions(
         version=version,
         kind=kind,
@@ -72,6 +91,7 @@ def start(
         origin=origin,
         filter=_parsed(filter),
         attempts=attempts,
+        curve=asked(label=label, evaluation=evaluation, metric=metric, sample=sample, k=k, seed=seed, marks=marks),
     )
     with connect(url, api_key) as client:
         if dry_run:
@@ -112,14 +132,14 @@ def list_backfills(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> Non
 
 @backfill.command("show")
 def show(number: Number, watch: Watch = False, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Show one backfill and the items it could not move."""
+    """Show one backfill, its curve, and the items it could not move."""
     with connect(url, api_key) as client:
         _show(client, client.backfill(number), watch)
 
 
 @backfill.command("watch")
 def watch(number: Number, url: Url = URL, api_key: ApiKey = None) -> None:
-    """Show a progress bar until a backfill ends, exit code 3 if items failed; Ctrl-C only stops watching."""
+    """Show progress and curve until a backfill ends, exit code 3 if items failed; Ctrl-C only stops watching."""
     with connect(url, api_key) as client:
         _show(client, client.backfill(number), True)
 
@@ -164,6 +184,8 @@ def _parsed(given: str | None) -> Json | None:
 def _show(client: Client, shown: Json, watch: bool) -> None:
     shown = _watch(client, shown) if watch else shown
     _print(shown)
+    if shown.get("curve"):
+        print_curve(shown["curve"])
     if shown["failed"]:
         for failure in client.backfill_failures(shown["id"]):
             out.print(f"  {failure['item']}: {failure['reason']}", markup=False)
@@ -177,6 +199,8 @@ def _watch(client: Client, watched: Json) -> Json:
         newest = watched
         for newest in client.watch_backfill(watched["id"]):
             bar.update(task, completed=newest["total"] - newest["remaining"], total=newest["total"])
+            if newest.get("curve"):
+                bar.update(task, description=f"backfill {watched['id']}: {in_short(newest['curve'])}")
     return newest
 
 

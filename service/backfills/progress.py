@@ -1,14 +1,16 @@
 """What a user sees of a backfill: its state, how far it is and how long it will take, once or as a stream of events.
 
-An event carries everything, so a watcher needs only the newest one: its id is the backfill's revision, which grows with
-every change, and a watcher that comes back with the last id it saw is told nothing twice.
+An event `progress` carries everything, so a watcher needs only the newest one: its id is the backfill's revision, which
+grows with every change. Each point of the curve is an event of its own as well, with the id just below that of the
+progress it made. A watcher that comes back with the last id it saw is told nothing twice and misses no point.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Header
@@ -19,6 +21,7 @@ from starlette.responses import StreamingResponse
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
+from service.backfills.points import CurveOut, CurveState, curve_of
 from service.repository import gallery_row
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber
@@ -32,6 +35,8 @@ LOOK_SECONDS = 0.25
 HEARTBEAT_SECONDS = 10.0
 """A comment after so much silence keeps proxies from closing the stream."""
 EVENTS = "text/event-stream"
+NOTHING = -1
+"""The id of the last event of somebody who has seen none."""
 
 
 class UnknownBackfill(RegraftError):
@@ -70,6 +75,7 @@ class BackfillOut(BaseModel):
     active_seconds: float
     items_per_second: float | None
     eta_seconds: float | None
+    curve: CurveOut | None
 
 
 @router.get(
@@ -80,7 +86,10 @@ class BackfillOut(BaseModel):
 async def events(
     number: BackfillNumber, service: Service, last_event_id: str | None = Header(None)
 ) -> StreamingResponse:
-    """The backfill whenever it changes, as server-sent events `progress`; the stream ends when the backfill does."""
+    """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
+
+    The stream ends when the backfill does and its curve, if it has one, will have no more points.
+    """
     await run_in_threadpool(look, service, number)
     stream = _events(service, number, last_event_id or "")
     return StreamingResponse(
@@ -88,19 +97,21 @@ async def events(
     )
 
 
-async def _events(service: Runtime, number: int, seen: str) -> AsyncIterator[str]:
+async def _events(service: Runtime, number: int, last: str) -> AsyncIterator[str]:
     """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
     silent_since = time.monotonic()
+    seen = int(last) if last.isascii() and last.isdigit() else NOTHING
     while not service.stopping.is_set():
         try:
-            revision, shown = await run_in_threadpool(look, service, number)
+            now = await run_in_threadpool(look, service, number)
         except UnknownBackfill:
             yield "event: gone\ndata: {}\n\n"
             return
-        if str(revision) != seen:
-            seen, silent_since = str(revision), time.monotonic()
-            yield f"id: {seen}\nevent: progress\ndata: {shown.model_dump_json()}\n\n"
-        if shown.state not in ACTIVE:
+        for event in now.behind(seen):
+            yield event
+            silent_since = time.monotonic()
+        seen = now.revision
+        if now.over:
             yield "event: end\ndata: {}\n\n"
             return
         if time.monotonic() - silent_since >= HEARTBEAT_SECONDS:
@@ -109,13 +120,43 @@ async def _events(service: Runtime, number: int, seen: str) -> AsyncIterator[str
         await asyncio.sleep(LOOK_SECONDS)
 
 
-def look(service: Runtime, number: int) -> tuple[int, BackfillOut]:
-    """The revision of a backfill, and what a user sees of it. Raises UnknownBackfill."""
+@dataclass(frozen=True)
+class Look:
+    """A backfill at one moment: its revision, what a user sees of it, and the ids of its points' events."""
+
+    revision: int
+    shown: BackfillOut
+    points: Sequence[int]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing about it will change any more."""
+        curve = self.shown.curve
+        return self.shown.state not in ACTIVE and (curve is None or curve.state != CurveState.MEASURING)
+
+    def behind(self, seen: int) -> Iterator[str]:
+        """The events that a watcher who has seen this id has not; one from elsewhere has seen nothing."""
+        seen = NOTHING if seen > self.revision else seen
+        for event, point in zip(self.points, self.shown.curve.points if self.shown.curve else (), strict=True):
+            if event > seen:
+                yield _event(event, "point", point)
+        if self.revision > seen:
+            yield _event(self.revision, "progress", self.shown)
+
+
+def _event(number: int, name: str, data: BaseModel) -> str:
+    return f"id: {number}\nevent: {name}\ndata: {data.model_dump_json()}\n\n"
+
+
+def look(service: Runtime, number: int) -> Look:
+    """What there is to see of a backfill now. Raises UnknownBackfill."""
     with service.database.read() as connection:
         row = backfill_row(connection, number)
         gallery = gallery_row(connection, row.gallery_id)
-    assert gallery is not None
-    return row.revision, describe(service.catalog, gallery.name, row)
+        assert gallery is not None
+        curve = curve_of(connection, number)
+        shown = describe(connection, service.catalog, gallery.name, row)
+    return Look(row.revision, shown, curve.events if curve else ())
 
 
 def backfill_row(connection: Connection, number: int) -> Row[Any]:
@@ -132,8 +173,9 @@ def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]
     return connection.execute(mine.order_by(backfill.c.id)).all()
 
 
-def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
+def describe(connection: Connection, catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
     """What a user sees of a backfill."""
+    curve = curve_of(connection, row.id)
     remaining = row.total - row.done - row.skipped - row.failed
     active = _active_seconds(row)
     processed = row.total - remaining
@@ -164,6 +206,7 @@ def describe(catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
         active_seconds=active,
         items_per_second=speed,
         eta_seconds=remaining / lasting if lasting and row.state == State.RUNNING else None,
+        curve=None if curve is None else curve.shown,
     )
 
 

@@ -15,10 +15,12 @@ from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
 from index.version import EdgeKind
 from service.audit import record
+from service.backfills.curves import Begun
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.moving import Mover
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
+from service.backfills.probes import CurveIn
 from service.backfills.progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.deployments.changes import Change, Terms
 from service.errors import NoCurrentVersion
@@ -62,7 +64,8 @@ class BackfillIn(Body):
 
     `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
     moved; `origin` leaves out items whose active embedding came about otherwise, `filter` those whose metadata does not
-    pass it (docs/filters.md) when they are planned. `attempts` at an item before it is given up.
+    pass it (docs/filters.md) when they are planned. `attempts` at an item before it is given up. `curve`: what to
+    measure meanwhile.
     """
 
     version: str | None = None
@@ -75,6 +78,7 @@ class BackfillIn(Body):
     origin: Literal["encoded", "transformed", "supplied"] | None = None
     filter: dict[str, Any] | None = None
     attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    curve: CurveIn | None = None
 
 
 class Backfills(BaseModel):
@@ -92,11 +96,17 @@ def create(
         response.status_code = 200
         return _estimate(service, name, body)
     uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
+    begun = None if body.curve is None else _begin(service, name, body, body.curve)
     with service.database.write() as connection:
         row = start(connection, service.catalog, gallery_named(connection, name).id, body, uncertain)
         record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
+        if begun is not None:
+            service.curves.open(connection, row.id, begun)
+        shown = describe(connection, service.catalog, name, row)
+    if begun is not None:
+        service.curves.keep(row.id, begun)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
-    return describe(service.catalog, name, row)
+    return shown
 
 
 @router.get("/galleries/{name}/backfills")
@@ -104,13 +114,13 @@ def list_all(name: str, service: Service) -> Backfills:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id)
-    return Backfills(backfills=[describe(service.catalog, name, row) for row in rows])
+        return Backfills(backfills=[describe(connection, service.catalog, name, row) for row in rows])
 
 
 @router.get("/backfills/{number}")
 def show(number: BackfillNumber, service: Service) -> BackfillOut:
     """State and progress of a backfill."""
-    return look(service, number)[1]
+    return look(service, number).shown
 
 
 @router.post("/backfills/{number}/pause")
@@ -191,11 +201,21 @@ def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, f
         return uncertainties(connection, service.catalog, mover, scope)
 
 
+def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
+    """Before the transaction that plans, like `_uncertain`: embedding the queries takes a while."""
+    with _asked(service, name, asked) as (connection, _, target, scope):
+        _check_free(connection, scope.gallery_id)
+        service.curves.check(connection, scope.gallery_id, target, curve)
+    return service.curves.begin(name, target, curve)
+
+
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
     with _asked(service, name, asked) as (connection, mover, target, scope):
         _check_free(connection, scope.gallery_id)
         if asked.order == "uncertainty":
             uncertainties(connection, service.catalog, mover, scope)
+        if asked.curve is not None:
+            service.curves.check(connection, scope.gallery_id, target, asked.curve)
         return estimate(service, connection, mover, target, scope, asked)
 
 
@@ -248,7 +268,7 @@ def _turn(service: Runtime, number: int, before: Sequence[State], after: State, 
         name = _gallery_name(connection, row)
         if turned:
             record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
-    return describe(service.catalog, name, row)
+        return describe(connection, service.catalog, name, row)
 
 
 def _gallery_name(connection: Connection, row: Row[Any]) -> str:

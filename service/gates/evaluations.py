@@ -23,6 +23,7 @@ from service.deployments.changes import Change, Terms
 from service.encoders.embedding import DECODING, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
+from service.gates.samples import evaluation_row
 from service.repository import gallery_named, take_seq, to_bytes
 from service.runtime import Runtime, Service
 from service.schemas import check_embeddings, parse_json, take_object
@@ -73,13 +74,6 @@ EVALUATION_BODY = {
         }
     }
 }
-
-
-class UnknownEvaluation(RegraftError):
-    """The gallery has no evaluation set of this number."""
-
-    status = 404
-    code = "unknown_evaluation"
 
 
 class EvaluationOut(BaseModel):
@@ -166,15 +160,6 @@ def remove(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: S
         record(connection, terms.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
     if not terms.dry_run:
         service.blobs.remove(blob for blob in blobs if blob is not None)
-
-
-def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
-    """The row of a gallery's evaluation set. Raises UnknownEvaluation."""
-    mine = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
-    row = connection.execute(select(evaluation).where(*mine)).first()
-    if row is None:
-        raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
-    return row
 
 
 def by_images(service: Runtime, form: Form) -> Draft:

@@ -13,11 +13,10 @@ from index.errors import InvalidArgument, RegraftError
 from service.deployments.changes import Terms
 from service.errors import NoCurrentVersion
 from service.gates.calibrations import store
-from service.gates.evaluations import evaluation_row
 from service.gates.maps import Place, fit, live_places
 from service.gates.measuring import measure
 from service.gates.page import page
-from service.gates.samples import Sample, draw, embed, read_embeddings, read_entries
+from service.gates.samples import Sample, draw, embed, evaluation_row, read_embeddings, read_entries
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
@@ -198,7 +197,8 @@ def take(
             if found.kind == "embeddings":
                 return read_embeddings(connection, service.catalog, found.id, entries, (old, new))
     helping = {version: None for version, _ in places if version.card.encoder}
-    sample = embed(service, entries, list(dict.fromkeys((old, new, *helping))))
+    versions = list(dict.fromkeys((old, new, *helping)))
+    sample = embed(service.blobs, service.settings.max_image_pixels, entries, versions)
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     return sample

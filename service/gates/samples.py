@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 from PIL.Image import Image
-from sqlalchemy import Connection, false, select
+from sqlalchemy import Connection, Row, false, select
 
 from index.encoder import BATCH, Embedded, Encoder
-from index.errors import InvalidArgument, InvalidImage
+from index.errors import InvalidArgument, InvalidImage, RegraftError
 from index.image import decode_image
+from service.blobs import Blobs
 from service.repository import blocks, from_bytes
-from service.runtime import Runtime
-from service.tables import evaluation_embedding, evaluation_entry, item
+from service.tables import evaluation, evaluation_embedding, evaluation_entry, item
 from service.versions.catalog import Catalog, Registered
 
 READ_BLOCK = 1_000
@@ -28,10 +28,21 @@ TIMED = 50
 """Images that each encoder is timed on, one at a time."""
 
 
+class UnknownEvaluation(RegraftError):
+    """The gallery has no evaluation set of this number."""
+
+    status = 404
+    code = "unknown_evaluation"
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One entry: where its image lies (None: there is none), its label and its slice as JSON texts."""
+    """One entry: where its image lies (None: there is none), its label and its slice as JSON texts.
 
+    `number` is the key of the item it is, or its place in the evaluation set.
+    """
+
+    number: int
     blob: str | None
     label: str | None
     slice: str | None
@@ -42,6 +53,7 @@ class Sample:
     """N entries, embedded.
 
     Attributes:
+        entries: (N,) what was embedded.
         embedded: version name -> its embeddings of all entries.
         labels: (N,), None where they are unknown.
         slices: (N,), None for an entry in no slice.
@@ -49,6 +61,7 @@ class Sample:
         unreadable: how many entries were left out, because their image is gone or cannot be read.
     """
 
+    entries: Sequence[Entry]
     embedded: Mapping[str, Embedded]
     labels: Sequence[str] | None
     slices: Sequence[str | None]
@@ -56,7 +69,7 @@ class Sample:
     unreadable: int
 
     def __len__(self) -> int:
-        return len(self.slices)
+        return len(self.entries)
 
 
 def draw(
@@ -73,13 +86,22 @@ def draw(
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or row.metadata.get(label) is not None}
-        drawn += [_entry(found[i].blob, found[i].metadata, label, slice_field) for i in block if i in found]
+        drawn += [_entry(found[i], label, slice_field) for i in block if i in found]
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
         wanted = "with an image" + (f" and metadata field {label!r}" if label else "")
-        raise InvalidArgument(f"a gate needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
+        raise InvalidArgument(f"measuring needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
     return drawn[:sample]
+
+
+def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+    """The row of a gallery's evaluation set. Raises UnknownEvaluation."""
+    mine = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
+    row = connection.execute(select(evaluation).where(*mine)).first()
+    if row is None:
+        raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
+    return row
 
 
 def read_entries(connection: Connection, evaluation_id: int, slice_field: str | None) -> list[Entry]:
@@ -87,13 +109,19 @@ def read_entries(connection: Connection, evaluation_id: int, slice_field: str | 
     mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
     rows = connection.execute(mine.order_by(evaluation_entry.c.number))
     return [
-        Entry(row.blob, None if row.label is None else as_text(row.label), _field(row.metadata, slice_field))
+        Entry(
+            row.number, row.blob, None if row.label is None else as_text(row.label), _field(row.metadata, slice_field)
+        )
         for row in rows
     ]
 
 
-def embed(service: Runtime, entries: Sequence[Entry], versions: Sequence[Registered]) -> Sample:
+def embed(
+    blobs: Blobs, max_pixels: int, entries: Sequence[Entry], versions: Sequence[Registered], timed: int = TIMED
+) -> Sample:
     """Encode the entries' images by each version; those that cannot be read are left out.
+
+    `timed` images are also encoded one at a time, for the latencies.
 
     Raises:
         NoEncoder: one of the versions takes embeddings only.
@@ -104,11 +132,11 @@ def embed(service: Runtime, entries: Sequence[Entry], versions: Sequence[Registe
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
     for block in blocks(entries, BATCH):
-        readable = [(image, entry) for entry in block if (image := _read(service, entry.blob)) is not None]
+        readable = [(image, entry) for entry in block if (image := _read(blobs, max_pixels, entry.blob)) is not None]
         images = [image for image, _ in readable]
         for name, encoder in encoders.items():
             parts[name].append(encoder.encode(images))
-            seconds[name] += _timed(encoder, images[: TIMED - len(seconds[name])])
+            seconds[name] += _timed(encoder, images[: timed - len(seconds[name])])
         kept += [entry for _, entry in readable]
     embedded = {name: _joined(found) for name, found in parts.items()}
     return _sample(embedded, kept, _quantiles(seconds), len(entries) - len(kept))
@@ -151,20 +179,20 @@ def _sample(
 ) -> Sample:
     labels = [entry.label for entry in entries if entry.label is not None]
     slices = [entry.slice for entry in entries]
-    return Sample(embedded, labels if len(labels) == len(entries) else None, slices, latency_ms, unreadable)
+    return Sample(entries, embedded, labels if len(labels) == len(entries) else None, slices, latency_ms, unreadable)
 
 
-def _entry(blob: str, metadata: Mapping[str, Any], label: str | None, slice_field: str | None) -> Entry:
-    return Entry(blob, _field(metadata, label), _field(metadata, slice_field))
+def _entry(row: Row[*tuple[Any, ...]], label: str | None, slice_field: str | None) -> Entry:
+    return Entry(row.id, row.blob, _field(row.metadata, label), _field(row.metadata, slice_field))
 
 
 def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
     return None if name is None or metadata.get(name) is None else as_text(metadata[name])
 
 
-def _read(service: Runtime, blob: str | None) -> Image | None:
+def _read(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:
     try:
-        return decode_image(service.blobs.read(blob or ""), max_pixels=service.settings.max_image_pixels)
+        return decode_image(blobs.read(blob or ""), max_pixels=max_pixels)
     except (OSError, InvalidImage):
         return None
 

@@ -46,6 +46,9 @@ def test_the_demo_meets_every_expectation_and_leaves_its_report(size, tmp_path):
         curve = report["curves"][way]
         assert (curve[0]["moved"], curve[-1]["moved"]) == (0, 1)
         assert curve[-1]["cmc1"] == report["table"][way]["new_old" if way == "fct" else "new_new"]["cmc1"]["value"]
+        live = report["live_curves"][way]
+        assert live["state"] == "complete"
+        assert (live["points"][0]["share"], live["points"][-1]["share"]) == (0, 1)
         assert report["rollback"][way]["answers_equal_old_old"] is True
         assert report["rollback"][way]["forward_answers_equal_new_new"] is True
     assert report["routes"]["fct"] == {"at_deploy": ["dual"], "new_old": ["same"], "new_new": ["same"]}

@@ -227,7 +227,13 @@ def upgraded(name: str, edge: str) -> Upgrade:
         new_new=new,
         at_deploy=mixed,
         gate={},
-        curve=[Point(n / 20, 0.5, 1.0) for n in range(21)],
+        curve=[Point(n / 20, 0.6, 1.0, 0.5) for n in range(21)],
+        live={
+            "state": "complete",
+            "error": None,
+            "area": 0.52,
+            "points": [{"share": n, "value": 0.52} for n in (0, 1)],
+        },
         routes={},
         rollback={"answers_equal_old_old": True, "forward_answers_equal_new_new": True},
         kill=None,
@@ -250,7 +256,7 @@ def counted(old: int, new: int, **more: object) -> dict:
     return {"queries": {"old": old, "new": new}, "errors": 0, **more}
 
 
-AGREED = {"overlap": 0.5, "first_match_flips": 1}
+AGREED = {"overlap": 0.5, "rank_correlation": 0.1, "first_match_flips": 1}
 STEPS = {
     "version": "v2",
     "items": 9,
@@ -300,6 +306,9 @@ def test_one_failure_is_one_too_many(name):
         (("kill", "answers_equal"), False, "final answers differ"),
         (("queries_served",), 0, "no query"),
         (("curves", "bct", 10, "moved"), 0.75, "bct: the curve has a gap of 30%"),
+        (("live_curves", "bct", "state"), "stopped", "bct: the service's curve is stopped"),
+        (("live_curves", "fct", "area"), 0.6, "fct: areas under the curves of service and client are 10.0% apart"),
+        (("steps", "shadow", "counted", "rank_correlation"), 0.2, "foretold"),
         (("steps", "shadow", "answered_by"), {"v1": 3, "v2": 1}, "in the shadow"),
         (("steps", "shadow", "counted", "compared"), 3, "compared 3"),
         (("steps", "shadow", "counted", "errors"), 1, "errors in the shadow: 1"),
@@ -333,7 +342,7 @@ def test_what_does_not_hold_is_said(path, value, said):
 def test_a_shadow_is_held_against_what_a_client_sees():
     old, new = ([body(*ids) for ids in rows] for rows in (("ab", "cd"), ("ba", "ce")))
 
-    assert agreement(old, new) == {"overlap": 0.75, "first_match_flips": 1}
+    assert agreement(old, new) == {"overlap": 0.75, "rank_correlation": pytest.approx(-1 / 3), "first_match_flips": 1}
 
 
 def test_the_picture_is_a_png_and_the_summary_names_the_counts(tmp_path):

@@ -99,6 +99,7 @@ class TestStart:
             "active_seconds": 0,
             "items_per_second": None,
             "eta_seconds": None,
+            "curve": None,
         }
         again = shown(served, body["id"])
         assert again == {**body, "active_seconds": again["active_seconds"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
 import time
 from collections import Counter
@@ -67,6 +68,17 @@ def counted(phase: str, side: str, most: int) -> Callable[[dict[str, Any]], bool
     return lambda found: found["trial"].get(phase, {}).get("queries", {}).get(side, 0) >= most
 
 
+def tau(old: list[str], new: list[str]) -> float:
+    """Kendall's tau-a over all ids, those that a list lacks tied behind it: as a client computes it."""
+
+    def order(ids: list[str], a: str, b: str) -> int:
+        places = [ids.index(one) if one in ids else len(ids) for one in (a, b)]
+        return (places[0] > places[1]) - (places[0] < places[1])
+
+    pairs = list(itertools.combinations({*old, *new}, 2))
+    return sum(order(old, a, b) * order(new, a, b) for a, b in pairs) / len(pairs)
+
+
 class TestShadow:
     def test_the_old_version_answers_and_the_new_one_is_compared(
         self, served: Any, filled: str, pictures: list[bytes]
@@ -97,6 +109,8 @@ class TestShadow:
         assert trial["overlap"] == pytest.approx(np.mean([len(set(a) & set(b)) / 5 for a, b in lists]))
         assert trial["first_match_flips"] == sum(a[0] != b[0] for a, b in lists)
         assert 0 < trial["overlap"] < 1
+        assert trial["rank_correlation"] == pytest.approx(np.mean([tau(a, b) for a, b in lists]))
+        assert -1 < trial["rank_correlation"] < 1
 
     def test_the_same_embeddings_agree_in_everything(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         number = begin(served, filled, "twin", "shadow")

@@ -1,0 +1,57 @@
+"""The curve of a backfill on the command line: what to measure, and what it came to."""
+
+from __future__ import annotations
+
+from typing import Annotated, cast
+
+import typer
+
+from regraft.backfill_routes import CurveOptions
+from regraft.client import Json
+from regraft.commands.options import out, print_table, score
+
+BARS = "▁▂▃▄▅▆▇█"
+
+Label = Annotated[
+    str | None,
+    typer.Option("--label", help="Curve: metadata field that says which items are right.", show_default=False),
+]
+Evaluation = Annotated[
+    int | None, typer.Option("--evaluation", help="Curve: evaluation set whose entries ask.", show_default=False)
+]
+Metric = Annotated[
+    str | None,
+    typer.Option("--metric", help="Curve: cmc@1, cmc@5, mAP@1.0, or recall@k (needs no labels).", show_default=False),
+]
+Sample = Annotated[int | None, typer.Option("--sample", min=2, help="Curve: queries at most.", show_default=False)]
+K = Annotated[int | None, typer.Option("-k", min=1, help="Curve: matches for recall@k.", show_default=False)]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Curve: seed of the sample.", show_default=False)]
+Marks = Annotated[int | None, typer.Option("--marks", min=1, help="Curve: equal steps.", show_default=False)]
+
+
+def asked(**options: str | int | None) -> CurveOptions | None:
+    """The curve that these options ask for, None where none of them is given."""
+    return cast(CurveOptions, {name: value for name, value in options.items() if value is not None}) or None
+
+
+def sparkline(curve: Json) -> str:
+    """The values as bars, the lowest and the highest of them a whole bar apart."""
+    values = [point["value"] for point in curve["points"]]
+    low, span = min(values), max(values) - min(values)
+    return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in values)
+
+
+def in_short(curve: Json) -> str:
+    """Metric, sparkline, and the first and the newest value."""
+    first, newest = curve["points"][0], curve["points"][-1]
+    return f"{curve['metric']} {first['value']:.1%} {sparkline(curve)} {newest['value']:.1%}"
+
+
+def print_curve(curve: Json) -> None:
+    """The curve in one line, and its points as a table."""
+    area = "" if curve["area"] is None else f", area {curve['area']:.1%}"
+    out.print(f"{in_short(curve)}, largest dip {curve['largest_dip']:.1%}{area}: {curve['state']}", markup=False)
+    if curve["error"]:
+        out.print(f"  {curve['error']}", markup=False)
+    rows = [[f"{point['share']:.1%}", point["moved"], score(point), point["queries"]] for point in curve["points"]]
+    print_table(["share", "moved", curve["metric"], "queries"], rows)

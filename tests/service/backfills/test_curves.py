@@ -1,0 +1,598 @@
+"""The curve of a backfill, measured by a real server while a real worker moves items, against plain loops."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import func, select, update
+
+from index.image import decode_image
+from index.version import Version
+from regraft.backfill_routes import events
+from service.backfills import curves, points, progress
+from service.backfills.worker import Worker
+from service.tables import backfill, backfill_point, item
+
+WAIT = 60.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def more(
+    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
+) -> None:
+    """`new` sees other things than v1, which it reaches by its first 4 numbers; `apart` reaches v1 through v1 only."""
+    root = tmp_path_factory.mktemp("more")
+    v1 = versions["v1"]
+    for made in (
+        make_version(root / "new", "new", 6, drift=1.0, edges=[(v1, "truncate")]),
+        make_version(root / "apart", "apart", 5, seed=3),
+    ):
+        assert served.register(made).status_code == 201
+
+
+@pytest.fixture(autouse=True)
+def alone(served: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    with served.runtime.database.write() as connection:
+        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+
+def group(number: int) -> int:
+    """A label that has little to do with what a picture shows, so that no metric is 1."""
+    return number * number % 7 // 2
+
+
+@pytest.fixture
+def filled(served: Any, pictures: list[bytes]) -> str:
+    """Twenty items of v1 in groups, `new` current."""
+    path = served.gallery("v1")
+    items = [{"id": f"i{n}", "metadata": {"group": group(n)}, "image": f"{n}.png"} for n in range(20)]
+    assert served.post_items(path, items, [(f"{n}.png", p) for n, p in enumerate(pictures)]).status_code == 200
+    deploy(served, path, "new")
+    return path
+
+
+def deploy(served: Any, path: str, version: str) -> None:
+    deployed = served.http.post(f"{path}/deployments", json={"version": version})
+    assert deployed.status_code == 201, deployed.text
+
+
+def start(served: Any, path: str, curve: dict[str, Any], **fields: Any) -> int:
+    started = served.http.post(f"{path}/backfills", json={"chunk_size": 5, "curve": curve, **fields})
+    assert started.status_code == 202, started.text
+    return int(started.json()["id"])
+
+
+def work(served: Any, steps: int = 1000) -> None:
+    worker = Worker(served.runtime.settings, threading.Event())
+    while steps and worker.step():
+        steps -= 1
+    worker.close()
+
+
+def turn(served: Any, number: int, action: str) -> None:
+    assert served.http.post(f"/backfills/{number}/{action}").status_code == 200
+
+
+def curve_of(served: Any, number: int) -> dict[str, Any]:
+    return dict(served.http.get(f"/backfills/{number}").json()["curve"])
+
+
+def wait_for(served: Any, number: int, holds: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    """The curve once it is as wanted: measuring happens behind the backfill."""
+    deadline = time.monotonic() + WAIT
+    while not holds(curve := curve_of(served, number)):
+        assert time.monotonic() < deadline, curve
+        time.sleep(0.01)
+    return curve
+
+
+def points_are(count: int) -> Callable[[dict[str, Any]], bool]:
+    return lambda curve: len(curve["points"]) >= count
+
+
+def ended(curve: dict[str, Any]) -> bool:
+    return bool(curve["state"] != "measuring")
+
+
+class Loops:
+    """The same metrics by plain loops in float64 over what SQL says each item is now."""
+
+    def __init__(self, served: Any, path: str, pictures: Sequence[bytes], new: str = "new") -> None:
+        self.served, self.name, self.new = served, path.rpartition("/")[2], new
+        images = [decode_image(picture, max_pixels=10_000) for picture in pictures]
+        catalog = served.runtime.catalog
+        encode = lambda version: catalog.named(version).encoder().encode(images).vectors.astype(np.float64)  # noqa: E731
+        self.by_old, self.by_new = encode("v1"), encode(new)
+
+    def moved(self) -> dict[int, bool]:
+        """Picture number -> whether its item is in the new version, of the live items."""
+        runtime = self.served.runtime
+        gallery = runtime.replica.find(self.name).id
+        with runtime.database.lookup() as connection:
+            rows = connection.execute(
+                select(item.c.external_id, item.c.active_id).where(item.c.gallery_id == gallery, ~item.c.deleted)
+            )
+            return {int(i[1:]): runtime.catalog.by_id(version).name == self.new for i, version in rows}
+
+    def ranking(self, query: int, *, itself: bool) -> list[int]:
+        first = self.by_new[query][:4] / np.linalg.norm(self.by_new[query][:4])
+        scores = {
+            n: float(self.by_new[query] @ self.by_new[n]) if new else float(first @ self.by_old[n])
+            for n, new in self.moved().items()
+            if itself or n != query
+        }
+        return sorted(scores, key=lambda n: -scores[n])
+
+    def value(self, metric: str, queries: Sequence[int], *, itself: bool = False) -> float:
+        return float(np.mean([v for q in queries if (v := self._one(metric, q, queries, itself)) is not None]))
+
+    def _one(self, metric: str, query: int, queries: Sequence[int], itself: bool) -> float | None:
+        ranking = self.ranking(query, itself=itself)
+        if metric.startswith("recall@"):
+            k = int(metric.removeprefix("recall@"))
+            near = sorted((n for n in queries if n != query), key=lambda n: -float(self.by_new[query] @ self.by_new[n]))
+            return len(set(near[:k]) & set([n for n in ranking if n in queries][:k])) / k
+        right = [group(n) == group(query) for n in ranking]
+        if not any(right):
+            return None
+        if metric == "mAP@1.0":
+            return float(np.mean([sum(right[: r + 1]) / (r + 1) for r, hit in enumerate(right) if hit]))
+        return float(any(right[: int(metric.removeprefix("cmc@"))]))
+
+
+METRICS = [
+    ({"label": "group"}, "cmc@1"),
+    ({"label": "group", "metric": "cmc@5"}, "cmc@5"),
+    ({"label": "group", "metric": "mAP@1.0"}, "mAP@1.0"),
+    ({"k": 4}, "recall@4"),
+]
+
+
+class TestValues:
+    @pytest.mark.parametrize(("curve", "metric"), METRICS)
+    def test_they_are_those_of_plain_loops_at_the_start_paused_in_the_middle_and_at_the_end(
+        self, served: Any, filled: str, pictures: list[bytes], curve: dict[str, Any], metric: str
+    ) -> None:
+        loops, everyone = Loops(served, filled, pictures), range(20)
+        expected = [loops.value(metric, everyone)]
+        number = start(served, filled, curve)
+        at_start = curve_of(served, number)
+        work(served, steps=2)
+        turn(served, number, "pause")
+        expected.append(loops.value(metric, everyone))
+        middle = wait_for(served, number, lambda found: found["points"][-1]["moved"] == 10)
+        turn(served, number, "resume")
+        work(served)
+        expected.append(loops.value(metric, everyone))
+
+        whole = wait_for(served, number, ended)
+
+        assert (at_start["metric"], at_start["state"], at_start["area"]) == (metric, "measuring", None)
+        assert [p["value"] for p in at_start["points"]] == pytest.approx(expected[:1])
+        assert middle["points"][-1] == {
+            **middle["points"][-1],
+            "share": 0.5,
+            "moved": 10,
+            "meanwhile": 0,
+            "value": pytest.approx(expected[1]),
+            "queries": 20,
+        }
+        last = whole["points"][-1]
+        assert (whole["state"], whole["error"], last["share"], last["moved"]) == ("complete", None, 1.0, 20)
+        assert last["value"] == pytest.approx(expected[2])
+        assert len(set(expected)) > 1, "a metric that does not change would prove nothing"
+        assert all(p["low"] <= p["value"] <= p["high"] for p in whole["points"])
+        shares, values = ([p[name] for p in whole["points"]] for name in ("share", "value"))
+        assert shares == sorted(set(shares))
+        pairs = zip(shares[1:], shares, values[1:], values, strict=False)
+        assert whole["area"] == pytest.approx(sum((b - a) * (v + u) / 2 for b, a, v, u in pairs))
+
+    def test_an_evaluation_set_asks_the_gallery_and_finds_itself_there(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        loops, asking = Loops(served, filled, pictures), [0, 3, 4, 8, 11]
+        by_images = evaluation(served, filled, pictures, asking)
+        entries = [{"label": group(n)} for n in asking]
+        vectors = {"new": [[float(x) for x in loops.by_new[n]] for n in asking]}
+        body = {"name": "e", "entries": entries, "embeddings": vectors}
+        by_vectors = served.http.post(f"{filled}/evaluations", json=body).json()["id"]
+
+        for number in (by_images, by_vectors):
+            curve = {"evaluation": number, "label": "group", "metric": "mAP@1.0"}
+            started = start(served, filled, curve, limit=10)
+            assert curve_of(served, started)["points"][0]["value"] == pytest.approx(
+                loops.value("mAP@1.0", asking, itself=True)
+            )
+            if number == by_images:
+                turn(served, started, "cancel")
+        work(served)
+
+        whole = wait_for(served, started, ended)
+
+        assert (whole["state"], whole["evaluation"]) == ("complete", by_vectors)
+        assert whole["points"][-1]["value"] == pytest.approx(loops.value("mAP@1.0", asking, itself=True))
+        assert {p["queries"] for p in whole["points"]} == {5}
+
+    def test_a_version_that_must_ask_the_old_encoder_does(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        items = [{"id": f"i{n}", "metadata": {"group": group(n)}, "image": f"{n}.png"} for n in range(20)]
+        served.post_items(path, items, [(f"{n}.png", p) for n, p in enumerate(pictures)])
+        deploy(served, path, "apart")
+        loops = Loops(served, path, pictures, "apart")
+
+        number = start(served, path, {"label": "group", "metric": "mAP@1.0"})
+
+        loops.by_new = loops.by_old  # nothing has moved: old queries over old items
+        assert curve_of(served, number)["points"][0]["value"] == pytest.approx(loops.value("mAP@1.0", range(20)))
+
+    def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
+        number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
+        work(served)
+
+        whole = wait_for(served, number, ended)
+
+        assert (whole["sample"], {p["queries"] for p in whole["points"]}) == (6, {6})
+
+    def test_a_big_gallery_is_asked_fewer_full_rankings(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("service.backfills.probes.MAX_PLACES", 160)
+
+        number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
+
+        assert curve_of(served, number)["points"][0]["queries"] <= 8
+
+
+def evaluation(served: Any, path: str, pictures: list[bytes], asking: Sequence[int]) -> int:
+    entries = [{"label": group(n), "image": f"{n}.png"} for n in asking]
+    files = [("images", (f"{n}.png", pictures[n])) for n in asking]
+    made = served.http.post(f"{path}/evaluations", data={"name": "e", "entries": json.dumps(entries)}, files=files)
+    assert made.status_code == 201, made.text
+    return int(made.json()["id"])
+
+
+class TestMarks:
+    def test_marks_that_were_jumped_over_are_not_made_up(self, served: Any, filled: str) -> None:
+        number = start(served, filled, {"label": "group", "marks": 10}, chunk_size=7)
+        shares = [0.0]
+        for step in range(1, 3):
+            work(served, steps=1)
+            wait_for(served, number, points_are(step + 1))
+            shares.append(7 * step / 20)
+        work(served)
+
+        whole = wait_for(served, number, ended)
+
+        assert [p["share"] for p in whole["points"]] == [*shares, 1.0]
+        assert len({p["at"] for p in whole["points"]}) == 4
+
+    def test_a_backfill_without_anything_to_move_has_its_two_ends(self, served: Any, filled: str) -> None:
+        first = start(served, filled, {"label": "group"})
+        work(served)
+        wait_for(served, first, ended)
+
+        whole = wait_for(served, start(served, filled, {"label": "group"}), ended)
+
+        assert [(p["share"], p["moved"]) for p in whole["points"]] == [(0.0, 0), (1.0, 0)]
+        assert whole["area"] == whole["points"][0]["value"] == whole["points"][1]["value"]
+
+    def test_items_deleted_and_written_meanwhile(self, served: Any, filled: str, pictures: list[bytes]) -> None:
+        loops = Loops(served, filled, pictures)
+        number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
+        work(served, steps=1)
+        wait_for(served, number, points_are(2))
+        served.http.post(f"{filled}/items:delete", json={"ids": ["i1", "i2", "i3"]})
+        # Written anew: born in the new version, found by others, and no query any more.
+        anew = [{"id": "i4", "metadata": {"group": group(4)}, "image": "a"}]
+        assert served.post_items(filled, anew, [("a", pictures[4])]).status_code == 200
+        left = [n for n in range(20) if n not in (1, 2, 3, 4)]
+        work(served, steps=1)
+        turn(served, number, "pause")
+        expected = loops.value("mAP@1.0", left)
+
+        middle = wait_for(served, number, points_are(3))["points"][-1]
+        turn(served, number, "resume")
+        work(served)
+        whole = wait_for(served, number, ended)
+
+        assert (middle["value"], middle["queries"]) == (pytest.approx(expected), len(left))
+        assert whole["state"] == "complete"
+        assert whole["points"][-1]["value"] == pytest.approx(loops.value("mAP@1.0", left))
+
+    def test_a_deleted_evaluation_set_ends_the_curve_and_nothing_else(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        made = evaluation(served, filled, pictures, range(6))
+        number = start(served, filled, {"evaluation": made, "label": "group"})
+        assert served.http.delete(f"{filled}/evaluations/{made}").status_code == 204
+        work(served)
+
+        curve = wait_for(served, number, ended)
+
+        assert (curve["state"], curve["area"], len(curve["points"])) == ("stopped", None, 1)
+        assert curve["error"] == f"this gallery has no evaluation set {made}"
+        assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
+
+    def test_a_cancelled_or_rolled_back_backfill_has_no_more_points(self, served: Any, filled: str) -> None:
+        for end in (lambda n: turn(served, n, "cancel"), lambda _: served.http.post(f"{filled}/rollback", json={})):
+            number = start(served, filled, {"label": "group"})
+            work(served, steps=1)
+            wait_for(served, number, points_are(2))
+            end(number)
+
+            curve = wait_for(served, number, ended)
+
+            assert (curve["state"], curve["error"], len(curve["points"])) == ("stopped", None, 2)
+
+    def test_a_deleted_gallery_takes_its_curves_along(self, served: Any, filled: str) -> None:
+        number = start(served, filled, {"label": "group"})
+
+        assert served.http.delete(filled).status_code == 204
+
+        with served.runtime.database.lookup() as connection:
+            left = select(func.count()).where(backfill_point.c.backfill_id == number)
+            assert connection.execute(left).scalar_one() == 0
+
+
+class TestFailure:
+    def test_it_is_shown_and_tried_again_while_everything_else_goes_on(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        number = start(served, filled, {"label": "group"})
+        monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.2)
+        with monkeypatch.context() as broken:
+            broken.setattr(curves, "worth", out_of_order)
+            work(served, steps=1)
+            failing = wait_for(served, number, lambda curve: curve["error"])
+            assert served.query(filled, pictures[0]).status_code == 200
+        work(served)
+
+        whole = wait_for(served, number, ended)
+
+        assert (failing["state"], failing["error"]) == ("measuring", "RuntimeError: out of order")
+        assert (whole["state"], whole["error"]) == ("complete", None)
+        assert served.http.get(f"/backfills/{number}").json()["done"] == 20
+
+    def test_after_three_failures_in_a_row_it_is_given_up(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        number = start(served, filled, {"label": "group"})
+        calls: list[int] = []
+        monkeypatch.setattr(curves, "worth", lambda *_: calls.append(1) or out_of_order())
+        work(served)
+
+        curve = wait_for(served, number, ended)
+
+        assert (curve["state"], curve["error"], len(calls)) == ("stopped", "RuntimeError: out of order", 3)
+        assert served.http.get(f"/backfills/{number}").json()["state"] == "done"
+
+    def test_a_process_that_ends_gives_its_mark_back(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        number = start(served, filled, {"label": "group"})
+        calls: list[int] = []
+
+        def ends(*_: Any) -> Any:
+            calls.append(1)
+            raise curves.Stopping
+
+        with monkeypatch.context() as ending:
+            ending.setattr(curves, "worth", ends)
+            work(served)
+            wait_for(served, number, lambda _: len(calls) > curves.ATTEMPTS)
+            assert curve_of(served, number)["error"] is None
+
+        assert wait_for(served, number, ended)["state"] == "complete"
+
+
+def out_of_order(*_: Any) -> Any:
+    raise RuntimeError("out of order")
+
+
+class TestClaims:
+    @pytest.fixture
+    def job(self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+        """A backfill that has reached a mark, while the server's own thread is looking away."""
+        monkeypatch.setattr(served.runtime.curves, "_look", lambda: None)
+        number = start(served, filled, {"label": "group"})
+        work(served, steps=1)
+        return number
+
+    def standing(self, served: Any, number: int) -> Any:
+        with served.runtime.database.lookup() as connection:
+            return next(job for job in points.standing(connection) if job.id == number)
+
+    def test_two_servers_measure_each_mark_once_between_them(
+        self, served: Any, filled: str, serving: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        asked: list[Any] = []
+        counted = curves.worth
+        with serving(served.runtime.settings) as other:
+            number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
+            monkeypatch.setattr(curves, "worth", lambda *given: asked.append(1) or counted(*given))
+            for step in range(1, 4):
+                work(served, steps=1)
+                wait_for(other, number, points_are(step + 1))
+            work(served)
+            whole = wait_for(other, number, ended)
+
+        assert whole == curve_of(served, number)
+        assert (whole["state"], len(whole["points"]), len(asked)) == ("complete", 5, 4)
+
+    def test_a_mark_belongs_to_one_process_until_that_has_died(self, served: Any, job: int) -> None:
+        assert points.due(self.standing(served, job)) == 5
+        claims = [("a", 5), ("b", 5), ("a", 5), ("b", 6)]
+        with served.runtime.database.write() as connection:
+            assert [points.claim(connection, job, mark, who) for who, mark in claims] == [True, False, True, True]
+            connection.execute(update(backfill_point).values(claimed=time.time() - 2 * points.CLAIM_SECONDS))
+            assert points.claim(connection, job, 5, "b")
+            connection.execute(update(backfill_point).values(claimed=time.time() + 2 * points.CLAIM_SECONDS))
+            assert points.claim(connection, job, 5, "c")
+
+    def test_only_who_holds_a_mark_stores_it_and_only_once(self, served: Any, job: int) -> None:
+        found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
+        standing = self.standing(served, job)
+        with served.runtime.database.write() as connection:
+            points.claim(connection, job, 4, "slow")
+            points.claim(connection, job, 5, "a")
+            stored = [points.store(connection, standing, 5, who, found, 7) for who in ("b", "a", "a")]
+            late = points.store(connection, standing, 4, "slow", found, 7)
+
+        assert (stored, late) == ([False, True, False], False)
+        assert [p["value"] for p in curve_of(served, job)["points"]][1:] == [0.5]
+        assert points.due(self.standing(served, job)) is None
+
+    def test_a_point_is_not_stored_once_the_gallery_went_another_way(self, served: Any, filled: str, job: int) -> None:
+        found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
+        standing = self.standing(served, job)
+        with served.runtime.database.write() as connection:
+            points.claim(connection, job, 5, "a")
+        served.http.post(f"{filled}/rollback", json={})
+
+        with served.runtime.database.write() as connection:
+            assert not points.store(connection, standing, 5, "a", found, 7)
+
+    def test_what_moves_while_it_is_measured_counts_half(self, served: Any, job: int) -> None:
+        found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
+        standing = self.standing(served, job)
+        with served.runtime.database.write() as connection:
+            points.claim(connection, job, 5, "a")
+        work(served, steps=1)
+        with served.runtime.database.write() as connection:
+            points.store(connection, standing, 5, "a", found, 7)
+
+        point = curve_of(served, job)["points"][-1]
+        assert (point["share"], point["moved"], point["meanwhile"]) == (0.375, 5, 5)
+
+
+class TestEvents:
+    def stream(self, served: Any, number: int, last: str = "") -> list[tuple[str, str, str]]:
+        headers = {"last-event-id": last} if last else {}
+        with served.http.stream("GET", f"/backfills/{number}/events", headers=headers, timeout=WAIT) as response:
+            return list(events(response.iter_lines()))
+
+    def test_each_point_is_told_once_in_order_and_whoever_comes_back_misses_none(
+        self, served: Any, filled: str
+    ) -> None:
+        number = start(served, filled, {"label": "group", "marks": 4})
+        for step in range(1, 4):
+            work(served, steps=1)
+            wait_for(served, number, points_are(step + 1))
+        work(served)
+
+        whole = self.stream(served, number)
+
+        curve = wait_for(served, number, ended)
+        told = [(int(i), json.loads(data)) for name, i, data in whole if name == "point"]
+        assert [point for _, point in told] == curve["points"]
+        ids = [int(i) for name, i, _ in whole if name != "end"]
+        assert ids == sorted(set(ids))
+        assert [name for name, _, _ in whole][-2:] == ["progress", "end"]
+        assert json.loads(whole[-2][2])["curve"] == curve
+        for number_seen, (last, _) in enumerate(told):
+            again = self.stream(served, number, str(last))
+            assert [json.loads(d) for name, _, d in again if name == "point"] == curve["points"][number_seen + 1 :]
+            assert [name for name, _, _ in again][-2:] == ["progress", "end"]
+        assert [name for name, _, _ in self.stream(served, number, str(ids[-1]))] == ["end"]
+        elsewhere = self.stream(served, number, str(ids[-1] + 1000))
+        assert [json.loads(d) for name, _, d in elsewhere if name == "point"] == curve["points"]
+
+    def test_the_stream_waits_for_the_last_point(self, served: Any, filled: str) -> None:
+        number = start(served, filled, {"label": "group"})
+        seen: list[Any] = []
+        watcher = threading.Thread(target=lambda: seen.extend(self.stream(served, number)))
+        watcher.start()
+        work(served)
+        watcher.join(WAIT)
+
+        assert json.loads(seen[-2][2])["curve"]["state"] == "complete"
+        assert json.loads([data for name, _, data in seen if name == "point"][-1])["share"] == 1.0
+
+
+@pytest.fixture(scope="module")
+def spread(served: Any, pictures: list[bytes]) -> str:
+    """A gallery where every item has a `lonely` value of its own."""
+    path = served.gallery("v1")
+    items = [{"id": f"i{n}", "metadata": {"group": n % 2, "lonely": n}, "image": f"{n}"} for n in range(20)]
+    assert served.post_items(path, items, [(f"{n}", p) for n, p in enumerate(pictures)]).status_code == 200
+    deploy(served, path, "new")
+    return str(path)
+
+
+BAD = [
+    ({"label": 3}, 422, "invalid_request", "/curve/label"),
+    ({"label": ""}, 422, "invalid_request", "/curve/label"),
+    ({"label": "group", "marks": 0}, 422, "invalid_request", "/curve/marks"),
+    ({"label": "group", "marks": 101}, 422, "invalid_request", "/curve/marks"),
+    ({"label": "group", "metric": "TAR@FAR"}, 422, "invalid_request", "/curve/metric"),
+    ({"label": "group", "sample": 1}, 422, "invalid_request", "/curve/sample"),
+    ({"label": "group", "colour": 1}, 422, "invalid_request", "/curve/colour"),
+    ({"metric": "cmc@1"}, 422, "invalid_argument", "/curve/label"),
+    ({"label": "colour"}, 422, "invalid_argument", "/curve/label"),
+    ({"label": "lonely"}, 422, "invalid_argument", "/curve/label"),
+    ({"k": 20}, 422, "invalid_argument", "/curve/k"),
+    ({"evaluation": 999_999, "label": "group"}, 404, "unknown_evaluation", "/curve/evaluation"),
+]
+
+
+class TestBadInput:
+    @pytest.mark.parametrize(("curve", "status", "code", "pointer"), BAD)
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_it_names_the_field_and_nothing_is_started(
+        self,
+        served: Any,
+        spread: str,
+        problem: Callable[..., Any],
+        curve: dict[str, Any],
+        status: int,
+        code: str,
+        pointer: str,
+        dry_run: bool,
+    ) -> None:
+        answer = served.http.post(f"{spread}/backfills", json={"curve": curve}, params={"dry_run": dry_run})
+
+        problem(answer, status, code, pointer)
+        assert served.http.get(f"{spread}/backfills").json() == {"backfills": []}
+
+    def test_an_evaluation_set_must_say_what_is_right_and_hold_what_is_needed(
+        self, served: Any, filled: str, pictures: list[bytes], problem: Callable[..., Any]
+    ) -> None:
+        vectors = {"v1": [[1.0, 0, 0, 0]] * 2}
+        entries = [{"label": 0}, {"label": 1}]
+        old_only = served.http.post(f"{filled}/evaluations", json={"entries": entries, "embeddings": vectors}).json()
+        blank = served.http.post(
+            f"{filled}/evaluations", json={"entries": [{}, {"label": 1}], "embeddings": vectors}
+        ).json()
+        strange = evaluation(served, filled, pictures, [0, 1])
+        for curve, pointer in (
+            ({"evaluation": old_only["id"], "label": "group"}, "/curve/evaluation"),
+            ({"evaluation": blank["id"], "label": "group"}, "/curve/evaluation"),
+            ({"evaluation": strange}, "/curve/label"),
+            ({"evaluation": strange, "label": "colour"}, "/curve/label"),
+            ({"evaluation": strange, "metric": "recall@k"}, "/curve/metric"),
+        ):
+            for dry_run in (False, True):
+                answer = served.http.post(f"{filled}/backfills", json={"curve": curve}, params={"dry_run": dry_run})
+                problem(answer, 422, "invalid_argument", pointer)
+
+    def test_an_estimate_with_a_curve_measures_and_starts_nothing(self, served: Any, filled: str) -> None:
+        answer = served.http.post(f"{filled}/backfills", json={"curve": {"label": "group"}}, params={"dry_run": True})
+
+        assert (answer.status_code, answer.json()["items"]) == (200, 20)
+        assert served.http.get(f"{filled}/backfills").json() == {"backfills": []}
