@@ -41,6 +41,7 @@ def listed(connection: Connection, keys: Sequence[int]) -> Listed:
     return Listed(rows.c.value, rows.c.number - 1)
 
 
-def blocks(values: Sequence[T], size: int = BLOCK) -> Iterator[Sequence[T]]:
+def blocks(values: Sequence[T], size: int | None = None) -> Iterator[Sequence[T]]:
     """Values in pieces of `size`; by default such that fit one statement."""
-    return (values[start : start + size] for start in range(0, len(values), size))
+    step = size or BLOCK
+    return (values[start : start + step] for start in range(0, len(values), step))

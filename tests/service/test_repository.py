@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from service import repository
+from service import listed, repository
 from service.database import Database, upgrade
 from service.embeddings import from_bytes, put_embeddings, to_bytes
 from service.errors import UnknownGallery, UnknownItem
@@ -177,7 +177,7 @@ def test_a_match_is_described_by_its_item_and_version(connection: Connection) ->
 
 
 def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "BLOCK", 7)
+    monkeypatch.setattr(listed, "BLOCK", 7)
     monkeypatch.setattr(repository, "FEED_BLOCK", 4)
     items = [new(str(n), n) for n in range(30)]
 
