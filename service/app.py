@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from service import audit, errors, health
 from service.auth import Guard, check_exposure
-from service.backfills import failures, progress, work
+from service.backfills import failures, progress
 from service.backfills import routes as backfills
 from service.deployments import routes as deployments
 from service.edges import routes as edges
@@ -28,6 +28,7 @@ from service.runtime import running
 from service.settings import Settings
 from service.versions import routes as versions
 from service.versions.incoming import sweep
+from service.work import routes as work
 
 # Tried in this order for every request: queries come first.
 ROUTERS = (

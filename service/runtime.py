@@ -17,11 +17,11 @@ from service.blobs import Blobs, StoreUnreachable
 from service.curves.measure import Curves
 from service.database import Database, upgrade
 from service.deployments.retiring import resume
-from service.deployments.watching import Watch
 from service.encoders.resting import Rester
 from service.queries.replica import Replica
 from service.references import open_blobs
 from service.settings import Settings
+from service.trials.watching import Watch
 from service.versions.catalog import Catalog
 
 P = ParamSpec("P")

@@ -22,12 +22,12 @@ from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, t
 from service.backfills.progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.curves.measure import Begun
 from service.curves.probes import CurveIn
-from service.deployments.changes import Change, Terms
 from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
 from service.tables import backfill
+from service.terms import Change, Terms
 from service.versions.catalog import Catalog, Registered
 
 router = APIRouter(tags=["backfills"])

@@ -10,8 +10,8 @@ from pydantic import Field
 from index.errors import InvalidArgument
 from service.deployments.history import State
 from service.deployments.lifecycle import Order
-from service.deployments.trials import CanaryIn, ShadowIn
 from service.schemas import Body
+from service.trials.tallies import CanaryIn, ShadowIn
 
 Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
 GateNumber = Annotated[int | None, Field(ge=1, lt=1 << 63)]

@@ -22,11 +22,11 @@ from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.deployments.history import State, etag, history, on_its_way, standing
 from service.deployments.placement import activate, check_reachable
-from service.deployments.trials import CanaryIn, ShadowIn, summary
 from service.deployments.verdicts import REFUSE, named_report, newest_report, weigh
 from service.errors import NoCurrentVersion
 from service.repository import gallery_row, take_seq
 from service.tables import deployment, deployment_transition, gallery, trial_report
+from service.trials.tallies import CanaryIn, ShadowIn, summary
 from service.versions.catalog import Catalog, Registered, registered_sha256
 
 Evidence = Mapping[str, Any]

@@ -14,15 +14,15 @@ from index.encoder import verify_version
 from index.errors import RegraftError
 from index.folder import load_version
 from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
-from service.deployments.changes import Change, IfMatchTerms
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.deployments.retiring import free, retire
-from service.deployments.trials import report_of, summary
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
 from service.tables import deployment
+from service.terms import Change, IfMatchTerms
+from service.trials.tallies import report_of, summary
 from service.versions.catalog import Catalog, Registered, registered_sha256
 
 router = APIRouter(tags=["deployments"])

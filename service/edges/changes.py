@@ -25,7 +25,6 @@ from index.version import EdgeKey, EdgeKind
 from service.audit import record
 from service.backfills.planner import ACTIVE, Kind
 from service.blobs import sync_all
-from service.deployments.changes import Change
 from service.deployments.placement import activate, preference, route_to
 from service.edges.rows import Declared, delete_edge, files_of, insert_edge
 from service.errors import UnknownGallery
@@ -33,6 +32,7 @@ from service.gates.calibrations import forget_edge
 from service.repository import all_galleries, take_seq
 from service.runtime import Runtime
 from service.tables import backfill, item, version
+from service.terms import Change
 from service.versions.catalog import Catalog
 
 logger = logging.getLogger(__name__)

@@ -16,13 +16,13 @@ from index.errors import InvalidArgument, RegraftError
 from index.fitting import FITS, fit_adapter, fit_calibration_maps, intervals, legal_options, measure, split_pairs
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
-from service.deployments.changes import Change
 from service.edges.changes import accept, check_free
 from service.edges.held import Held, draw_held
 from service.edges.rows import Declared, EdgeOrigin
 from service.repository import gallery_named
 from service.runtime import Runtime
 from service.schemas import Body
+from service.terms import Change
 from service.versions.catalog import Registered
 from service.versions.incoming import incoming_folder
 

@@ -15,7 +15,6 @@ from index.errors import InvalidArgument
 from index.folder import load_edge, unpack_version
 from index.transform import load_transform
 from index.version import Edge, EdgeKind
-from service.deployments.changes import Change, Terms
 from service.edges.changes import Dependent, accept, check_free, find, remove
 from service.edges.claims import VerifyIn, verify
 from service.edges.fitting import FitIn, fit
@@ -24,6 +23,7 @@ from service.errors import InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
 from service.runtime import Runtime, Service
 from service.schemas import Body, parse_json
+from service.terms import Change, Terms
 from service.versions.catalog import Registered
 from service.versions.incoming import incoming_folder
 

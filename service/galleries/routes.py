@@ -8,12 +8,12 @@ from sqlalchemy.exc import IntegrityError
 from index.errors import InvalidArgument
 from index.version import NAME
 from service.audit import record
-from service.deployments.changes import Terms
 from service.errors import GalleryExists
 from service.queries.replica import Live
 from service.repository import delete_gallery, gallery_named, insert_gallery
 from service.runtime import Service
 from service.schemas import Galleries, GalleryIn, GalleryOut
+from service.terms import Terms
 
 router = APIRouter(tags=["galleries"])
 

@@ -11,7 +11,6 @@ from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import InvalidArgument, RegraftError
-from service.deployments.changes import Terms
 from service.errors import NoCurrentVersion
 from service.gates.calibrations import store
 from service.gates.maps import Place, fit, live_places
@@ -31,6 +30,7 @@ from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
 from service.tables import gate_report
+from service.terms import Terms
 from service.versions.catalog import Registered
 
 router = APIRouter(tags=["gates"])

@@ -21,8 +21,6 @@ from index.gallery import Encode, check_k
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import check_text
-from service.deployments.content import ImageContent, TextContent
-from service.deployments.watching import Content
 from service.encoders.embedding import embed_images, embed_texts, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import Form
@@ -30,6 +28,8 @@ from service.queries.replica import Live
 from service.queries.similar import embed_items
 from service.runtime import Runtime
 from service.schemas import check_embeddings, parse_json, take_object
+from service.trials.content import ImageContent, TextContent
+from service.trials.watching import Content
 
 DEFAULT_K = 10
 FLAGS = ("strict", "explain")

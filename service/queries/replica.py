@@ -24,12 +24,12 @@ from index.found import Degraded, Found
 from index.gallery import Encode, Gallery
 from index.version import EdgeKey
 from service.database import Database
-from service.deployments.trials import Trial, deployed
 from service.edges.rows import Declared
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.gates.calibrations import maps_of
 from service.queries.feed import Blocks, sort
 from service.repository import all_galleries, changes, gallery_row
+from service.trials.tallies import Trial, deployed
 from service.versions.catalog import Catalog, Registered
 
 logger = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ from index.gallery import Encode
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
-from service.deployments.watching import Asking
 from service.forms import FORM, JSON, media_type, read_form
 from service.queries.question import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
 from service.queries.replica import Answer, Live
 from service.repository import describe
 from service.runtime import Runtime, Service
 from service.schemas import Answered
+from service.trials.watching import Asking
 
 router = APIRouter(tags=["query"])
 

@@ -16,11 +16,11 @@ from index.folder import load_version, unpack_version
 from index.version import Edge, Version
 from service.audit import record
 from service.blobs import sync_all
-from service.deployments.changes import Change, Terms
 from service.errors import InvalidBody, VersionExists
 from service.forms import FORM, media_type, read_form
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
+from service.terms import Change, Terms
 from service.versions.catalog import Catalog, Registered, card_sha256, insert_version, registered_sha256
 from service.versions.incoming import incoming_folder
 

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from service import app
-from service.deployments import lifecycle, retiring, watching
+from service.deployments import lifecycle, retiring
 from service.deployments import routes as deployments
 from service.settings import Settings
+from service.trials import watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by

@@ -27,7 +27,6 @@ from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.moving import Mover
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import Kind, State, drained, finish_or_extend
-from service.backfills.returned import ResultIn, check_complete, check_edges, checked
 from service.blobs import Blobs
 from service.edges import parcel
 from service.edges.changes import UnknownEdge
@@ -36,6 +35,7 @@ from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
 from service.tables import item
 from service.versions.catalog import Registered, card_sha256
+from service.work.returned import ResultIn, check_complete, check_edges, checked
 
 router = APIRouter(tags=["work"])
 

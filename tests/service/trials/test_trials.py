@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from index.version import Version
-from service.deployments import watching
-from service.deployments.trials import Tally, bucket, exceeded, quantile, summary, tally_from_json
-from service.deployments.watching import share_of
+from service.trials import watching
+from service.trials.tallies import Tally, bucket, exceeded, quantile, summary, tally_from_json
+from service.trials.watching import share_of
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -25,9 +25,9 @@ from index.gallery import Encode
 from service.database import Database
 from service.deployments.history import State, on_its_way
 from service.deployments.lifecycle import Order, roll_back
-from service.deployments.trials import CANARY, SHADOW, Tally, Trial, add_tally, exceeded
 from service.queries.replica import Answer, Live, Replica
 from service.repository import take_seq
+from service.trials.tallies import CANARY, SHADOW, Tally, Trial, add_tally, exceeded
 from service.versions.catalog import Catalog
 
 logger = logging.getLogger(__name__)

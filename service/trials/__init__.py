@@ -1,0 +1,1 @@
+"""Trials: a new version beside live queries, as shadow or canary."""

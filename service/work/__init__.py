@@ -1,0 +1,1 @@
+"""The work of a backfill over HTTP, for workers without the database."""
