@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
+
+logger = logging.getLogger(__name__)
 
 SIGNS_PER_LEASE = 4
 
@@ -15,7 +18,7 @@ class Leases(Generic[C]):
     """The chunks of one worker. A thread extends them, which starts with the first one and ends with `close`."""
 
     def __init__(self, extend: Callable[[C], None], lease_seconds: float) -> None:
-        """`extend` gives one sign of life and raises nothing."""
+        """`extend` gives one sign of life; when it fails, the next one is given in time nevertheless."""
         self._extend = extend
         self._seconds = lease_seconds / SIGNS_PER_LEASE
         self._held: list[C] = []
@@ -47,4 +50,7 @@ class Leases(Generic[C]):
             with self._lock:
                 held = list(self._held)
             for chunk in held:
-                self._extend(chunk)
+                try:
+                    self._extend(chunk)
+                except Exception:  # a thread that ended here would let every lease run out
+                    logger.exception("action=lease_not_extended")

@@ -10,6 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from queue import Empty, Queue
 from typing import Generic, TypeVar
 
@@ -56,9 +57,14 @@ class Pipeline(Generic[C]):
         """Work in this thread."""
         reader = threading.Thread(target=self._read_ahead, name="read-ahead")
         reader.start()
-        with ThreadPoolExecutor(1, "commit") as committer:
-            self._compute(committer)
-        reader.join()
+        try:
+            with ThreadPoolExecutor(1, "commit") as committer:
+                self._compute(committer)
+        except BaseException:
+            self._stop.set()
+            raise
+        finally:
+            self._see_off(reader)
 
     def _compute(self, committer: ThreadPoolExecutor) -> None:
         outcome: Outcome = ([], [])
@@ -89,6 +95,13 @@ class Pipeline(Generic[C]):
             if committing is not None:
                 committing.result()
             committing = committer.submit(self._commit, chunk, outcome)
+
+    def _see_off(self, reader: threading.Thread) -> None:
+        """Wait for the reader's end; one that still has something to hand over must find room for it."""
+        while reader.is_alive():
+            with suppress(Empty):
+                self._ready.get_nowait()
+            reader.join(PAUSE_SECONDS / 10)
 
     def _take(self) -> tuple[C, Compute | Exception | None] | None:
         while True:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
@@ -135,8 +135,12 @@ class Worker:
     def _let_go(self, chunk: Chunk, failed: bool) -> None:
         """Give a chunk back; one that failed rests until its lease has run out, which is the pause it needs."""
         self._leases.drop(chunk)
-        if not failed:
+        if failed:
+            return
+        try:
             self._patiently(lambda: self._release(chunk))
+        except SQLAlchemyError as error:  # told to stop while the database is away: the lease will run out
+            self._log("chunk_not_released", chunk=chunk.id, reason=error)
 
     def _read(self, read: Callable[[Connection, Chunk], T], chunk: Chunk) -> T:
         def attempt() -> T:
@@ -172,8 +176,8 @@ class Worker:
         try:
             with self._database.write() as connection:
                 chunks.extend(connection, chunk, self._settings.lease_seconds)
-        except OperationalError as error:
-            self._log("lease_not_extended", chunk=chunk.id, reason=error.orig)
+        except SQLAlchemyError as error:
+            self._log("lease_not_extended", chunk=chunk.id, reason=error)
 
     def _patiently(self, attempt: Callable[[], T]) -> T:
         """Try again while the database is locked or away; give up when told to stop."""

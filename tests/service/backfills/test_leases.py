@@ -1,0 +1,43 @@
+"""service.backfills.leases: signs of life for what is held, whatever happens to one of them."""
+
+from __future__ import annotations
+
+import threading
+
+from service.backfills.leases import Leases
+
+
+def test_what_is_held_is_extended_until_it_is_dropped() -> None:
+    extended: list[str] = []
+    more = threading.Event()
+
+    def extend(chunk: str) -> None:
+        extended.append(chunk)
+        more.set()
+
+    leases: Leases[str] = Leases(extend, 0.01)
+    leases.hold("a")
+    assert more.wait(30)
+    leases.drop("a")
+    leases.close()
+
+    assert set(extended) == {"a"}
+
+
+def test_a_sign_that_fails_is_not_the_last_one() -> None:
+    tried: list[str] = []
+    enough = threading.Event()
+
+    def extend(chunk: str) -> None:
+        tried.append(chunk)
+        if len(tried) >= 5:
+            enough.set()
+        raise ValueError("something nobody thought of")
+
+    leases: Leases[str] = Leases(extend, 0.01)
+    leases.hold("a")
+    leases.hold("b")
+
+    assert enough.wait(30)
+    leases.close()
+    assert {"a", "b"} <= set(tried)
