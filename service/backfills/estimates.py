@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Row, false, func, select
+from sqlalchemy import ColumnElement, Connection, Row, and_, false, func, select
 
 from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from index.errors import RegraftError
@@ -17,7 +17,7 @@ from service.backfills.chunks import write_moved
 from service.backfills.filtering import passing
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
-from service.backfills.planner import Kind, most, read_version, stored_for, waiting_items
+from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
 from service.listed import listed
 from service.runtime import Runtime
 from service.tables import embedding, item
@@ -82,7 +82,7 @@ def estimate(
         kind=kind,
         version=target.name,
         items=items,
-        without_image=_without_image(connection, scope) if kind is Kind.REENCODE else 0,
+        without_image=_without_image(connection, scope, asked.filter) if kind is Kind.REENCODE else 0,
         sampled=sampled,
         seconds_per_item=seconds,
         seconds=total,
@@ -123,23 +123,26 @@ def _sample(
     target: Registered,
     passed: Mapping[int, int] | None,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
-    if passed is not None:
-        drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), SAMPLE[kind]), replace=False)
-        waiting = item.c.id.in_(listed(connection, drawn.tolist()).keys)
+    ids = sorted(passed or connection.execute(select(item.c.id).where(waiting)).scalars())
+    drawn = np.random.default_rng(0).choice(ids, min(len(ids), SAMPLE[kind]), replace=False)
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(kind, target.id))
-    statement = select(*columns).select_from(stored).where(waiting)
-    return connection.execute(statement.order_by(func.random()).limit(SAMPLE[kind])).all()
+    mine = item.c.id.in_(listed(connection, drawn.tolist()).keys)
+    return connection.execute(select(*columns).select_from(stored).where(mine).order_by(item.c.id)).all()
 
 
 def _live(scope: Scope) -> tuple[Any, ...]:
     return item.c.gallery_id == scope.gallery_id, item.c.deleted == false()
 
 
-def _without_image(connection: Connection, scope: Scope) -> int:
-    """Live items that only a transform could move."""
-    statement = select(func.count()).where(*_live(scope), item.c.blob.is_(None), item.c.active_id != scope.version_id)
-    return int(connection.execute(statement).scalar_one())
+def _without_image(connection: Connection, scope: Scope, given: dict[str, Any] | None) -> int:
+    """Live items in the scope that only a transform could move."""
+    there = and_(*_live(scope), item.c.blob.is_(None), item.c.active_id != scope.version_id)
+    if scope.origin is not None:
+        there = and_(there, active_origin(scope.origin))
+    if given is not None:
+        return len(passing(connection, there, given, item.c.active_id))
+    return int(connection.execute(select(func.count()).where(there)).scalar_one())
 
 
 def _bytes_now(service: Runtime, connection: Connection, scope: Scope, target: Registered) -> tuple[int, int]:

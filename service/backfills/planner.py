@@ -115,7 +115,7 @@ def stored_for(kind: Kind, version_id: int) -> ColumnElement[bool]:
 def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | None = None) -> ColumnElement[bool]:
     """Which rows of `item` such a backfill has to move; `origin` is that of the active embedding, None: any."""
     scope = [item.c.gallery_id == gallery_id, item.c.deleted == false(), QUALIFIES[kind](version_id)]
-    return and_(*scope, *([_active_origin(origin)] if origin else []))
+    return and_(*scope, *([active_origin(origin)] if origin else []))
 
 
 def plan(connection: Connection, job: Row[Any], uncertain: Mapping[int, float] | None = None) -> int:
@@ -147,7 +147,7 @@ def _fresh(connection: Connection, job: Row[Any], uncertain: Mapping[int, float]
     matches = func.coalesce(item_traffic.c.matches, 0)
     scope = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
     statement = (
-        select(item.c.id, matches, _active_origin("transformed"))
+        select(item.c.id, matches, active_origin("transformed"))
         .select_from(item.outerjoin(item_traffic, item_traffic.c.item_id == item.c.id))
         .where(scope, ~known)
         # Keys grow in the order items were first stored.
@@ -249,7 +249,8 @@ def _pause_is_over() -> ColumnElement[bool]:
     return or_(backfill_failure.c.next_try <= now, backfill_failure.c.next_try > now + MAX_PAUSE_SECONDS)
 
 
-def _active_origin(origin: str) -> ColumnElement[bool]:
+def active_origin(origin: str) -> ColumnElement[bool]:
+    """Whether a row of `item` is active in an embedding of this origin."""
     active = embedding.alias("active")
     return exists().where(
         active.c.item_id == item.c.id,

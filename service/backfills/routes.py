@@ -204,14 +204,12 @@ def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, f
 def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
     """Before the transaction that plans, like `_uncertain`: embedding the queries takes a while."""
     with _asked(service, name, asked) as (connection, _, target, scope):
-        _check_free(connection, scope.gallery_id)
         service.curves.check(connection, scope.gallery_id, target, curve)
     return service.curves.begin(name, target, curve)
 
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
     with _asked(service, name, asked) as (connection, mover, target, scope):
-        _check_free(connection, scope.gallery_id)
         if asked.order == "uncertainty":
             uncertainties(connection, service.catalog, mover, scope)
         if asked.curve is not None:
@@ -226,6 +224,7 @@ def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Con
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         target = _target(connection, service.catalog, gallery_id, asked.version)
+        _check_free(connection, gallery_id)
         _check_possible(connection, service.catalog, Kind(asked.kind), target)
         yield connection, mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 

@@ -151,18 +151,18 @@ class Model:
         return any(self.may_move(name, move) and self.source(name, move.target) == version for name in self.items)
 
     def start(self, kind: str, order: str = "random", capped: bool = False) -> str | None:
-        if kind == "transform" and not self._carried(self.current):
-            return self._active() if order != "uncertainty" and self._active() else "no_route"
-        if order == "uncertainty" and self.unsure(kind):
-            return "no_uncertainty"
         if self._active():
             return "backfill_active"
+        if kind == "transform" and not self._carried(self.current):
+            return "no_route"
+        if order == "uncertainty" and self.unsure(kind):
+            return "no_uncertainty"
         self.backfills += 1
         self.backfill, self.move, self.capped = "running", Move(self.current, kind), capped
         return None
 
-    def _active(self) -> str | None:
-        return "backfill_active" if self.backfill in {"running", "paused"} else None
+    def _active(self) -> bool:
+        return self.backfill in {"running", "paused"}
 
     def _carried(self, target: str) -> set[str]:
         """The versions from which an item edge leads to this one."""

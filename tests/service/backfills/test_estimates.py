@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,17 @@ class TestEstimate:
         told = ask(served, path, dry_run=True, filter={"field": "kind", "eq": "boot"}).json()
 
         assert (told["items"], told["sampled"], told["bytes_after_retiring"]) == (6, 6, None)
+
+    def test_items_without_image_are_counted_in_the_scope_only(self, served: Any, pictures: list[bytes]) -> None:
+        path = fill(served, pictures)
+        for kind in ("boot", "boot", "shoe"):
+            entry = {"id": f"{kind}-{time.monotonic_ns()}", "metadata": {"kind": kind}, "embedding": [1, 2, 3, 4]}
+            served.http.post(f"{path}/items", json={"version": "v1", "items": [entry]})
+
+        boots = {"field": "kind", "eq": "boot"}
+        assert ask(served, path, dry_run=True).json()["without_image"] == 3
+        assert ask(served, path, dry_run=True, filter=boots).json()["without_image"] == 2
+        assert ask(served, path, dry_run=True, origin="encoded").json()["without_image"] == 0
 
     def test_a_filter_takes_what_passes_it(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery("v1")
