@@ -268,6 +268,8 @@ def show(
 
 def queries(args: argparse.Namespace) -> None:
     with served(small, 0, args.vectors) as (server, _, _):
+        # A way back, so that every item answers before and after it moved.
+        server.post("/edges", new="v2", old="v1", kind="truncate")
         for title, rate in (("none", None), (f"rate {args.rate:g} items/s", args.rate), ("full speed", 0.0)):
             measure_queries(server, title, rate, args)
             restart_backfills(server)
@@ -281,39 +283,50 @@ def restart_backfills(server: Server) -> None:
 
 
 def measure_queries(server: Server, title: str, rate: float | None, args: argparse.Namespace) -> None:
-    worker = None
+    """Ask for a while, but no longer than the backfill runs: queries beside one that has ended say nothing of it."""
+    worker, number = None, 0
     if rate is not None:
-        started = server.post("/galleries/g/backfills", kind="transform", **({"rate": rate} if rate else {}))
+        number = server.post("/galleries/g/backfills", kind="transform", **({"rate": rate} if rate else {}))["id"]
         command = [sys.executable, "-m", "regraft", "worker", "--data", str(server.settings.data)]
         worker = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        while server.http.get(f"/backfills/{started['id']}").json()["done"] == 0:
+        while done_of(server, number)[0] == 0:
             time.sleep(0.02)
-    asked = [{"version": "v1", "embeddings": [row.tolist()], "k": 10} for row in RNG.normal(size=(200, 128)).round(4)]
-    took, moved, begin = [], 0.0, time.perf_counter()
-    before = server.http.get(f"/backfills/{started['id']}").json()["done"] if worker else 0
-    number = 0
+    asked = [{"version": "v2", "embeddings": [row.tolist()], "k": 10} for row in RNG.normal(size=(50, 256)).round(4)]
+    before = done_of(server, number)[0] if worker else 0
+    took: list[float] = []
+    begin = time.perf_counter()
     while time.perf_counter() - begin < args.seconds:
-        start = time.perf_counter()
-        answer = server.http.post("/galleries/g/query", json=asked[number % len(asked)])
-        took.append(1000 * (time.perf_counter() - start))
-        assert answer.status_code in {200, 409}, answer.text
-        number += 1
+        for body in asked:
+            start = time.perf_counter()
+            answer = server.http.post("/galleries/g/query", json=body)
+            took.append(1000 * (time.perf_counter() - start))
+            assert answer.status_code == 200, answer.text
+            assert answer.json()["degraded"] == []
+        if worker and done_of(server, number)[1] != "running":
+            break
+    seconds = time.perf_counter() - begin
+    moved = (done_of(server, number)[0] - before) / seconds if worker else 0.0
     if worker:
-        moved = (server.http.get(f"/backfills/{started['id']}").json()["done"] - before) / (time.perf_counter() - begin)
         worker.terminate()
         worker.wait()
     p50, p99 = np.percentile(took, [50, 99])
     print(
-        f"backfill {title}: {moved:.0f} items/s moved, query p50 {p50:.1f} ms, p99 {p99:.1f} ms, n {len(took)}",
+        f"backfill {title}: {moved:.0f} items/s moved over {seconds:.1f} s, query p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+        f"n {len(took)}",
         flush=True,
     )
+
+
+def done_of(server: Server, number: int) -> tuple[int, str]:
+    shown = server.http.get(f"/backfills/{number}").json()
+    return shown["done"], shown["state"]
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["resnet50", "small", "transform", "fct", "queries"])
     parser.add_argument("--images", type=int, default=0, help="default 512, for resnet50 64")
-    parser.add_argument("--vectors", type=int, default=20_000)
+    parser.add_argument("--vectors", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=10.0)
     parser.add_argument("--rate", type=float, default=500.0)
