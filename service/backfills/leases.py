@@ -1,4 +1,4 @@
-"""Signs of life: keeps the leases of the chunks in hand from running out."""
+"""Signs of life: keeps the leases of the chunks in hand from running out, and the claims of a curve's marks."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Row
 
 from index.errors import InvalidArgument, RegraftError
+from service.backfills.leases import Leases
 from service.blobs import Blobs
 from service.curves import points, probes
 from service.curves.points import CurveState, abandoned, due, last, standing
@@ -83,6 +84,8 @@ class Curves:
         self._owner = uuid.uuid4().hex
         self._held: dict[int, Held] = {}
         self._troubles: dict[int, Trouble] = {}
+        # Not between two blocks of queries alone: embedding them takes longest.
+        self._claims = Leases(self._renew, points.CLAIM_SECONDS)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="curves", daemon=True)
 
@@ -94,6 +97,7 @@ class Curves:
         """End the thread; another process, or the next one, measures what it was measuring."""
         self._stop.set()
         self._thread.join()
+        self._claims.close()
 
     # A backfill that is being started
 
@@ -160,6 +164,8 @@ class Curves:
         with self._database.write() as connection:
             if not points.claim(connection, job.id, mark, self._owner):
                 return
+        claimed = (job.id, mark)
+        self._claims.hold(claimed)
         try:
             if self._take(job, mark):
                 self._troubles.pop(job.id, None)
@@ -170,6 +176,8 @@ class Curves:
             pass
         except Exception as error:
             self._fail(job.id, mark, error)
+        finally:
+            self._claims.drop(claimed)
         with self._database.write() as connection:
             points.release(connection, job.id, mark, self._owner)
 
@@ -216,6 +224,10 @@ class Curves:
                 held.labels.follow(connection)
         self._replica.refresh(live.id)
         return live.seq, worth(live, target, held.probes.among(entries), held.asked, held.labels, self._rest)
+
+    def _renew(self, claimed: tuple[int, int]) -> None:
+        with self._database.write() as connection:
+            points.renew(connection, *claimed, self._owner)
 
     def _fail(self, backfill_id: int, mark: int, error: Exception) -> None:
         trouble = self._troubles.setdefault(backfill_id, Trouble())

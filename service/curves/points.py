@@ -26,7 +26,7 @@ from service.repository import take_seq
 from service.tables import backfill, backfill_curve, backfill_point, gallery
 
 CLAIM_SECONDS = 60.0
-"""Whoever claimed a mark so long ago has died; one that lies further ahead: the clock was set back."""
+"""Whoever claimed a mark, or renewed its claim, so long ago has died; further ahead: the clock was set back."""
 ERROR_LENGTH = 1024
 
 
@@ -138,6 +138,12 @@ def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bo
     dead = ~backfill_point.c.claimed.between(now - CLAIM_SECONDS, now + CLAIM_SECONDS)
     again = _claimed(backfill_id, mark).where(or_(dead, backfill_point.c.owner == owner))
     return bool(connection.execute(again.values(**claimed)).rowcount)
+
+
+def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
+    """A sign of life: nobody else takes the mark over. Nothing happens to one that is another's by now, or a point."""
+    mine = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
+    connection.execute(mine.values(claimed=time.time()))
 
 
 def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:

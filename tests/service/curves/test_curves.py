@@ -17,6 +17,7 @@ from index.image import decode_image
 from index.version import Version
 from regraft.backfill_routes import events
 from service.backfills import progress
+from service.backfills.leases import Leases
 from service.backfills.worker import Worker
 from service.curves import measure as curves
 from service.curves import points
@@ -446,6 +447,39 @@ class TestClaims:
             assert points.claim(connection, job, 5, "b")
             connection.execute(update(backfill_point).values(claimed=time.time() + 2 * points.CLAIM_SECONDS))
             assert points.claim(connection, job, 5, "c")
+
+    def test_a_mark_that_takes_long_stays_with_who_measures_it(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        running, whole, others = served.runtime.curves, curves.worth, []
+        signs = Leases(running._renew, 0.01)
+        monkeypatch.setattr(running, "_claims", signs)
+        number = start(served, filled, {"label": "group"})
+
+        def slow(*given: Any) -> Any:
+            """Since it was claimed more time goes by than a dead process is given; then another one asks for it."""
+            mine = backfill_point.c.event.is_(None), backfill_point.c.backfill_id == number
+            long_ago = time.time() - 2 * points.CLAIM_SECONDS
+            with served.runtime.database.write() as connection:
+                mark = connection.execute(select(backfill_point.c.mark).where(*mine)).scalar_one()
+                connection.execute(update(backfill_point).where(*mine).values(claimed=long_ago))
+            deadline, claimed = time.monotonic() + WAIT, long_ago
+            while claimed == long_ago and time.monotonic() < deadline:
+                time.sleep(0.005)
+                with served.runtime.database.lookup() as connection:
+                    claimed = connection.execute(select(backfill_point.c.claimed).where(*mine)).scalar_one()
+            with served.runtime.database.write() as connection:
+                others.append(points.claim(connection, number, mark, "another"))
+            return whole(*given)
+
+        monkeypatch.setattr(curves, "worth", slow)
+        work(served)
+        try:
+            assert wait_for(served, number, ended)["state"] == "complete"
+        finally:
+            signs.close()
+        assert others
+        assert not any(others)
 
     def test_only_who_holds_a_mark_stores_it_and_only_once(self, served: Any, job: int) -> None:
         found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
