@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from service.database import Database
 from service.errors import UnknownGallery
 from service.gates.samples import UnknownEvaluation
 from service.queries.replica import Live, Replica
+from service.repository import take_seq
 from service.versions.catalog import Catalog, Registered
 
 logger = logging.getLogger(__name__)
@@ -153,15 +155,20 @@ class Curves:
             self._held.pop(gone, None)
             self._troubles.pop(gone, None)
         for job in jobs:
-            if abandoned(job):
-                with self._database.write() as connection:
-                    points.note(connection, job.id, None, CurveState.STOPPED)
-            elif (mark := due(job)) is not None and self._rested(job.id) and not self._stop.is_set():
-                self._measure(job, mark)
+            with suppress(UnknownGallery):  # deleted meanwhile, and the curve with it
+                self._attend(job)
+
+    def _attend(self, job: Row[Any]) -> None:
+        if abandoned(job):
+            with self._database.write() as connection:
+                points.note(connection, job, None, CurveState.STOPPED)
+        elif (mark := due(job)) is not None and self._rested(job.id) and not self._stop.is_set():
+            self._measure(job, mark)
 
     def _measure(self, job: Row[Any], mark: int) -> None:
         """One mark, unless another process has it; a failure is noted."""
         with self._database.write() as connection:
+            take_seq(connection, job.gallery_id, 0)
             if not points.claim(connection, job.id, mark, self._owner):
                 return
         claimed = (job.id, mark)
@@ -171,11 +178,11 @@ class Curves:
                 self._troubles.pop(job.id, None)
                 return
         except UnknownGallery:
-            return  # deleted meanwhile, and the curve with it
+            raise
         except Stopping:
             pass
         except Exception as error:
-            self._fail(job.id, mark, error)
+            self._fail(job, mark, error)
         finally:
             self._claims.drop(claimed)
         with self._database.write() as connection:
@@ -229,17 +236,15 @@ class Curves:
         with self._database.write() as connection:
             points.renew(connection, *claimed, self._owner)
 
-    def _fail(self, backfill_id: int, mark: int, error: Exception) -> None:
-        trouble = self._troubles.setdefault(backfill_id, Trouble())
+    def _fail(self, job: Row[Any], mark: int, error: Exception) -> None:
+        trouble = self._troubles.setdefault(job.id, Trouble())
         trouble.failures += 1
         trouble.rests_until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (trouble.failures - 1)
         given_up = isinstance(error, UnknownEvaluation) or trouble.failures >= ATTEMPTS
-        logger.warning(
-            "action=curve_failed backfill=%s mark=%s given_up=%s", backfill_id, mark, given_up, exc_info=error
-        )
+        logger.warning("action=curve_failed backfill=%s mark=%s given_up=%s", job.id, mark, given_up, exc_info=error)
         text = str(error) if isinstance(error, RegraftError) else f"{type(error).__name__}: {error}"
         with self._database.write() as connection:
-            points.note(connection, backfill_id, text, CurveState.STOPPED if given_up else CurveState.MEASURING)
+            points.note(connection, job, text, CurveState.STOPPED if given_up else CurveState.MEASURING)
 
     def _rest(self, seconds: float) -> None:
         if self._stop.wait(seconds):

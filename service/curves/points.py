@@ -1,7 +1,8 @@
 """The curve of a backfill as SQL keeps it and a user sees it: claim a mark, store its point, give up.
 
 A mark is claimed by inserting its row, so that one process measures it; the row becomes a point when it is stored.
-Every function runs in its caller's transaction.
+Every function runs in its caller's transaction. Rows are locked in one order - gallery, then what belongs to it - so
+processes never wait for each other in a circle.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ def last(job: Row[Any], mark: int | None) -> bool:
 
 
 def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bool:
-    """Whether the mark is this process's to measure."""
+    """Whether the mark is this process's to measure. The caller holds the gallery, so that it cannot be deleted."""
     now = time.time()
     claimed = {"owner": owner, "claimed": now}
     row = INSERT[connection.dialect.name](backfill_point).values(backfill_id=backfill_id, mark=mark, **claimed)
@@ -189,11 +190,12 @@ def abandoned(job: Row[Any]) -> bool:
     return bool(job.state == State.CANCELLED or job.current_id != job.version_id)
 
 
-def note(connection: Connection, backfill_id: int, error: str | None, state: CurveState) -> None:
-    """Keep why a point is missing, or that there will be no more."""
+def note(connection: Connection, job: Row[Any], error: str | None, state: CurveState) -> None:
+    """Keep why a point of a backfill of `standing` is missing, or that there will be no more. Raises UnknownGallery."""
+    take_seq(connection, job.gallery_id, 0)
+    _next_event(connection, job.id)
     values = {"state": state, **({} if error is None else {"error": error[:ERROR_LENGTH]})}
-    if connection.execute(_curve(backfill_id).values(values)).rowcount:
-        _next_event(connection, backfill_id)
+    connection.execute(_curve(job.id).values(values))
 
 
 def chosen_of(connection: Connection, backfill_id: int) -> Chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
 
 from index.image import decode_image
 from index.version import Version
@@ -480,6 +481,37 @@ class TestClaims:
             signs.close()
         assert others
         assert not any(others)
+
+    def test_the_gallery_is_locked_before_anything_that_belongs_to_it(
+        self, served: Any, job: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As whoever deletes a gallery does, and whoever moves its items: on PostgreSQL nobody waits in a circle."""
+        found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
+        standing, written = self.standing(served, job), []
+        monkeypatch.setattr(curves.Curves, "_take", lambda *_: True)
+        served.runtime.curves._measure(standing, 5)
+        owner = served.runtime.curves._owner
+
+        def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
+            written.extend(re.findall(r"^(?:UPDATE|INSERT INTO) (\w+)", statement))
+
+        steps: list[Callable[[Any], Any]] = [
+            lambda c: points.store(c, standing, 5, owner, found, 7),
+            lambda c: points.note(c, standing, "out of order", points.CurveState.MEASURING),
+        ]
+        orders = []
+        for step in steps:
+            with served.runtime.database.write() as connection:
+                event.listen(connection, "before_cursor_execute", note)
+                step(connection)
+                event.remove(connection, "before_cursor_execute", note)
+            orders.append([*written])
+            written.clear()
+
+        assert orders == [
+            ["gallery", "backfill", "backfill_point", "backfill_curve"],
+            ["gallery", "backfill", "backfill_curve"],
+        ]
 
     def test_only_who_holds_a_mark_stores_it_and_only_once(self, served: Any, job: int) -> None:
         found = SimpleNamespace(score=SimpleNamespace(value=0.5, low=0.4, high=0.6), queries=3)
