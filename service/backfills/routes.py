@@ -97,8 +97,10 @@ def create(
         return _estimate(service, name, body)
     uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
     begun = None if body.curve is None else _begin(service, name, body, body.curve)
+    # The version that was measured is the one to move to, not one that was deployed meanwhile.
+    planned = body if begun is None else body.model_copy(update={"version": begun.version})
     with service.database.write() as connection:
-        row = start(connection, service.catalog, gallery_named(connection, name).id, body, uncertain)
+        row = start(connection, service.catalog, gallery_named(connection, name).id, planned, uncertain)
         record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
         if begun is not None:
             service.curves.open(connection, row.id, begun)

@@ -53,8 +53,9 @@ class Held:
 
 @dataclass(frozen=True)
 class Begun:
-    """A curve whose first point is measured, with the gallery's feed followed to `seq`."""
+    """A curve to a `version` whose first point is measured, with the gallery's feed followed to `seq`."""
 
+    version: str
     held: Held
     worth: Worth
     seq: int
@@ -127,7 +128,7 @@ class Curves:
                 chosen = probes.choose(connection, live.id, asked)
             held = self._ready(live, target, Held(asked, chosen, _labels(live.id, asked)))
             seq, found = self._ask(live, target, held)
-        return Begun(held, found, seq)
+        return Begun(target.name, held, found, seq)
 
     def open(self, connection: Connection, backfill_id: int, begun: Begun) -> None:
         """Note the curve of a new backfill, in the transaction that plans it."""

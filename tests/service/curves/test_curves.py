@@ -354,6 +354,25 @@ class TestMarks:
             assert connection.execute(left).scalar_one() == 0
 
 
+    def test_a_version_deployed_while_the_first_point_is_measured_refuses_the_start(
+        self, served: Any, filled: str, problem: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Or the first point would be of one version, and all others of another."""
+        whole = served.runtime.curves.begin
+
+        def slow(*given: Any) -> Any:
+            begun = whole(*given)
+            deploy(served, filled, "apart")
+            return begun
+
+        monkeypatch.setattr(served.runtime.curves, "begin", slow)
+
+        answer = served.http.post(f"{filled}/backfills", json={"curve": {"label": "group"}})
+
+        problem(answer, 409, "not_current", "/version")
+        assert served.http.get(f"{filled}/backfills").json() == {"backfills": []}
+
+
 class TestFailure:
     def test_it_is_shown_and_tried_again_while_everything_else_goes_on(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
