@@ -206,8 +206,8 @@ def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, f
 def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
     """Before the transaction that plans, like `_uncertain`: embedding the queries takes a while."""
     with _asked(service, name, asked) as (connection, _, target, scope):
-        service.curves.check(connection, scope.gallery_id, target, curve)
-    return service.curves.begin(name, target, curve)
+        chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
+    return service.curves.begin(name, target, chosen)
 
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
@@ -215,7 +215,7 @@ def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
         if asked.order == "uncertainty":
             uncertainties(connection, service.catalog, mover, scope)
         if asked.curve is not None:
-            service.curves.check(connection, scope.gallery_id, target, asked.curve)
+            service.curves.choose(connection, scope.gallery_id, target, asked.curve)
         return estimate(service, connection, mover, target, scope, asked)
 
 

@@ -104,29 +104,32 @@ class Curves:
 
     # A backfill that is being started
 
-    def check(self, connection: Connection, gallery_id: int, target: Registered, asked: CurveIn) -> None:
-        """Raise what `begin` would, as far as it can be told without embedding anything."""
+    def choose(self, connection: Connection, gallery_id: int, target: Registered, asked: CurveIn) -> Held:
+        """Choose the queries and read the labels.
+
+        Raises:
+            UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
+        """
         with probes.inside("/curve"):
-            chosen = probes.choose(connection, gallery_id, asked)
+            chosen, labels = probes.choose(connection, gallery_id, asked), _labels(gallery_id, asked)
             entries = probes.read(connection, gallery_id, asked, chosen)
             if probes.brought(connection, self._catalog, gallery_id, asked, target) is None:
                 target.encoder()
-            if (labels := _labels(gallery_id, asked)) is not None:
+            if labels is not None:
                 labels.follow(connection)
                 if not labels.of_queries(Probes(entries, {}, asked.evaluation is None))[1].any():
                     raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
+            return Held(asked, chosen, labels)
 
-    def begin(self, gallery_name: str, target: Registered, asked: CurveIn) -> Begun:
-        """Choose and embed the queries, and measure before anything moves.
+    def begin(self, gallery_name: str, target: Registered, chosen: Held) -> Begun:
+        """Embed what `choose` chose, and measure before anything moves.
 
         Raises:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `probes` and `scoring` do, pointing into `/curve`.
         """
         live = self._replica.find(gallery_name)
         with probes.inside("/curve"):
-            with self._database.read() as connection:
-                chosen = probes.choose(connection, live.id, asked)
-            held = self._ready(live, target, Held(asked, chosen, _labels(live.id, asked)))
+            held = self._ready(live, target, chosen)
             seq, found = self._ask(live, target, held)
         return Begun(target.name, held, found, seq)
 

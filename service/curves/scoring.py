@@ -24,6 +24,7 @@ from index.version import Score
 from service.curves.probes import FULL_RANKINGS, CurveIn, Probes
 from service.gates.samples import as_text
 from service.queries.replica import Live
+from service.repository import STREAMED
 from service.tables import item
 from service.versions.catalog import Registered
 
@@ -67,7 +68,7 @@ class ItemLabels:
         columns = (item.c.id, item.c.seq, item.c.deleted, item.c.metadata)
         changed = select(*columns).where(item.c.gallery_id == self._gallery_id, item.c.seq > self._seq)
         self._table = None
-        for row in connection.execute(changed.order_by(item.c.seq)):
+        for row in connection.execute(changed.order_by(item.c.seq), execution_options=STREAMED):
             value = None if row.deleted else value_at(row.metadata, self._field)
             self._seq = row.seq
             if value is None:

@@ -21,7 +21,7 @@ from service.backfills import progress
 from service.backfills.leases import Leases
 from service.backfills.worker import Worker
 from service.curves import measure as curves
-from service.curves import points
+from service.curves import points, scoring
 from service.tables import backfill, backfill_point, item
 
 WAIT = 60.0
@@ -245,6 +245,29 @@ class TestValues:
         loops.by_new = loops.by_old  # nothing has moved: old queries over old items
         assert curve_of(served, number)["points"][0]["value"] == pytest.approx(loops.value("mAP@1.0", range(20)))
 
+    def test_the_labels_of_items_are_read_once_a_process(
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        whole, read, streamed = scoring.value_at, [], []
+        monkeypatch.setattr(scoring, "value_at", lambda *given: read.append(1) or whole(*given))
+
+        def note(_c: Any, statement: Any, _m: Any, _p: Any, options: Any) -> None:
+            if [getattr(column, "name", "") for column in statement.selected_columns] == [
+                "id",
+                "seq",
+                "deleted",
+                "metadata",
+            ]:
+                streamed.append(options.get("stream_results"))
+
+        engine = served.runtime.database._reader
+        event.listen(engine, "before_execute", note)
+        start(served, filled, {"label": "group"})
+        event.remove(engine, "before_execute", note)
+
+        assert len(read) == 20
+        assert streamed == [True, True], "followed twice, the second time from where the first one ended"
+
     def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
         work(served)
@@ -352,7 +375,6 @@ class TestMarks:
         with served.runtime.database.lookup() as connection:
             left = select(func.count()).where(backfill_point.c.backfill_id == number)
             assert connection.execute(left).scalar_one() == 0
-
 
     def test_a_version_deployed_while_the_first_point_is_measured_refuses_the_start(
         self, served: Any, filled: str, problem: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
