@@ -21,7 +21,7 @@ from starlette.responses import StreamingResponse
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
-from service.curves.points import CurveOut, CurveState, curve_of
+from service.curves.points import Curve, CurveOut, CurveState, curve_of
 from service.repository import gallery_row
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber
@@ -155,7 +155,7 @@ def look(service: Runtime, number: int) -> Look:
         gallery = gallery_row(connection, row.gallery_id)
         assert gallery is not None
         curve = curve_of(connection, number)
-        shown = describe(connection, service.catalog, gallery.name, row)
+    shown = describe(service.catalog, gallery.name, row, curve)
     return Look(row.revision, shown, curve.events if curve else ())
 
 
@@ -173,9 +173,8 @@ def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]
     return connection.execute(mine.order_by(backfill.c.id)).all()
 
 
-def describe(connection: Connection, catalog: Catalog, gallery_name: str, row: Row[Any]) -> BackfillOut:
-    """What a user sees of a backfill."""
-    curve = curve_of(connection, row.id)
+def describe(catalog: Catalog, gallery_name: str, row: Row[Any], curve: Curve | None) -> BackfillOut:
+    """What a user sees of a backfill and its curve."""
     remaining = row.total - row.done - row.skipped - row.failed
     active = _active_seconds(row)
     processed = row.total - remaining

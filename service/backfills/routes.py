@@ -21,6 +21,7 @@ from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
 from service.backfills.progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.curves.measure import Begun
+from service.curves.points import curve_of
 from service.curves.probes import CurveIn
 from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq
@@ -104,7 +105,7 @@ def create(
         record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
         if begun is not None:
             service.curves.open(connection, row.id, begun)
-        shown = describe(connection, service.catalog, name, row)
+        shown = describe(service.catalog, name, row, curve_of(connection, row.id))
     if begun is not None:
         service.curves.keep(row.id, begun)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
@@ -116,7 +117,7 @@ def list_all(name: str, service: Service) -> Backfills:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id)
-        return Backfills(backfills=[describe(connection, service.catalog, name, row) for row in rows])
+        return Backfills(backfills=[describe(service.catalog, name, row, curve_of(connection, row.id)) for row in rows])
 
 
 @router.get("/backfills/{number}")
@@ -269,7 +270,7 @@ def _turn(service: Runtime, number: int, before: Sequence[State], after: State, 
         name = _gallery_name(connection, row)
         if turned:
             record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
-        return describe(connection, service.catalog, name, row)
+        return describe(service.catalog, name, row, curve_of(connection, number))
 
 
 def _gallery_name(connection: Connection, row: Row[Any]) -> str:

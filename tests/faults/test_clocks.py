@@ -175,7 +175,7 @@ def told(site: Any, number: int) -> progress.BackfillOut:
 
     with site.database.read() as connection:
         row = progress.backfill_row(connection, number)
-        return progress.describe(connection, Catalog(site.database, site.settings), "g", row)
+        return progress.describe(Catalog(site.database, site.settings), "g", row, None)
 
 
 def test_a_lease_of_a_worker_that_lives_is_left_alone(site: Any, clock: Clock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import update
+from sqlalchemy import event, update
 
 from regraft.backfill_routes import events
 from service.backfills import progress
@@ -127,6 +127,20 @@ def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
 
     with stream(served, started) as response:
         assert [name for name, _, _ in events(response.iter_lines())] == ["progress", "end"]
+
+
+def test_a_look_reads_the_curve_once(served: Any, started: int) -> None:
+    read = []
+
+    def note(_c: Any, _u: Any, statement: str, *_: Any) -> None:
+        read.append("FROM backfill_curve" in statement.replace("\n", ""))
+
+    engine = served.runtime.database._reader
+    event.listen(engine, "before_cursor_execute", note)
+    progress.look(served.runtime, started)
+    event.remove(engine, "before_cursor_execute", note)
+
+    assert sum(read) == 1
 
 
 def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) -> None:
