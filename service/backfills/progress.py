@@ -37,6 +37,8 @@ HEARTBEAT_SECONDS = 10.0
 EVENTS = "text/event-stream"
 NOTHING = -1
 """The id of the last event of somebody who has seen none."""
+ID_DIGITS = 19
+"""No id is longer; Python refuses to read a number of thousands."""
 
 
 class UnknownBackfill(RegraftError):
@@ -100,7 +102,7 @@ async def events(
 async def _events(service: Runtime, number: int, last: str) -> AsyncIterator[str]:
     """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
     silent_since = time.monotonic()
-    seen = int(last) if last.isascii() and last.isdigit() else NOTHING
+    seen = _number(last)
     while not service.stopping.is_set():
         try:
             now = await run_in_threadpool(look, service, number)
@@ -118,6 +120,11 @@ async def _events(service: Runtime, number: int, last: str) -> AsyncIterator[str
             silent_since = time.monotonic()
             yield ": still there\n\n"
         await asyncio.sleep(LOOK_SECONDS)
+
+
+def _number(last: str) -> int:
+    """The id of the last event; what is none counts as nothing seen, as an id from elsewhere does."""
+    return int(last) if last.isascii() and last.isdigit() and len(last) <= ID_DIGITS else NOTHING
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ def started(served: Any, pictures: list[bytes]) -> int:
     return number
 
 
-def stream(served: Any, number: int, last: str = "") -> Any:
+def stream(served: Any, number: int, last: str | bytes = "") -> Any:
     headers = {"last-event-id": last} if last else {}
     return served.http.stream("GET", f"/backfills/{number}/events", headers=headers, timeout=WAIT)
 
@@ -89,7 +89,11 @@ def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> 
         found = events(response.iter_lines())
         work(served, 1)
         assert json.loads(next(found)[2])["done"] > 0
-    with stream(served, started, "nonsense") as response:
+
+
+@pytest.mark.parametrize("last", ["nonsense", "-1", "\u0665".encode(), "9" * 20, "9" * 5000])
+def test_what_is_no_id_is_told_everything(served: Any, started: int, last: str | bytes) -> None:
+    with stream(served, started, last) as response:
         assert next(events(response.iter_lines()))[0] == "progress"
 
 
