@@ -26,7 +26,7 @@ from service.gates.samples import (
     read_embeddings,
     read_entries,
 )
-from service.repository import gallery_named
+from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import Body
 from service.tables import gate_report
@@ -149,12 +149,13 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
     maps = fit(service.catalog, old, new, sample, places, body.seed)
     report |= {"calibrations": len(maps), "who": terms.who}
     response.status_code = terms.status(201)
-    row = {"version_id": new.id, "verdict": report["verdict"], "report": report, "created": time.time()}
+    row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
     with service.database.write(dry_run=terms.dry_run) as connection:
-        row["gallery_id"] = gallery_named(connection, name).id
-        stored = connection.execute(insert(gate_report).values(row).returning(gate_report)).one()
+        # Not by its name again: another gallery may have it by now.
+        take_seq(connection, gallery.id, 0)
+        stored = connection.execute(insert(gate_report).values(**row, created=time.time()).returning(gate_report)).one()
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
-        store(connection, service.catalog, row["gallery_id"], stored.id, maps, evidence)
+        store(connection, service.catalog, gallery.id, stored.id, maps, evidence)
     shown = describe(stored)
     return shown.model_copy(update={"id": None}) if terms.dry_run else shown
 

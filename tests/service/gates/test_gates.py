@@ -13,6 +13,7 @@ from index.evaluation import retrieval
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import Version
+from service.gates import routes
 from service.tables import item
 
 
@@ -238,3 +239,24 @@ class TestRefused:
     def test_an_unknown_version_or_gallery_is_not_found(self, served: Any, labelled: Any) -> None:
         assert problem(gate(served, labelled(), "v9"))[:2] == (404, "unknown_version")
         assert problem(gate(served, "/galleries/nowhere", "v2"))[:2] == (404, "unknown_gallery")
+
+    @pytest.mark.parametrize("dry_run", [False, True])
+    def test_a_gallery_that_was_made_anew_meanwhile_gets_no_report_of_the_old_one(
+        self, served: Any, labelled: Any, monkeypatch: pytest.MonkeyPatch, dry_run: bool
+    ) -> None:
+        path, whole = labelled(), routes.measure
+
+        def slow(*given: Any) -> Any:
+            report = whole(*given)
+            assert served.http.delete(path).status_code == 204
+            assert served.http.post("/galleries", json={"name": path.rpartition("/")[2]}).status_code == 201
+            return report
+
+        monkeypatch.setattr(routes, "measure", slow)
+
+        answer = served.http.post(
+            f"{path}/gates", json={"version": "v2", "label": "digit"}, params={"dry_run": dry_run}
+        )
+
+        assert problem(answer)[:2] == (404, "unknown_gallery")
+        assert served.http.get(f"{path}/gates").json() == {"gates": []}
