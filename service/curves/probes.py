@@ -199,9 +199,7 @@ def embedded(
 
 def needed(catalog: Catalog, target: Registered, live: Collection[str]) -> list[Registered]:
     """The versions that have to embed image queries to reach items of the `live` versions; the target first."""
-    routes = (catalog.route(target.name, version) for version in live)
-    names = {name for route in routes if route is not None for name in route.encoders}
-    return [target, *(catalog.named(name) for name in sorted(names - {target.name}))]
+    return [target, *map(catalog.named, sorted(catalog.needed(target.name, live) - {target.name}))]
 
 
 @contextmanager

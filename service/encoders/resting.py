@@ -52,7 +52,6 @@ def needed(catalog: Catalog, lives: list[Live]) -> set[str]:
     for live in lives:
         if (current := live.current) is None:
             continue
-        routes = (catalog.route(current.name, version) for version in live.gallery.mix())
-        names |= {current.name, *(name for route in routes if route is not None for name in route.encoders)}
+        names |= catalog.needed(current.name, live.gallery.mix())
         names |= {live.trial.version.name} if live.trial else set()
     return names

@@ -210,6 +210,11 @@ class Catalog:
         """How image queries of version `new` reach items of `old`."""
         return self._graph.route(new, old, self.encoders())
 
+    def needed(self, query_version: str, live: Iterable[str]) -> set[str]:
+        """Names of the versions that embed image queries of one version to reach items of the `live` ones."""
+        routes = (self.route(query_version, version) for version in live)
+        return {query_version, *(name for route in routes if route is not None for name in route.encoders)}
+
 
 def registered_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
     """Every registered version's row, in order of registration."""

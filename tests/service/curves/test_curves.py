@@ -245,6 +245,12 @@ class TestValues:
         loops.by_new = loops.by_old  # nothing has moved: old queries over old items
         assert curve_of(served, number)["points"][0]["value"] == pytest.approx(loops.value("mAP@1.0", range(20)))
 
+    def test_the_encoders_that_queries_need_are_told_by_the_routes(self, served: Any) -> None:
+        needed = served.runtime.catalog.needed
+        assert needed("apart", []) == needed("apart", ["apart"]) == {"apart"}
+        assert needed("new", ["new", "v1"]) == {"new"}
+        assert needed("apart", ["apart", "v1"]) == {"apart", "v1"}
+
     def test_the_labels_of_items_are_read_once_a_process(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
