@@ -178,17 +178,38 @@ def told(site: Any, number: int) -> progress.BackfillOut:
         return progress.describe(Catalog(site.database, site.settings), "g", row, None)
 
 
-def test_a_lease_of_a_worker_that_lives_is_left_alone(site: Any, clock: Clock) -> None:
+LEASE = 120.0
+"""Long enough that what a lease may lie ahead counts in leases, and not in the pauses of failed items."""
+
+
+@pytest.mark.parametrize(
+    ("jump", "outcome"),
+    [
+        (0.0, "left alone"),
+        (-LEASE / 2, "left alone"),
+        (LEASE / 2, "left alone"),
+        (-(chunks.LONGEST_LEASES - 2) * LEASE, "left alone"),
+        (LEASE + 1.0, "taken over"),
+        ((chunks.LONGEST_LEASES + 1) * LEASE, "taken over"),
+        (-chunks.LONGEST_LEASES * LEASE, "taken over"),
+    ],
+)
+def test_a_lease_is_taken_over_once_the_clock_says_that_it_ended_or_cannot_be(
+    site: Any, clock: Clock, jump: float, outcome: str
+) -> None:
+    assert chunks.LONGEST_LEASES * LEASE > planner.MAX_PAUSE_SECONDS
     site.start_backfill("g")
     with site.database.write() as connection:
-        held = chunks.claim(connection, "a", 30.0)
+        held = chunks.claim(connection, "a", LEASE)
         connection.execute(update(backfill).values(chunk_size=6))
     assert held is not None
 
+    clock.jump = jump
     with site.database.write() as connection:
-        taken = [chunks.claim(connection, "b", 30.0) for _ in range(8)]
+        taken = [chunks.claim(connection, "b", LEASE) for _ in range(8)]
 
-    assert held.id not in {chunk.id for chunk in taken if chunk is not None}
+    found = "taken over" if held.id in {chunk.id for chunk in taken if chunk is not None} else "left alone"
+    assert found == outcome
     with site.database.lookup() as connection:
         mine = select(backfill_chunk.c.lease_owner).where(backfill_chunk.c.id == held.id)
-        assert connection.execute(mine).scalar_one() == "a"
+        assert connection.execute(mine).scalar_one() == ("b" if outcome == "taken over" else "a")
