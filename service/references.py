@@ -10,15 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Column, Connection, FromClause, Select, select
 
 from service.blobs import Blobs
 from service.database import Database
 from service.repository import STREAMED
 from service.tables import evaluation, evaluation_entry, gallery, item
 
-BLOB_COLUMNS = (item.c.blob, evaluation_entry.c.blob)
-"""Every column that names an image."""
 SOME = 50
 """How many images of each kind are looked for, to know a store that has no marker."""
 
@@ -32,28 +30,54 @@ class Reference:
     owner: str
 
 
+@dataclass(frozen=True)
+class Source:
+    """A `column` that names images, `of` such a thing.
+
+    `owner` is what a user calls a row of `rows`, with the values of `told` in it; those last written have the greatest
+    `newest`.
+    """
+
+    column: Column[Any]
+    of: str
+    rows: FromClause
+    owner: str
+    told: tuple[Column[Any], ...]
+    newest: Column[Any]
+
+
+SOURCES = (
+    Source(item.c.blob, "item", item.join(gallery), "{}/{}", (gallery.c.name, item.c.external_id), item.c.id),
+    Source(
+        evaluation_entry.c.blob,
+        "evaluation",
+        evaluation_entry.join(evaluation).join(gallery),
+        "{}, evaluation {}, entry {}",
+        (gallery.c.name, evaluation.c.id, evaluation_entry.c.number),
+        evaluation_entry.c.evaluation_id,
+    ),
+)
+"""Every column that names an image."""
+
+
 def references(connection: Connection) -> Iterator[Reference]:
     """Every row that names an image; one snapshot if the connection is in one."""
-    for row in _streamed(connection, select(item.c.blob, gallery.c.name, item.c.external_id).join(gallery)):
-        yield Reference(row[0], "item", f"{row[1]}/{row[2]}")
-    columns = (evaluation_entry.c.blob, gallery.c.name, evaluation.c.id, evaluation_entry.c.number)
-    joined = evaluation_entry.join(evaluation).join(gallery)
-    for row in _streamed(connection, select(*columns).select_from(joined)):
-        yield Reference(row[0], "evaluation", f"{row[1]}, evaluation {row[2]}, entry {row[3]}")
+    for source in SOURCES:
+        named = select(source.column, *source.told).select_from(source.rows).where(source.column.is_not(None))
+        for key, *told in connection.execute(named, execution_options=STREAMED):
+            yield Reference(key, source.of, source.owner.format(*told))
 
 
 def open_blobs(database: Database, url: str) -> Blobs:
     """The store of the images that rows of this database name."""
 
     def named() -> list[str]:
-        newest = [(item.c.blob, item.c.id), (evaluation_entry.c.blob, evaluation_entry.c.evaluation_id)]
         with database.lookup() as connection:
-            some = [select(blob).where(blob.is_not(None)).order_by(key.desc()).limit(SOME) for blob, key in newest]
-            return [key for statement in some for key in connection.execute(statement).scalars()]
+            return [key for source in SOURCES for key in connection.execute(_newest(source)).scalars()]
 
     return Blobs(url, named)
 
 
-def _streamed(connection: Connection, statement: Select[*tuple[Any, ...]]) -> Any:
-    named = statement.where(statement.selected_columns.blob.is_not(None))
-    return connection.execute(named, execution_options=STREAMED)
+def _newest(source: Source) -> Select[str]:
+    named = select(source.column).where(source.column.is_not(None))
+    return named.order_by(source.newest.desc()).limit(SOME)

@@ -22,8 +22,6 @@ from service.gates.samples import Sample
 from service.versions.catalog import Catalog, Registered
 
 TAR, RECALL = "TAR@FAR", "recall@k"
-LABELLED = ("cmc@1", "cmc@5", "mAP@1.0", TAR)
-"""Metrics that need labels."""
 
 
 def measure(

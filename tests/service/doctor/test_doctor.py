@@ -23,7 +23,7 @@ from service.doctor import findings
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.embeddings import from_bytes, to_bytes
-from service.references import BLOB_COLUMNS
+from service.references import SOURCES
 from service.settings import Settings
 from service.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
 
@@ -272,7 +272,7 @@ def test_a_store_that_is_gone_is_one_finding_and_no_image_is_taken_for_lost(ward
 def test_every_column_that_names_an_image_counts_as_a_reference() -> None:
     named = {column for table in metadata.tables.values() for column in table.columns if "blob" in column.name}
 
-    assert set(BLOB_COLUMNS) == named
+    assert {source.column for source in SOURCES} == named
 
 
 def test_a_store_that_this_database_knows_nothing_of_is_left_alone(ward: Ward, tmp_path: Path) -> None:
