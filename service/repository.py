@@ -17,6 +17,7 @@ from sqlalchemy import (
     cast,
     delete,
     false,
+    func,
     insert,
     select,
     update,
@@ -227,6 +228,13 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
         .limit(limit)
     )
     return connection.execute(statement).all()
+
+
+def live_mix(connection: Connection, gallery_id: int) -> dict[int, int]:
+    """Version id -> live items active in it, oldest version first."""
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    counted = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
+    return {row[0]: row[1] for row in connection.execute(counted.order_by(item.c.active_id))}
 
 
 _DESCRIBE = (

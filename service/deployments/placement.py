@@ -11,7 +11,7 @@ from sqlalchemy import Connection, case, false, func, select, update
 
 from index.errors import NoRoute
 from index.graph import Graph, Route
-from service.repository import take_seq
+from service.repository import live_mix, take_seq
 from service.tables import embedding, item
 from service.versions.catalog import Catalog, Registered
 
@@ -62,14 +62,9 @@ def preference(catalog: Catalog, current: Registered, graph: Graph | None = None
 
 def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, current: Registered) -> None:
     """Raise NoRoute, naming versions, when queries of `current` could not reach some live items."""
-    counted = (
-        select(item.c.active_id, func.count())
-        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-        .group_by(item.c.active_id)
-    )
     lost = [
         f"{held.name!r} ({items} items)"
-        for held, items in ((catalog.by_id(v), n) for v, n in connection.execute(counted))
+        for held, items in ((catalog.by_id(v), n) for v, n in live_mix(connection, gallery_id).items())
         if route_to(catalog, current, held) is None
     ]
     if lost:

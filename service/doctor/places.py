@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Row, exists, false, func, select, update
+from sqlalchemy import Row, exists, false, select, update
 
 from service.deployments.placement import preference, route_to
 from service.doctor.findings import Finding, Patient
-from service.repository import take_seq
+from service.repository import live_mix, take_seq
 from service.tables import embedding, item
 
 
@@ -64,9 +64,9 @@ def _reach(patient: Patient) -> list[Finding]:
     for row in patient.galleries():
         current = None if row.current_id is None else catalog.by_id(row.current_id)
         with patient.database.read() as connection:
-            mix = connection.execute(_mix(row.id)).all()
+            mix = live_mix(connection, row.id)
             used |= {row.current_id, *connection.execute(_versions_held(row.id)).scalars()}
-        for version_id, count in mix:
+        for version_id, count in mix.items():
             held = catalog.by_id(version_id)
             if current is not None and route_to(catalog, current, held) is None:
                 unreachable.add(f"{row.name}: {count} items of {held.name}", count)
@@ -82,11 +82,6 @@ def _without_embedding(gallery_id: int) -> Any:
     return select(item.c.id, item.c.external_id).where(
         item.c.gallery_id == gallery_id, item.c.deleted == false(), ~active
     )
-
-
-def _mix(gallery_id: int) -> Any:
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    return select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
 
 
 def _versions_held(gallery_id: int) -> Any:
