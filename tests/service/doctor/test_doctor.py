@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Engine, delete, event, insert, select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
@@ -208,6 +208,29 @@ def test_an_item_in_no_shard_goes_to_what_it_still_holds(ward: Ward) -> None:
     assert ward.rows(select(item.c.active_id).where(item.c.external_id == "i0")) == [(1,)]
     left = ward.examine()
     assert [example.rpartition("/")[2] for example in left["no_active_embedding"].examples] == ["i5"]
+
+
+def test_items_in_no_shard_are_placed_all_at_once_as_a_deployment_would(ward: Ward) -> None:
+    moved: list[str] = []
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE item"):
+            moved.append(statement)
+
+    before = dict(ward.rows(select(item.c.external_id, item.c.seq)))
+    for name in ("i0", "i1", "i2"):  # active in v2, still hold v1
+        ward.damage(name, 2, None)
+
+    found = ward.examine(fix=True)["no_active_embedding"]
+    event.remove(Engine, "before_cursor_execute", listen)
+
+    assert (found.count, found.fixed, len(moved)) == (3, 3, 1)
+    rows = ward.rows(select(item.c.external_id, item.c.active_id, item.c.seq))
+    assert {name: active for name, active, _ in rows} == {f"i{n}": 2 if n == 3 else 1 for n in range(6)}
+    new = {seq for name, _, seq in rows if seq != before[name]}
+    assert (len(new), min(new) > max(before.values())) == (3, True)
+    assert ward.examine() == {}
 
 
 def test_images_and_items_that_lost_each_other(ward: Ward) -> None:
