@@ -115,7 +115,7 @@ def register(moving: Moving) -> Evidence:
 
 
 def verify(moving: Moving) -> Evidence:
-    """The folder is what was registered, and queries of the version reach every live item."""
+    """The folder is what was registered, and queries of the version will reach every live item."""
     check_reachable(moving.connection, moving.catalog, moving.gallery.id, moving.version)
     return moving.order.checked
 
