@@ -173,7 +173,7 @@ def abandon(moving: Moving) -> Evidence:
 
 
 def retire(moving: Moving) -> Evidence:
-    """Its embeddings are freed after this transaction, block by block; see `service.deployments.retiring`."""
+    """Its embeddings are freed after this transaction, block by block; see `service.deployments.freeing`."""
     return moving.order.checked
 
 
