@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from sqlalchemy import (
+    ColumnElement,
     Connection,
     Row,
     Text,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     cast,
     delete,
     false,
+    func,
     insert,
     select,
     update,
@@ -227,6 +229,13 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
         .limit(limit)
     )
     return connection.execute(statement).all()
+
+
+def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
+    """Version id -> live items, of those that `which` holds for, active in it, oldest version first."""
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), *which)
+    counted = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
+    return {row[0]: row[1] for row in connection.execute(counted.order_by(item.c.active_id))}
 
 
 _DESCRIBE = (

@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Annotated, ParamSpec, TypeVar, cast
 
@@ -16,7 +16,7 @@ from service.backfills.traffic import Traffic
 from service.blobs import Blobs, StoreUnreachable
 from service.curves.measure import Curves
 from service.database import Database, upgrade
-from service.deployments.retiring import resume
+from service.deployments.freeing import Freeing
 from service.encoders.resting import Rester
 from service.queries.replica import Replica
 from service.references import open_blobs
@@ -40,6 +40,7 @@ class Runtime:
     traffic: Traffic
     watch: Watch
     curves: Curves
+    freeing: Freeing
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
@@ -61,23 +62,15 @@ def running(settings: Settings) -> Iterator[Runtime]:
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
             blobs.check()
-        replica.start()
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
-        rester.start()
-        watch.start()
         traffic = Traffic(database)
-        traffic.start()
         curves = Curves(database, catalog, replica, blobs, settings.max_image_pixels)
-        curves.start()
-        resume(database)
-        try:
-            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, curves, threads)
-        finally:
-            curves.stop()
-            traffic.stop()
-            watch.stop()
-            rester.stop()
-            replica.stop()
+        freeing = Freeing(database)
+        with ExitStack() as started:
+            for part in (replica, rester, watch, traffic, curves, freeing):
+                part.start()
+                started.callback(part.stop)
+            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, curves, freeing, threads)
 
 
 async def runtime_of(request: Request) -> Runtime:

@@ -115,7 +115,7 @@ def register(moving: Moving) -> Evidence:
 
 
 def verify(moving: Moving) -> Evidence:
-    """The folder is what was registered, and queries of the version reach every live item."""
+    """The folder is what was registered, and queries of the version will reach every live item."""
     check_reachable(moving.connection, moving.catalog, moving.gallery.id, moving.version)
     return moving.order.checked
 
@@ -173,7 +173,7 @@ def abandon(moving: Moving) -> Evidence:
 
 
 def retire(moving: Moving) -> Evidence:
-    """Its embeddings are freed after this transaction, block by block; see `service.deployments.retiring`."""
+    """Its embeddings are freed after this transaction, block by block; see `service.deployments.freeing`."""
     return moving.order.checked
 
 

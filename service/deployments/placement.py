@@ -7,11 +7,11 @@ and what the item holds, and a rollback restores exactly what was before without
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, case, false, func, select, update
+from sqlalchemy import Connection, case, exists, false, func, select, update
 
 from index.errors import NoRoute
 from index.graph import Graph, Route
-from service.repository import take_seq
+from service.repository import live_mix, take_seq
 from service.tables import embedding, item
 from service.versions.catalog import Catalog, Registered
 
@@ -61,17 +61,16 @@ def preference(catalog: Catalog, current: Registered, graph: Graph | None = None
 
 
 def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, current: Registered) -> None:
-    """Raise NoRoute, naming versions, when queries of `current` could not reach some live items."""
-    counted = (
-        select(item.c.active_id, func.count())
-        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-        .group_by(item.c.active_id)
-    )
-    lost = [
-        f"{held.name!r} ({items} items)"
-        for held, items in ((catalog.by_id(v), n) for v, n in connection.execute(counted))
-        if route_to(catalog, current, held) is None
-    ]
+    """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
+
+    An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
+    """
+    reached = {held.id for held in catalog.all() if route_to(catalog, current, held) is not None}
+    if live_mix(connection, gallery_id).keys() <= reached:  # as a rule, and it saves a look at every item
+        return
+    in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
+    stuck = live_mix(connection, gallery_id, item.c.active_id.not_in(reached), ~in_reach)
+    lost = [f"{catalog.by_id(version_id).name!r} ({items} items)" for version_id, items in stuck.items()]
     if lost:
         raise NoRoute(
             f"no route leads from queries of {current.name!r} to items of {', '.join(sorted(lost))}", pointer="/version"

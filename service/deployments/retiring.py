@@ -1,27 +1,20 @@
 """Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-The decision is one transaction; the embeddings then go block by block, so that writers are not kept waiting. A process
-that is killed in between leaves a deployment with `to_free`, and the next one that starts goes on.
+This is the decision, in one transaction; the embeddings then go block by block, see `service.deployments.freeing`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, delete, exists, false, func, select, true, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
-from service.database import Database
 from service.deployments.history import State, on_its_way
 from service.deployments.lifecycle import Moving, Order, begin_retired, lock, move
-from service.errors import UnknownGallery
-from service.repository import take_seq
 from service.tables import backfill, backfill_failure, deployment, embedding, item
 from service.versions.catalog import Catalog, Registered
-
-BLOCK = 5_000
-"""Embeddings freed in one transaction."""
 
 ENDED = (State.SUPERSEDED, State.ROLLED_BACK)
 
@@ -41,10 +34,10 @@ class NothingToRetire(RegraftError):
 
 
 def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered, order: Order) -> list[int]:
-    """Mark every ended deployment of a version as retired; returns their numbers. `free` does the rest.
+    """Mark every ended deployment of a version as retired; returns their numbers. `freeing` does the rest.
 
     Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
-    that begins as retired.
+    that begins as retired. Asked again while its embeddings are still being freed, it is the same retirement.
 
     Raises:
         VersionInUse: it is current, on its way, or items depend on it; says how many and what would free them.
@@ -54,8 +47,11 @@ def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: R
     gallery = lock(connection, gallery_id, order.if_match)
     _check_unused(connection, catalog, gallery, version)
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
-    held = connection.execute(_held(gallery_id, version.id)).scalar_one()
     ended = connection.execute(select(deployment).where(*mine, deployment.c.state.in_(ENDED))).all()
+    under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
+    if not ended and (numbers := list(connection.execute(under_way).scalars())):
+        return numbers
+    held = connection.execute(_held(gallery_id, version.id)).scalar_one()
     if not ended and not held:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
@@ -68,39 +64,6 @@ def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: R
     for moving in retired:
         moving.change(to_free=held)
     return [moving.row.id for moving in retired]
-
-
-def free(database: Database, gallery_id: int, version_id: int) -> None:
-    """Free a retired version's embeddings, block by block; harmless when it is done already."""
-    left = True
-    while left:
-        try:
-            with database.write() as connection:
-                left = _free_block(connection, gallery_id, version_id)
-        except UnknownGallery:
-            return  # it took everything with it
-
-
-def resume(database: Database) -> None:
-    """Go on with every retirement that a killed process left unfinished."""
-    with database.lookup() as connection:
-        columns = (deployment.c.gallery_id, deployment.c.version_id)
-        rows = connection.execute(select(*columns).where(deployment.c.to_free.is_not(None)).distinct()).all()
-    for row in rows:
-        free(database, row.gallery_id, row.version_id)
-
-
-def _free_block(connection: Connection, gallery_id: int, version_id: int) -> bool:
-    """Free one block; False: that was the last."""
-    take_seq(connection, gallery_id, 0)
-    # An item that moved to the version meanwhile, by a deployment of another, keeps what it lives on.
-    idle = _stored(gallery_id, version_id, item.c.active_id.is_distinct_from(version_id))
-    keys = list(connection.execute(idle.limit(BLOCK)).scalars())
-    connection.execute(delete(embedding).where(embedding.c.version_id == version_id, embedding.c.item_id.in_(keys)))
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
-    left = deployment.c.to_free - len(keys) if len(keys) == BLOCK else None
-    connection.execute(update(deployment).where(*mine, deployment.c.to_free.is_not(None)).values(to_free=left))
-    return len(keys) == BLOCK
 
 
 def _check_unused(connection: Connection, catalog: Catalog, gallery: Row[Any], version: Registered) -> None:
@@ -159,10 +122,11 @@ def _count(connection: Connection, which: ColumnElement[bool]) -> int:
     return int(connection.execute(select(func.count()).select_from(item).where(which)).scalar_one())
 
 
-def _stored(gallery_id: int, version_id: int, *which: ColumnElement[bool]) -> Select[int]:
+def holding(gallery_id: int, version_id: int, *which: ColumnElement[bool]) -> Select[int]:
+    """Keys of the gallery's items, of those that `which` holds for, that hold an embedding of a version."""
     held = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == version_id)
-    return select(item.c.id).where(item.c.gallery_id == gallery_id, held, *which).order_by(item.c.id)
+    return select(item.c.id).where(item.c.gallery_id == gallery_id, held, *which)
 
 
 def _held(gallery_id: int, version_id: int) -> Select[int]:
-    return select(func.count()).select_from(_stored(gallery_id, version_id).order_by(None).subquery())
+    return select(func.count()).select_from(holding(gallery_id, version_id).subquery())

@@ -16,7 +16,7 @@ from index.folder import load_version
 from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
-from service.deployments.retiring import free, retire
+from service.deployments.retiring import retire
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
 from service.schemas import Body
@@ -187,7 +187,7 @@ def create_retirement(name: str, body: RetireIn, response: Response, service: Se
         numbers = retire(connection, service.catalog, gallery_id, version, order)
         freed = transitions(connection, numbers[-1])[-1].evidence
     if not terms.dry_run:
-        free(service.database, gallery_id, version.id)
+        service.freeing.free(gallery_id, version.id)
         service.replica.refresh(gallery_id)
     return Retired(version=version.name, deployments=numbers, **freed)
 

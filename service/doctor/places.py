@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from sqlalchemy import Row, exists, false, func, select, update
+from sqlalchemy import exists, false, select
 
-from service.deployments.placement import preference, route_to
+from service.deployments.placement import activate, route_to
 from service.doctor.findings import Finding, Patient
-from service.repository import take_seq
+from service.errors import UnknownGallery
+from service.repository import gallery_row, live_mix, take_seq
 from service.tables import embedding, item
 
 
@@ -28,27 +30,25 @@ def _lost(patient: Patient, fix: bool) -> Finding:
     )
     for row in patient.galleries():
         with patient.database.read() as connection:
-            missing = connection.execute(_without_embedding(row.id)).all()
+            missing = connection.execute(_lost_items(row.id)).all()
         for each in missing:
             lost.add(f"{row.name}/{each.external_id}")
-        if fix and missing and row.current_id is not None:
-            lost.fixed += _place(patient, row, [each.id for each in missing])
+        if fix and missing:
+            lost.fixed += _place(patient, row.id)
     return lost
 
 
-def _place(patient: Patient, row: Row[Any], ids: list[int]) -> int:
-    catalog = patient.catalog
-    best = {held.id: n for n, held in enumerate(preference(catalog, catalog.by_id(row.current_id)))}
-    placed = 0
-    with patient.database.write() as connection:
-        first = take_seq(connection, row.id, len(ids))
-        still = {each.id for each in connection.execute(_without_embedding(row.id))}
-        for number, key in enumerate(key for key in ids if key in still):
-            held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == key)).scalars()
-            if version_id := min(held, key=lambda v: best.get(v, len(best)), default=None):
-                moved = update(item).where(item.c.id == key).values(active_id=version_id, seq=first + number)
-                placed += connection.execute(moved).rowcount
-    return placed
+def _place(patient: Patient, gallery_id: int) -> int:
+    """Put every item of the gallery where it belongs; returns how many are in a shard again."""
+    with suppress(UnknownGallery), patient.database.write() as connection:
+        take_seq(connection, gallery_id, 0)
+        gallery = gallery_row(connection, gallery_id)
+        if gallery is not None and gallery.current_id is not None:
+            before = connection.execute(_lost_items(gallery_id)).all()
+            patient.catalog.sync_edges()
+            activate(connection, patient.catalog, gallery_id, patient.catalog.by_id(gallery.current_id))
+            return len(before) - len(connection.execute(_lost_items(gallery_id)).all())
+    return 0
 
 
 def _reach(patient: Patient) -> list[Finding]:
@@ -64,9 +64,9 @@ def _reach(patient: Patient) -> list[Finding]:
     for row in patient.galleries():
         current = None if row.current_id is None else catalog.by_id(row.current_id)
         with patient.database.read() as connection:
-            mix = connection.execute(_mix(row.id)).all()
+            mix = live_mix(connection, row.id)
             used |= {row.current_id, *connection.execute(_versions_held(row.id)).scalars()}
-        for version_id, count in mix:
+        for version_id, count in mix.items():
             held = catalog.by_id(version_id)
             if current is not None and route_to(catalog, current, held) is None:
                 unreachable.add(f"{row.name}: {count} items of {held.name}", count)
@@ -77,16 +77,9 @@ def _reach(patient: Patient) -> list[Finding]:
     return [unreachable, unused]
 
 
-def _without_embedding(gallery_id: int) -> Any:
+def _lost_items(gallery_id: int) -> Any:
     active = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
-    return select(item.c.id, item.c.external_id).where(
-        item.c.gallery_id == gallery_id, item.c.deleted == false(), ~active
-    )
-
-
-def _mix(gallery_id: int) -> Any:
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    return select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
+    return select(item.c.external_id).where(item.c.gallery_id == gallery_id, item.c.deleted == false(), ~active)
 
 
 def _versions_held(gallery_id: int) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,26 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Finding, Patient
 from service.embeddings import STORED, from_bytes, to_bytes
 from service.errors import UnknownGallery
+from service.listed import blocks
 from service.repository import STREAMED, take_seq
 from service.tables import embedding, gallery, item
 from service.versions.catalog import Registered
 
 ROWS = 4096
+BLOCK = 500
+"""Embeddings mended in one transaction."""
 
 Damaged = tuple[Row[Any], str]
-"""An embedding that no query can be compared with, and the code of its finding."""
+"""An embedding with which something is wrong, and the code of its finding."""
+Change = Callable[[Connection, Row[Any]], bool]
+"""Mends an embedding, unless it was changed since it was read; whether it did."""
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:
     """`wrong_dimension`, `wrong_side`, `not_finite`, `zero_vector`, `not_unit_vector`, `duplicate_vector`."""
     found = _findings()
     damaged: list[Damaged] = []
-    long: list[Row[Any]] = []
+    long: list[Damaged] = []
     seen: dict[tuple[int, int], dict[bytes, str]] = defaultdict(dict)
     with patient.database.read() as connection:
         for block in _embeddings(connection):
@@ -42,7 +49,7 @@ def look(patient: Patient, fix: bool) -> list[Finding]:
                 if (row.item_id, row.version_id) not in bad:
                     _check_double(row, seen[row.gallery_id, row.version_id], found["duplicate_vector"])
     if fix:
-        found["not_unit_vector"].fixed = _normalise(patient, long)
+        _mend(patient, long, found, partial(_normalise, patient))
         _discard(patient, damaged, found)
     return list(found.values())
 
@@ -69,7 +76,7 @@ def _findings() -> dict[str, Finding]:
 
 
 def _embeddings(connection: Connection) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
-    columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, *embedding.c)
+    columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, item.c.blob, *embedding.c)
     joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
     statement = select(*columns).select_from(joined).order_by(embedding.c.version_id)
     yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
@@ -98,9 +105,9 @@ def _check_shapes(
 
 def _check_numbers(
     version: Registered, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
-) -> list[Row[Any]]:
+) -> list[Damaged]:
     """Look at vectors of the right length; returns those that can be normalised."""
-    long: list[Row[Any]] = []
+    long: list[Damaged] = []
     vectors = from_bytes([row.vector for row in rows], version.card.dim).astype(np.float64)
     finite = np.asarray(np.isfinite(vectors).all(axis=1))
     length = np.linalg.norm(np.where(finite[:, None], vectors, 0.0), axis=1)
@@ -112,7 +119,7 @@ def _check_numbers(
             damaged.append((row, code))
         elif cosine and abs(norm - 1) > UNIT_TOLERANCE:
             found["not_unit_vector"].add(f"{_named(row)} of {version.name}: {norm:.4g}")
-            long.append(row)
+            long.append((row, "not_unit_vector"))
     return long
 
 
@@ -124,40 +131,57 @@ def _check_double(row: Row[Any], seen: dict[bytes, str], found: Finding) -> None
         seen[digest] = row.external_id
 
 
-def _normalise(patient: Patient, rows: Sequence[Row[Any]]) -> int:
-    """Replace vectors that are still as they were read; replicas follow where they are active."""
-    mended = 0
-    for row in rows:
-        (vector,) = from_bytes([row.vector], patient.catalog.by_id(row.version_id).card.dim)
-        unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
-        with suppress(UnknownGallery), patient.database.write() as connection:
-            seq = take_seq(connection, row.gallery_id, 1)
-            mended += connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount
-            _tell_replicas(connection, row, seq)
-    return mended
+def _mend(patient: Patient, rows: Iterable[Damaged], found: dict[str, Finding], change: Change) -> None:
+    """Change rows, many in a transaction; replicas follow where they are active."""
+    galleries: dict[int, list[Damaged]] = defaultdict(list)
+    for each in rows:
+        galleries[each[0].gallery_id].append(each)
+    for gallery_id, mine in galleries.items():
+        for block in blocks(mine, BLOCK):
+            with suppress(UnknownGallery), patient.database.write() as connection:
+                first = take_seq(connection, gallery_id, len(block))
+                for seq, (row, code) in enumerate(block, first):
+                    if change(connection, row):
+                        found[code].fixed += 1
+                        _tell_replicas(connection, row, seq)
+
+
+def _normalise(patient: Patient, connection: Connection, row: Row[Any]) -> bool:
+    """Replace a vector that is still as it was read."""
+    (vector,) = from_bytes([row.vector], patient.catalog.by_id(row.version_id).card.dim)
+    unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
+    return bool(connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount)
 
 
 def _discard(patient: Patient, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
     """Remove embeddings that are still as they were read, of items to which something better remains."""
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
-    for row, code in damaged:
-        with suppress(UnknownGallery), patient.database.write() as connection:
-            seq = take_seq(connection, row.gallery_id, 1)
-            held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == row.item_id))
-            others = any((row.item_id, version_id) not in bad for version_id in held.scalars())
-            if others or _can_be_made_again(patient, connection, row):
-                found[code].fixed += connection.execute(delete(embedding).where(*_as_read(row))).rowcount
-                _tell_replicas(connection, row, seq)
+    with patient.database.lookup() as connection:
+        only = {row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)}
+    # Found out while no writer waits: the store may be far away.
+    images = {key for key in only if patient.blobs.exists(key)}
+
+    def discard(connection: Connection, row: Row[Any]) -> bool:
+        if not (_holds_better(connection, row, bad) or _can_be_made_again(patient, connection, row, images)):
+            return False
+        return bool(connection.execute(delete(embedding).where(*_as_read(row))).rowcount)
+
+    _mend(patient, damaged, found, discard)
 
 
-def _can_be_made_again(patient: Patient, connection: Connection, row: Row[Any]) -> bool:
-    """Whether a reencode backfill would embed the item by its gallery's current version."""
+def _holds_better(connection: Connection, row: Row[Any], bad: AbstractSet[tuple[int, int]]) -> bool:
+    held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == row.item_id))
+    return any((row.item_id, version_id) not in bad for version_id in held.scalars())
+
+
+def _can_be_made_again(patient: Patient, connection: Connection, row: Row[Any], images: AbstractSet[str]) -> bool:
+    """Whether a reencode backfill would embed the item, its image being one of these, by the current version."""
     columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
     kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
-    if kept.blob is None or kept.current_id is None:
+    if kept.blob not in images or kept.current_id is None:
         return False
     current = patient.catalog.by_id(kept.current_id)
-    return bool(current.card.encoder) and not current.problem and patient.blobs.exists(kept.blob)
+    return bool(current.card.encoder) and not current.problem
 
 
 def _as_read(row: Row[Any]) -> tuple[Any, ...]:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, false, func, select
+from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
@@ -29,9 +29,9 @@ from service.deployments.placement import activate, preference, route_to
 from service.edges.rows import Declared, delete_edge, files_of, insert_edge
 from service.errors import UnknownGallery
 from service.gates.calibrations import forget_edge
-from service.repository import all_galleries, take_seq
+from service.repository import all_galleries, live_mix, take_seq
 from service.runtime import Runtime
-from service.tables import backfill, item, version
+from service.tables import backfill, version
 from service.terms import Change
 from service.versions.catalog import Catalog
 
@@ -232,7 +232,7 @@ def _without(connection: Connection, catalog: Catalog, gallery: Row[Any], key: E
     """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
     current = catalog.by_id(gallery.current_id)
     routes = []
-    for version_id, items in _counted(connection, gallery.id).items():
+    for version_id, items in live_mix(connection, gallery.id).items():
         held = catalog.by_id(version_id)
         before = route_to(catalog, current, held)
         if before is not None and key in before.signature:
@@ -246,15 +246,8 @@ def _without(connection: Connection, catalog: Catalog, gallery: Row[Any], key: E
 
 def _unreached(connection: Connection, catalog: Catalog, gallery: Row[Any], graph: Graph) -> int:
     current = catalog.by_id(gallery.current_id)
-    counted = _counted(connection, gallery.id).items()
+    counted = live_mix(connection, gallery.id).items()
     return sum(n for held_id, n in counted if route_to(catalog, current, catalog.by_id(held_id), graph) is None)
-
-
-def _counted(connection: Connection, gallery_id: int) -> dict[int, int]:
-    """Version -> live items active in it."""
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    statement = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
-    return {row[0]: row[1] for row in connection.execute(statement.order_by(item.c.active_id))}
 
 
 def _applied_by(connection: Connection, declared: Declared) -> tuple[int, ...]:

@@ -214,20 +214,18 @@ class Watch:
         with self._counting:
             waiting, self._tallies = self._tallies, defaultdict(Tally)
         for (gallery_id, number, phase), tally in waiting.items():
+            left = tally
             try:
-                self._settle(gallery_id, number, phase, tally)
+                with self._database.write() as connection:
+                    added = add_tally(connection, number, phase, tally)
+                # These counts are stored. If the canary cannot be ended now, none at all make the next time look again.
+                left = Tally()
+                if added is not None and phase == CANARY and (why := exceeded(*added)):
+                    self._end(gallery_id, number, why)
             except Exception:
-                logger.exception("trial of deployment %s: counts could not be stored", number)
+                logger.exception("trial of deployment %s: its counts, or its end, could not be stored", number)
                 with self._counting:
-                    self._tallies[gallery_id, number, phase] += tally
-
-    def _settle(self, gallery_id: int, number: int, phase: str, tally: Tally) -> None:
-        with self._database.write() as connection:
-            added = add_tally(connection, number, phase, tally)
-        if added is None or phase != CANARY:
-            return
-        if why := exceeded(*added):
-            self._end(gallery_id, number, why)
+                    self._tallies[gallery_id, number, phase] += left
 
     def _end(self, gallery_id: int, number: int, why: str) -> None:
         """Roll a canary back, unless somebody decided about it meanwhile."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from service import app
-from service.deployments import lifecycle, retiring
+from service.deployments import freeing, lifecycle, retiring
 from service.deployments import routes as deployments
 from service.settings import Settings
 from service.trials import watching
@@ -19,8 +19,8 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by
     "stepped": [(deployments, "move", True), (lifecycle, "move", True), (retiring, "move", True)],
     "committed": [(deployments, "_answer", False)],
-    "retired": [(deployments, "free", False)],
-    "freeing": [(retiring, "_free_block", True)],
+    "retired": [(freeing, "free", False)],
+    "freeing": [(freeing, "_free_block", True)],
     "rolled_back": [(watching, "roll_back", True)],
 }
 
@@ -40,7 +40,7 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    retiring.BLOCK = 10
+    freeing.BLOCK = 10
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))

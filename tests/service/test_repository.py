@@ -24,6 +24,7 @@ from service.repository import (
     insert_gallery,
     items_after,
     live_item,
+    live_mix,
     store_items,
     take_seq,
 )
@@ -69,6 +70,17 @@ def test_vectors_survive_storage_bit_by_bit() -> None:
     np.testing.assert_array_equal(vectors.view(np.int32), from_bytes([to_bytes(v) for v in vectors], 3).view(np.int32))
     assert from_bytes([], 3).shape == (0, 3)
     assert from_bytes([to_bytes(vectors[0])], 3).flags.writeable
+
+
+def test_live_items_are_counted_by_the_version_they_are_active_in(connection: Connection) -> None:
+    insert_gallery(connection, "h")
+    store(connection, new("c"), version_id=2)
+    store(connection, new("a"), new("b"), new("gone"))
+    store(connection, new("other"), gallery_id=2)
+    delete_items(connection, 1, ["gone"])
+
+    assert list(live_mix(connection, 1).items()) == [(1, 2), (2, 1)]
+    assert live_mix(connection, 3) == {}
 
 
 def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:

@@ -20,7 +20,7 @@ from service.backfills.routes import BackfillIn, start
 from service.backfills.worker import Worker
 from service.database import Database
 from service.settings import Settings
-from service.tables import backfill, embedding, gallery, item
+from service.tables import backfill, deployment, embedding, gallery, item
 from service.versions.catalog import Catalog
 
 ROOT = Path(__file__).parents[3]
@@ -67,10 +67,16 @@ class Site:
         return self.launch("tests/faults/doomed_worker.py", point, str(chunk))
 
     def server(self) -> subprocess.Popen[bytes]:
-        """A real server that answers."""
+        """A real server that answers, and is done with what another had left to free."""
         process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port))
         until(self._answers, process)
+        until(lambda: not self.freeing(), process)
         return process
+
+    def freeing(self) -> list[int]:
+        """Deployments whose retirement has still something to free."""
+        with self.database.lookup() as connection:
+            return list(connection.execute(select(deployment.c.id).where(deployment.c.to_free.is_not(None))).scalars())
 
     def _answers(self) -> bool:
         try:

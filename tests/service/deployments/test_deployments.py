@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select
 
@@ -12,6 +13,7 @@ from index.version import Version
 from service.backfills.worker import Worker
 from service.deployments.history import standing as standing_of
 from service.deployments.placement import preference
+from service.embeddings import put_embeddings
 from service.tables import gallery, gate_report, item
 
 
@@ -135,6 +137,27 @@ class TestDeploy:
         assert "'v1' (20 items)" in refused.json()["detail"]
         assert shown(served, filled) == before
         assert len(served.http.get(f"{filled}/deployments").json()["deployments"]) == 1
+
+    def test_items_that_hold_an_embedding_in_reach_need_no_route_to_where_they_lie(
+        self, served: Any, filled: str
+    ) -> None:
+        with served.runtime.database.write() as connection:
+            mine = select(item.c.id).join(gallery).where(gallery.c.name == filled.rpartition("/")[2])
+            keys = list(connection.execute(mine.order_by(item.c.id)).scalars())
+            vectors = np.arange(60, dtype=np.float32).reshape(20, 3)
+            plain = served.runtime.catalog.named("plain").id
+            put_embeddings(connection, plain, "supplied", keys[1:], vectors[1:])
+
+        refused = deploy(served, filled, "plain")
+        assert problem(refused) == (409, "no_route", ["/version"])
+        assert "'v1' (1 items)" in refused.json()["detail"]
+        with served.runtime.database.write() as connection:
+            put_embeddings(connection, plain, "supplied", keys[:1], vectors[:1])
+        verified = deploy(served, filled, "plain", until="verified").json()
+        current = served.http.post(f"{filled}/deployments/{verified['id']}/advance", json={"to": "current"}).json()
+
+        assert (verified["state"], current["state"], current["activated"]) == ("verified", "current", 20)
+        assert shown(served, filled)["mix"] == {"plain": 20}
 
     def test_the_old_encoder_is_route_enough(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         before = [found[:2] for found in matches(served, filled, pictures[3], 20)]

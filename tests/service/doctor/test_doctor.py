@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import Engine, delete, event, insert, select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.blobs import MARKER
+from service.blobs import MARKER, Blobs
 from service.database import Database, upgrade
-from service.doctor import findings
+from service.doctor import findings, vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.embeddings import from_bytes, to_bytes
 from service.references import SOURCES
+from service.repository import take_seq
 from service.settings import Settings
 from service.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
 
@@ -198,6 +201,51 @@ def test_a_long_vector_is_brought_to_unit_length_and_replicas_are_told(ward: War
     assert ward.rows(select(item.c.seq).where(item.c.external_id == "i5"))[0] > before
 
 
+def test_images_are_looked_for_while_nobody_waits_to_write(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("i4", "i5"):  # hold nothing else but an image
+        ward.damage(name, 1, np.zeros(4))
+    asked: list[str] = []
+    exists = Blobs.exists
+
+    def watched(blobs: Blobs, key: str) -> bool:
+        with closing(sqlite3.connect(ward.settings.data / "regraft.db", timeout=0)) as other:
+            other.execute("BEGIN IMMEDIATE")
+        asked.append(key)
+        return exists(blobs, key)
+
+    monkeypatch.setattr(Blobs, "exists", watched)
+
+    assert ward.examine(fix=True)["zero_vector"].fixed == 2
+
+    mine = item.c.external_id.in_(["i4", "i5"])
+    assert {blob for (blob,) in ward.rows(select(item.c.blob).where(mine))} <= set(asked)
+
+
+@pytest.mark.parametrize(("vector", "code"), [([0, 3, 4, 0], "not_unit_vector"), ([0, 0, 0, 0], "zero_vector")])
+def test_embeddings_are_mended_many_in_a_transaction(
+    ward: Ward, vector: list[float], code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict(ward.rows(select(item.c.external_id, item.c.seq)))
+    for name in ward.ids:
+        ward.damage(name, 1, np.asarray(vector))
+    sizes: list[int] = []
+
+    def counted(connection: Any, gallery_id: int, count: int) -> int:
+        sizes.append(count)
+        return take_seq(connection, gallery_id, count)
+
+    monkeypatch.setattr(vectors, "BLOCK", 4)
+    monkeypatch.setattr(vectors, "take_seq", counted)
+
+    assert ward.examine(fix=True)[code].fixed == 6
+
+    assert sizes == [4, 2]
+    seqs = dict(ward.rows(select(item.c.external_id, item.c.seq)))
+    told = {name for name in seqs if seqs[name] > max(before.values())}
+    assert told == {"i4", "i5"}  # the others are active in v2
+    assert len({seqs[name] for name in told}) == 2
+
+
 def test_an_item_in_no_shard_goes_to_what_it_still_holds(ward: Ward) -> None:
     ward.damage("i0", 2, None)  # active in v2, still holds v1
     ward.damage("i5", 1, None)  # holds nothing any more
@@ -208,6 +256,29 @@ def test_an_item_in_no_shard_goes_to_what_it_still_holds(ward: Ward) -> None:
     assert ward.rows(select(item.c.active_id).where(item.c.external_id == "i0")) == [(1,)]
     left = ward.examine()
     assert [example.rpartition("/")[2] for example in left["no_active_embedding"].examples] == ["i5"]
+
+
+def test_items_in_no_shard_are_placed_all_at_once_as_a_deployment_would(ward: Ward) -> None:
+    moved: list[str] = []
+
+    @event.listens_for(Engine, "before_cursor_execute")
+    def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        if statement.startswith("UPDATE item"):
+            moved.append(statement)
+
+    before = dict(ward.rows(select(item.c.external_id, item.c.seq)))
+    for name in ("i0", "i1", "i2"):  # active in v2, still hold v1
+        ward.damage(name, 2, None)
+
+    found = ward.examine(fix=True)["no_active_embedding"]
+    event.remove(Engine, "before_cursor_execute", listen)
+
+    assert (found.count, found.fixed, len(moved)) == (3, 3, 1)
+    rows = ward.rows(select(item.c.external_id, item.c.active_id, item.c.seq))
+    assert {name: active for name, active, _ in rows} == {f"i{n}": 2 if n == 3 else 1 for n in range(6)}
+    new = {seq for name, _, seq in rows if seq != before[name]}
+    assert (len(new), min(new) > max(before.values())) == (3, True)
+    assert ward.examine() == {}
 
 
 def test_images_and_items_that_lost_each_other(ward: Ward) -> None:

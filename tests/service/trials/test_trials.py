@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from index.version import Version
 from service.trials import watching
@@ -250,6 +251,29 @@ class TestCanary:
         found = wait_for(served, filled, number, lambda found: found["state"] != "canary")
 
         assert found["transitions"][-1]["why"].endswith("of 2 queries is above the limit of 0.001 ms")
+
+    def test_a_canary_that_could_not_be_ended_at_once_ends_later_and_nothing_is_counted_twice(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        calls = itertools.count()
+        roll_back = watching.roll_back
+
+        def locked_at_first(*args: Any) -> Any:
+            if next(calls) < 2:
+                raise OperationalError("UPDATE", None, Exception("database is locked"))
+            return roll_back(*args)
+
+        monkeypatch.setattr(watching, "roll_back", locked_at_first)
+        limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 2}
+        number = begin(served, filled, "drifted", "canary", canary=limits)
+        for picture in pictures[:2]:
+            ask(served, filled, picture)
+
+        found = wait_for(served, filled, number, lambda found: found["state"] != "canary")
+
+        last = found["transitions"][-1]
+        assert (next(calls), last["evidence"]["canary"]["queries"]) == (3, {"old": 0, "new": 2})
+        assert last["why"].endswith("of 2 queries is above the limit of 0.001 ms")
 
     def test_a_request_that_neither_can_answer_is_the_callers_fault(
         self, served: Any, filled: str, pictures: list[bytes]

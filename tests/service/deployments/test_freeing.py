@@ -1,0 +1,155 @@
+"""Freeing a retired version: each block once, again after a failure, and without keeping a process from starting."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select, update
+from sqlalchemy.exc import OperationalError
+
+from index.version import Version
+from service.backfills.worker import Worker
+from service.deployments import freeing
+from service.settings import Settings
+from service.tables import deployment, embedding, gallery, item
+
+
+@pytest.fixture
+def moved(served: Any, pictures: list[bytes]) -> str:
+    """Twenty items that hold v1, active in v2, which is current."""
+    path = served.gallery("v1")
+    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
+    move(served, path)
+    return path
+
+
+def move(served: Any, path: str) -> None:
+    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    assert served.http.post(f"{path}/backfills", json={}).status_code == 202
+    worker = Worker(served.runtime.settings, threading.Event())
+    while worker.step():
+        pass
+    worker.close()
+
+
+def retire(served: Any, path: str, **options: Any) -> Any:
+    return served.http.post(f"{path}/retire", json={"version": "v1"}, **options)
+
+
+def left(served: Any, path: str) -> tuple[int, list[int | None]]:
+    """Embeddings of v1 in the gallery, and what its deployments have to free."""
+    mine = gallery.c.name == path.rpartition("/")[2]
+    v1 = served.runtime.catalog.named("v1").id
+    held = (
+        select(func.count()).select_from(embedding.join(item).join(gallery)).where(mine, embedding.c.version_id == v1)
+    )
+    joined = deployment.join(gallery, deployment.c.gallery_id == gallery.c.id)
+    rest = select(deployment.c.to_free).select_from(joined).where(mine).order_by(deployment.c.id)
+    with served.runtime.database.lookup() as connection:
+        return connection.execute(held).scalar_one(), list(connection.execute(rest).scalars())
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def locked(*_: Any, **__: Any) -> Any:
+    raise OperationalError("DELETE", None, Exception("database is locked"))
+
+
+def test_every_item_is_looked_at_once_however_many_blocks_there_are(
+    served: Any, moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[int], bool, list[int | None]]] = []
+    free_block = freeing._free_block
+
+    def watched(connection: Any, gallery_id: int, version_id: int, keys: list[int], *, last: bool) -> None:
+        seen.append((list(keys), last, left(served, moved)[1]))
+        free_block(connection, gallery_id, version_id, keys, last=last)
+
+    monkeypatch.setattr(freeing, "BLOCK", 6)
+    monkeypatch.setattr(freeing, "_free_block", watched)
+
+    assert retire(served, moved).json()["embeddings"] == 20
+
+    assert [len(keys) for keys, _, _ in seen] == [6, 6, 6, 2]
+    keys = [key for block, _, _ in seen for key in block]
+    assert keys == sorted(set(keys))
+    assert [last for _, last, _ in seen] == [False, False, False, True]
+    assert [to_free for _, _, to_free in seen] == [[20, None], [14, None], [8, None], [2, None]]
+    assert left(served, moved) == (0, [None, None])
+
+
+def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    free_block, failures = freeing._free_block, iter(range(2))
+
+    def failing_twice(*args: Any, **options: Any) -> None:
+        if args[3] and next(failures, None) is not None:
+            locked()
+        free_block(*args, **options)
+
+    monkeypatch.setattr(freeing, "AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(freeing, "_free_block", failing_twice)
+
+    assert retire(served, moved).status_code == 503
+
+    wait_for(lambda: left(served, moved) == (0, [None, None]))
+    shown = served.http.get(f"{moved}/deployments").json()["deployments"]
+    assert [one["state"] for one in shown] == ["retired", "current"]
+
+
+def test_asked_again_it_goes_on_with_the_retirement_under_way(
+    served: Any, moved: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(freeing, "free", lambda *_: None)  # as a process that is killed
+        first = retire(served, moved)
+    assert left(served, moved) == (20, [20, None])
+
+    assert retire(served, moved, params={"dry_run": "true"}).json() == first.json()
+    again = retire(served, moved)
+
+    assert (again.status_code, again.json()) == (200, first.json())
+    assert left(served, moved) == (0, [None, None])
+    assert len(served.http.get(f"{moved}/deployments").json()["deployments"]) == 2
+    assert retire(served, moved).json()["code"] == "nothing_to_retire"
+
+
+def test_a_process_that_starts_answers_while_it_frees_what_another_left(
+    tmp_path: Path, serving: Any, versions: dict[str, Version], pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(data=tmp_path)
+    with serving(settings) as running:
+        for name in ("v1", "v2"):
+            assert running.register(versions[name]).status_code == 201
+        path = running.gallery("v1")
+        running.ingest(path, {"i": pictures[0]})
+        move(running, path)
+        retired = update(deployment).where(deployment.c.state == "superseded").values(state="retired", to_free=1)
+        with running.runtime.database.write() as connection:
+            connection.execute(retired)
+    begun, may_go_on = threading.Event(), threading.Event()
+    free_block = freeing._free_block
+
+    def held_up(*args: Any, **options: Any) -> None:
+        begun.set()
+        may_go_on.wait(60)
+        free_block(*args, **options)
+
+    monkeypatch.setattr(freeing, "_free_block", held_up)
+
+    with serving(settings) as running:  # begins when the server has started
+        assert begun.wait(60)
+        assert running.http.get("/health").status_code == 200
+        assert not may_go_on.is_set()
+        assert left(running, path) == (1, [1, None])
+        may_go_on.set()
+        wait_for(lambda: left(running, path) == (0, [None, None]))
