@@ -7,6 +7,7 @@ item that cannot be moved never holds up the others: it becomes a `Failed` with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeVar
@@ -59,6 +60,7 @@ class Versions(Protocol):
     def by_id(self, version_id: int) -> Known: ...
     def sync_edges(self) -> None: ...
     def edge(self, key: EdgeKey) -> Numbered | None: ...
+    def opening(self, edge: Edge) -> AbstractContextManager[None]: ...
 
 
 class Numbered(Protocol):
@@ -146,7 +148,8 @@ class Mover:
             return None
         declared.check()
         if declared.id not in self._transforms:
-            self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
+            with self._catalog.opening(declared.edge):
+                self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]
 
     def _read_all(

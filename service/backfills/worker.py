@@ -115,6 +115,7 @@ class Worker:
     def _load(self, chunk: Chunk) -> Iterator[Compute]:
         """Read a chunk, a step at a time."""
         target = self._catalog.by_id(chunk.version_id)
+        self._catalog.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._mover.reencode(target, self._read(chunks.read_images, chunk))
         return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))

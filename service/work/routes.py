@@ -193,7 +193,8 @@ def edge_archive(number: BackfillNumber, service: Service) -> FileResponse:
     if declared is None:
         raise UnknownEdge(f"there is no edge number {number} (any more)")
     edge = declared.edge
-    return _zip(lambda packed: parcel.pack(edge, packed))
+    with service.catalog.opening(edge):
+        return _zip(lambda packed: parcel.pack(edge, packed))
 
 
 def _zip(pack: Callable[[Path], None]) -> FileResponse:

@@ -237,7 +237,8 @@ class TestProtocol:
 
         refused = keyed.http.get(f"/work/edges/{declared.id}")
 
-        assert (refused.status_code, refused.json()["code"]) == (500, "changed_on_disk")
+        assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
+        assert "edge.onnx changed on disk" in keyed.runtime.catalog.edge(("late", "sided", "forward")).problem
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
             folders = Folders(client, tmp_path / "kept", 1)
             with pytest.raises(Exception, match="changed on disk"):
