@@ -39,6 +39,7 @@ class Registered:
 
     def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
         self.id: int = row.id
+        self.card_sha256: str = row.card_sha256
         self.created: float = row.created
         self.problem = problem
         self.version = loaded

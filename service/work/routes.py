@@ -34,7 +34,7 @@ from service.edges.rows import Declared
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
 from service.tables import item
-from service.versions.catalog import Registered, card_sha256
+from service.versions.catalog import Registered
 from service.work.returned import ResultIn, check_complete, check_edges, checked
 
 router = APIRouter(tags=["work"])
@@ -119,19 +119,13 @@ def claim(body: ClaimIn, service: Service) -> Any:
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         return Response(status_code=204)
-    target = service.catalog.by_id(chunk.version_id)
-    target.check()
-    return ClaimOut(
-        chunk=chunk.id,
-        lease=owner,
-        lease_seconds=service.settings.lease_seconds,
-        backfill=chunk.backfill_id,
-        kind=chunk.kind,
-        version=target.name,
-        card_sha256=card_sha256(target.version.folder),
-        items=len(chunk.item_ids),
-        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
-    )
+    try:
+        return _described(service, chunk)
+    except BaseException:
+        # The worker never learns its lease, so nobody could give the chunk back.
+        with service.database.write() as connection:
+            chunks.release(connection, chunk)
+        raise
 
 
 @router.get("/work/{chunk}")
@@ -197,6 +191,22 @@ def edge_archive(number: BackfillNumber, service: Service) -> FileResponse:
         return _zip(lambda packed: parcel.pack(edge, packed))
 
 
+def _described(service: Runtime, chunk: Chunk) -> ClaimOut:
+    target = service.catalog.by_id(chunk.version_id)
+    target.check()
+    return ClaimOut(
+        chunk=chunk.id,
+        lease=chunk.owner,
+        lease_seconds=service.settings.lease_seconds,
+        backfill=chunk.backfill_id,
+        kind=chunk.kind,
+        version=target.name,
+        card_sha256=target.card_sha256,
+        items=len(chunk.item_ids),
+        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
+    )
+
+
 def _zip(pack: Callable[[Path], None]) -> FileResponse:
     scratch = tempfile.TemporaryDirectory()
     packed = Path(scratch.name) / "folder.zip"
@@ -223,7 +233,7 @@ def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
         id=declared.id,
         sha256=parcel.fingerprint(declared.edge),
         old=old.name,
-        old_card_sha256=card_sha256(old.version.folder),
+        old_card_sha256=old.card_sha256,
     )
 
 

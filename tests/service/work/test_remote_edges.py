@@ -25,6 +25,7 @@ from service.backfills.worker import Worker
 from service.edges import parcel
 from service.settings import Settings
 from service.tables import backfill, embedding, gallery, item
+from service.versions.catalog import card_sha256
 
 ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the api key", "the worker key"
@@ -190,6 +191,22 @@ class TestProtocol:
         other = tmp_path / "other"
         with pytest.raises(InvalidVersionFolder, match="not the one the service named"):
             parcel.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
+
+    def test_a_claim_needs_no_folder_of_the_versions_it_names(
+        self, keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path
+    ) -> None:
+        send(keyed, drawn["first"])
+        fill(chunk_size=20)
+        for name in ("sided", "late"):
+            (keyed.runtime.settings.versions / name).rename(tmp_path / name)
+        try:
+            task = claim(keyed)
+        finally:
+            for name in ("sided", "late"):
+                (tmp_path / name).rename(keyed.runtime.settings.versions / name)
+
+        sha256 = {name: card_sha256(keyed.runtime.settings.versions / name) for name in ("sided", "late")}
+        assert (task["edges"][0]["old_card_sha256"], task["card_sha256"]) == (sha256["sided"], sha256["late"])
 
     @pytest.mark.parametrize("part", ["new", "old", "edge", "files"])
     def test_the_hash_is_over_everything_an_edge_consists_of(self, keyed: Any, task: Any, part: str) -> None:

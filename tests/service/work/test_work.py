@@ -226,6 +226,18 @@ class TestLease:
 
         assert claim(keyed).json()["chunk"] == task["chunk"]
 
+    def test_a_chunk_of_a_version_that_is_set_aside_stays_free(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(chunk_size=20)
+        with monkeypatch.context() as patch:
+            patch.setattr(keyed.runtime.catalog.named("v2"), "problem", "encoder.onnx changed")
+            for _ in range(2):
+                refused = claim(keyed)
+                assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
+
+        assert (claim(keyed).status_code, claim(keyed).status_code) == (200, 204)
+
     def test_a_sign_of_life_moves_the_end_of_the_lease(self, keyed: Any, task: dict[str, Any]) -> None:
         mine = backfill_chunk.c.id == task["chunk"]
         with keyed.runtime.database.write() as connection:
