@@ -24,9 +24,8 @@ from index.version import EdgeKind
 from service.backfills import chunks
 from service.backfills.attempts import Failed
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.moving import Mover
-from service.backfills.orders import uncertain_of
-from service.backfills.planner import Kind, State, drained, finish_or_extend
+from service.backfills.drained import look_after
+from service.backfills.planner import Kind, State
 from service.blobs import Blobs
 from service.edges import parcel
 from service.edges.changes import UnknownEdge
@@ -115,7 +114,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
     owner = f"remote:{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
-    if chunk is None and _look_after(service):
+    if chunk is None and State.RUNNING in look_after(service.database, service.catalog, service.mover).values():
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         return Response(status_code=204)
@@ -243,20 +242,6 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
             return None
     with service.database.write() as connection:
         return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
-
-
-def _look_after(service: Runtime) -> bool:
-    """End or extend backfills without chunks, as a local worker does. True: one has new chunks."""
-    with service.database.lookup() as connection:
-        waiting = drained(connection)
-    states = []
-    for backfill_id in waiting:
-        mover = Mover(service.catalog, service.blobs, service.settings.max_image_pixels)
-        with service.database.read() as connection:
-            uncertain = uncertain_of(connection, service.catalog, mover, backfill_id)
-        with service.database.write() as connection:
-            states.append(finish_or_extend(connection, backfill_id, uncertain))
-    return State.RUNNING in states
 
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:

@@ -15,6 +15,7 @@ from sqlalchemy import select, update
 from index.version import Version
 from regraft.client import Client, Problem
 from regraft.remote import RemoteWorker
+from service.backfills import drained
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.tables import backfill, backfill_chunk, embedding, item
@@ -136,6 +137,26 @@ class TestWorking:
         shown = keyed.http.get(f"/backfills/{number}").json()
         assert (shown["done"], shown["skipped"], shown["failed"]) == (20, 0, 0)
         assert held(keyed, path, new) == held(keyed, local, new)
+
+    def test_a_claim_that_finds_nothing_looks_after_drained_backfills_as_a_local_worker_does(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        numbers = [filled(chunk_size=20)[1] for _ in range(2)]
+        worker = Worker(keyed.runtime.settings, threading.Event())
+        assert worker.step()
+        assert worker.step()
+        worker.close()
+        asked: list[Any] = []
+        look = drained.uncertain_of
+        monkeypatch.setattr(drained, "uncertain_of", lambda *given: asked.append(given) or look(*given))
+
+        assert claim(keyed).status_code == 204
+
+        assert [keyed.http.get(f"/backfills/{number}").json()["state"] for number in numbers] == ["done", "done"]
+        # One mover: what it has opened it keeps.
+        assert [(given[2], given[3]) for given in asked] == [(keyed.runtime.mover, number) for number in numbers]
+        runtime = keyed.runtime
+        assert drained.look_after(runtime.database, runtime.catalog, runtime.mover) == {}
 
     def test_a_device_that_holds_the_originals_gets_no_images(
         self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
