@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +15,12 @@ from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from service.edges import parcel
 from service.versions.catalog import card_sha256
+from service.versions.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
-"""Where edges lie, by their hash; no version may be named so."""
+"""Where edges lie, by their two versions and their hash; no version may be named so."""
+REMAINS_SECONDS = 3600.0
+"""What a worker was fetching so long ago it fetches no more; others may use the same folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Folders:
         self._threads = threads
         self._versions: list[RemoteVersion] = []
         self._edges: dict[int, RemoteEdge] = {}
+        sweep(folder, REMAINS_SECONDS)
 
     def version(self, name: str, expected: str) -> RemoteVersion:
         """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder when it is not to be had."""
@@ -113,11 +116,11 @@ class Folders:
             unpack_version(archive, into)
             load_version(into, expect_card=expected)
 
-        with self._incoming() as place:
+        with incoming_folder(self._folder) as place:
             _put(place, self._client.work_version(name), folder, check)
 
     def _load_edge(self, new: str, named: NamedEdge) -> Edge:
-        folder = self._folder / EDGES / named.sha256
+        folder = self._folder / EDGES / new / named.old / named.sha256
 
         def check(archive: Path, into: Path) -> None:
             parcel.unpack(archive, into, new, named.old, named.sha256)
@@ -127,18 +130,11 @@ class Folders:
                 return parcel.load(folder, new, named.old, named.sha256)
             except InvalidVersionFolder:  # changed here since it was fetched
                 pass
-        with self._incoming() as place:
+        with incoming_folder(self._folder) as place:
             _put(place, self._client.work_edge(named.id), folder, check)
+        for replaced in set(folder.parent.iterdir()) - {folder}:
+            shutil.rmtree(replaced, ignore_errors=True)
         return parcel.load(folder, new, named.old, named.sha256)
-
-    @contextmanager
-    def _incoming(self) -> Iterator[Path]:
-        place = self._folder / f".incoming-{uuid.uuid4().hex}"
-        place.mkdir(parents=True)
-        try:
-            yield place
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 class TaskVersions:

@@ -141,10 +141,8 @@ def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_re
     worker.wait()
 
     # The files in the worker's folder are checked each time they are opened, and fetched again.
-    kept = sorted((tmp_path / "far" / "worker" / EDGES).iterdir())
-    assert len(kept) == 2
-    for folder in kept:
-        (folder / "edge.onnx").write_bytes(b"changed")
+    (kept,) = (tmp_path / "far" / "worker" / EDGES / "late" / "sided").iterdir()
+    (kept / "edge.onnx").write_bytes(b"changed")
     again, number = fill()
     worker = process()
     wait_done(keyed, number, worker)
@@ -261,6 +259,18 @@ class TestProtocol:
             with pytest.raises(Exception, match="changed on disk"):
                 folders.edge("late", NamedEdge(**task["edges"][0]))
         assert not (tmp_path / "kept" / EDGES).exists()
+
+
+def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_not(tmp_path: Path) -> None:
+    for name, hours in ((".incoming-old", 2), (".incoming-new", 0), ("late", 2)):
+        (tmp_path / name).mkdir()
+        changed = time.time() - 3600 * hours
+        os.utime(tmp_path / name, (changed, changed))
+
+    with Client("http://127.0.0.1:9", WORKER_KEY) as client:
+        Folders(client, tmp_path, 1)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".incoming-new", "late"]
 
 
 def behind_its_back(backfills: Any) -> None:
