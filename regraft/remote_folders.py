@@ -10,11 +10,10 @@ from pathlib import Path
 
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
-from index.folder import load_version, unpack_version
+from index.folder import card_sha256, load_version, unpack_version
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from service.edges import parcel
-from service.versions.catalog import card_sha256
 from service.versions.incoming import incoming_folder, sweep
 
 EDGES = ".edges"

@@ -20,15 +20,10 @@ from index.image import Pixels, decode_image, preprocess
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
-from service.backfills.attempts import Failed
-from service.backfills.chunks import Moved
-from service.embeddings import from_bytes
+from service.backfills.outcome import Compute, Failed, Moved, Outcome
+from service.stored import from_bytes
 
 X = TypeVar("X")
-
-Outcome = tuple[list[Moved], list[Failed]]
-Compute = Callable[[], Outcome]
-"""The second step of some items of a chunk; whatever it needs has been read."""
 
 
 class Images(Protocol):

@@ -22,7 +22,8 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
 from service.backfills.leases import Leases
-from service.backfills.moving import Compute, Mover, Outcome, outcome_of
+from service.backfills.moving import Mover, outcome_of
+from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import Kind, State
 from service.database import Database, upgrade

@@ -7,23 +7,21 @@ folder any more.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, insert, select
 
 from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
-from index.folder import load_version, parse_card
+from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
-from index.version import CARD, Card, Edge, EdgeKey, Version
+from index.version import Card, Edge, EdgeKey, Version
 from service.database import Database
 from service.edges.rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
 from service.encoders.entrances import Images, Lazy, Texts
@@ -297,8 +295,3 @@ def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[in
     new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
     for declared, old_id in zip(loaded.edges, old_ids, strict=True):
         insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))
-
-
-def card_sha256(folder: Path) -> str:
-    """What identifies a version's content: its card lists the hash of every other file."""
-    return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()

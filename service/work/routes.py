@@ -22,9 +22,9 @@ from starlette.responses import FileResponse
 from index.folder import pack_version
 from index.version import EdgeKind
 from service.backfills import chunks
-from service.backfills.attempts import Failed
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
+from service.backfills.outcome import Failed
 from service.backfills.planner import Kind, State
 from service.blobs import Blobs
 from service.edges import parcel

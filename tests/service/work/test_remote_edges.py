@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import select, update
 
 from index.errors import InvalidVersionFolder
+from index.folder import card_sha256
 from index.version import Version
 from regraft.client import Client
 from regraft.remote import RemoteWorker
@@ -25,7 +26,6 @@ from service.backfills.worker import Worker
 from service.edges import parcel
 from service.settings import Settings
 from service.tables import backfill, embedding, gallery, item
-from service.versions.catalog import card_sha256
 
 ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the api key", "the worker key"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +95,14 @@ def run_until(worker: RemoteWorker, stop: threading.Event, ended: Callable[[], b
         stop.set()
         thread.join(20)
     assert not thread.is_alive()
+
+
+def test_a_remote_worker_loads_neither_a_database_nor_a_web_framework() -> None:
+    said = "import regraft.remote, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", said], capture_output=True, check=True, text=True).stdout.split()
+
+    assert "regraft" in loaded
+    assert {"sqlalchemy", "alembic", "fastapi", "starlette", "pydantic", "pydantic_settings"}.isdisjoint(loaded)
 
 
 class TestKeys:
