@@ -42,8 +42,8 @@ from index.transform import load_forward
 from index.version import Version
 from service.backfills.worker import Worker
 from service.blobs import Blobs
-from service.embeddings import from_bytes, to_bytes
 from service.settings import Settings
+from service.stored import from_bytes, to_bytes
 from service.tables import backfill, embedding, item
 
 TRANSFORM_BLOCK = 2048

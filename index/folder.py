@@ -212,6 +212,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
+def files_of(folder: Path) -> dict[str, str]:
+    """Name -> sha256 of the files of an edge's folder."""
+    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
+
+
+def card_sha256(folder: Path) -> str:
+    """What identifies a version's content: its card lists the hash of every other file."""
+    return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()
+
+
 def _check_path(path: str) -> None:
     parts = PurePosixPath(path).parts
     if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:

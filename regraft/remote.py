@@ -22,10 +22,9 @@ from index.errors import RegraftError
 from index.transform import Forward
 from regraft.client import Client
 from regraft.remote_folders import Folders, NamedEdge, TaskVersions
-from service.backfills.attempts import Failed
-from service.backfills.chunks import Moved
 from service.backfills.leases import Leases
-from service.backfills.moving import Compute, Mover, Outcome
+from service.backfills.moving import Mover
+from service.backfills.outcome import Compute, Failed, Moved, Outcome
 from service.backfills.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import shutil
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
-from index.folder import load_version, unpack_version
+from index.folder import card_sha256, load_version, unpack_version
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from service.edges import parcel
-from service.versions.catalog import card_sha256
+from service.versions.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
-"""Where edges lie, by their hash; no version may be named so."""
+"""Where edges lie, by their two versions and their hash; no version may be named so."""
+REMAINS_SECONDS = 3600.0
+"""What a worker was fetching so long ago it fetches no more; others may use the same folder."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ class Folders:
         self._threads = threads
         self._versions: list[RemoteVersion] = []
         self._edges: dict[int, RemoteEdge] = {}
+        sweep(folder, REMAINS_SECONDS)
 
     def version(self, name: str, expected: str) -> RemoteVersion:
         """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder when it is not to be had."""
@@ -113,11 +115,11 @@ class Folders:
             unpack_version(archive, into)
             load_version(into, expect_card=expected)
 
-        with self._incoming() as place:
+        with incoming_folder(self._folder) as place:
             _put(place, self._client.work_version(name), folder, check)
 
     def _load_edge(self, new: str, named: NamedEdge) -> Edge:
-        folder = self._folder / EDGES / named.sha256
+        folder = self._folder / EDGES / new / named.old / named.sha256
 
         def check(archive: Path, into: Path) -> None:
             parcel.unpack(archive, into, new, named.old, named.sha256)
@@ -127,18 +129,11 @@ class Folders:
                 return parcel.load(folder, new, named.old, named.sha256)
             except InvalidVersionFolder:  # changed here since it was fetched
                 pass
-        with self._incoming() as place:
+        with incoming_folder(self._folder) as place:
             _put(place, self._client.work_edge(named.id), folder, check)
+        for replaced in set(folder.parent.iterdir()) - {folder}:
+            shutil.rmtree(replaced, ignore_errors=True)
         return parcel.load(folder, new, named.old, named.sha256)
-
-    @contextmanager
-    def _incoming(self) -> Iterator[Path]:
-        place = self._folder / f".incoming-{uuid.uuid4().hex}"
-        place.mkdir(parents=True)
-        try:
-            yield place
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
 
 class TaskVersions:
@@ -169,6 +164,10 @@ class TaskVersions:
         if (new, kind) != (self._new, EdgeKind.FORWARD.value) or old not in self._edges:
             return None
         return self._folders.edge(new, self._edges[old])
+
+    def opening(self, edge: Edge) -> AbstractContextManager[None]:
+        """One that changed here meanwhile costs the task."""
+        return nullcontext()
 
 
 def _put(place: Path, content: bytes, folder: Path, check: Callable[[Path, Path], None]) -> None:

@@ -1,6 +1,5 @@
 """Embeddings in SQL. Every function runs in its caller's transaction.
 
-Vectors are stored as little-endian float32 bytes; `to_bytes` and `from_bytes` are the only two places that know.
 Shapes: N vectors, D their dimension, S numbers of side-information.
 """
 
@@ -9,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -29,28 +27,9 @@ from sqlalchemy import (
 )
 
 from index.space import Vectors
-from service.errors import DamagedEmbedding
 from service.listed import Listed, blocks, listed
+from service.stored import STORED, to_bytes
 from service.tables import embedding, item
-
-STORED = np.dtype("<f4")
-
-
-def to_bytes(vector: Vectors) -> bytes:
-    """float32 numbers, any shape -> what the database stores."""
-    return vector.astype(STORED, copy=False).tobytes()
-
-
-def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
-    """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
-    if not all(is_whole(row, dim) for row in rows):
-        raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
-    return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
-
-
-def is_whole(row: bytes, dim: int) -> bool:
-    """Whether a stored vector has `dim` numbers."""
-    return len(row) == dim * STORED.itemsize
 
 
 def put_embeddings(

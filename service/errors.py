@@ -87,13 +87,6 @@ class EdgeBroken(RegraftError):
     code = "edge_broken"
 
 
-class DamagedEmbedding(RegraftError):
-    """A stored embedding is not of its version's length."""
-
-    status = 503
-    code = "embedding_damaged"
-
-
 class DuplicateId(RegraftError):
     """An earlier item of this batch has the same id."""
 

@@ -12,6 +12,7 @@ from typing import Annotated, ParamSpec, TypeVar, cast
 
 from fastapi import Depends, Request
 
+from service.backfills.moving import Mover
 from service.backfills.traffic import Traffic
 from service.blobs import Blobs, StoreUnreachable
 from service.curves.measure import Curves
@@ -36,6 +37,7 @@ class Runtime:
     database: Database
     blobs: Blobs
     catalog: Catalog
+    mover: Mover
     replica: Replica
     traffic: Traffic
     watch: Watch
@@ -62,6 +64,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
             blobs.check()
+        mover = Mover(catalog, blobs, settings.max_image_pixels)
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
         traffic = Traffic(database)
         curves = Curves(database, catalog, replica, blobs, settings.max_image_pixels)
@@ -70,7 +73,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
             for part in (replica, rester, watch, traffic, curves, freeing):
                 part.start()
                 started.callback(part.stop)
-            yield Runtime(settings, database, blobs, catalog, replica, traffic, watch, curves, freeing, threads)
+            yield Runtime(settings, database, blobs, catalog, mover, replica, traffic, watch, curves, freeing, threads)
 
 
 async def runtime_of(request: Request) -> Runtime:

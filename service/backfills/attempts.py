@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, insert, select
 
+from service.backfills.outcome import Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS
 from service.listed import listed
 from service.tables import backfill_failure
@@ -15,17 +15,6 @@ from service.tables import backfill_failure
 REASON_LENGTH = 1024
 PAUSE_SECONDS = 2.0
 """How long an item that failed waits before it is tried again; twice as long after each further failure."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
-
-    item_id: int
-    seq: int
-    reason: str
-    code: str = "refused"
-    retry: bool = False
 
 
 def note_failed(

@@ -7,7 +7,7 @@ Every function runs in its caller's transaction.
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,8 +25,8 @@ from sqlalchemy import (
 )
 
 from index.errors import RegraftError
-from index.space import Vectors
-from service.backfills.attempts import Failed, note_failed
+from service.backfills.attempts import note_failed
+from service.backfills.outcome import Failed, Moved
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
 from service.embeddings import put_embeddings
 from service.listed import listed
@@ -61,38 +61,6 @@ class Chunk:
     kind: Kind
     item_ids: tuple[int, ...]
     attempts: int
-
-
-@dataclass(frozen=True)
-class Moved:
-    """New embeddings of N items, each made from its item as it was at its `seq`.
-
-    Attributes:
-        item_ids: N items, all different.
-        seqs: N numbers of the change feed.
-        vectors: (N, D), valid for the target version's space.
-        side: (N, S), the target version's side-information, where it has any.
-        uncertainty: (N,), how unsure the transform was of each, where the edge tells.
-    """
-
-    item_ids: Sequence[int]
-    seqs: Sequence[int]
-    vectors: Vectors
-    side: Vectors | None = None
-    uncertainty: Vectors | None = None
-
-    def only(self, wanted: Container[int]) -> Moved:
-        """Without the items that are not wanted."""
-        kept = [number for number, key in enumerate(self.item_ids) if key in wanted]
-        if len(kept) == len(self.item_ids):
-            return self
-        return Moved(
-            [self.item_ids[number] for number in kept],
-            [self.seqs[number] for number in kept],
-            self.vectors[kept],
-            None if self.side is None else self.side[kept],
-            None if self.uncertainty is None else self.uncertainty[kept],
-        )
 
 
 # Claiming

@@ -7,6 +7,7 @@ item that cannot be moved never holds up the others: it becomes a `Failed` with 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeVar
@@ -19,15 +20,10 @@ from index.image import Pixels, decode_image, preprocess
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
-from service.backfills.attempts import Failed
-from service.backfills.chunks import Moved
-from service.embeddings import from_bytes
+from service.backfills.outcome import Compute, Failed, Moved, Outcome
+from service.stored import from_bytes
 
 X = TypeVar("X")
-
-Outcome = tuple[list[Moved], list[Failed]]
-Compute = Callable[[], Outcome]
-"""The second step of some items of a chunk; whatever it needs has been read."""
 
 
 class Images(Protocol):
@@ -59,6 +55,7 @@ class Versions(Protocol):
     def by_id(self, version_id: int) -> Known: ...
     def sync_edges(self) -> None: ...
     def edge(self, key: EdgeKey) -> Numbered | None: ...
+    def opening(self, edge: Edge) -> AbstractContextManager[None]: ...
 
 
 class Numbered(Protocol):
@@ -146,7 +143,8 @@ class Mover:
             return None
         declared.check()
         if declared.id not in self._transforms:
-            self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
+            with self._catalog.opening(declared.edge):
+                self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]
 
     def _read_all(

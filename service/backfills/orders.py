@@ -21,9 +21,9 @@ from index.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, stored_for, waiting_items
-from service.embeddings import from_bytes, is_whole
 from service.errors import EdgeBroken
 from service.repository import STREAMED
+from service.stored import from_bytes, is_whole
 from service.tables import backfill, embedding, item
 from service.versions.catalog import Catalog, Registered
 

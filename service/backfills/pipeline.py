@@ -15,7 +15,8 @@ from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 from index.errors import RegraftError
-from service.backfills.moving import Compute, Outcome, collect
+from service.backfills.moving import collect
+from service.backfills.outcome import Compute, Outcome
 
 logger = logging.getLogger(__name__)
 

@@ -223,13 +223,12 @@ def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
 @contextmanager
 def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Connection, Mover, Registered, Scope]]:
     """What a backfill would move, with one view of the database. Raises as `start` does."""
-    mover = Mover(service.catalog, service.blobs, service.settings.max_image_pixels)
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         target = _target(connection, service.catalog, gallery_id, asked.version)
         _check_free(connection, gallery_id)
         _check_possible(connection, service.catalog, Kind(asked.kind), target)
-        yield connection, mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
+        yield connection, service.mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 
 
 def _target(connection: Connection, catalog: Catalog, gallery_id: int, asked: str | None) -> Registered:

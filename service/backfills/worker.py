@@ -20,11 +20,12 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
+from service.backfills.drained import look_after
 from service.backfills.leases import Leases
-from service.backfills.moving import Compute, Mover, Outcome, outcome_of
-from service.backfills.orders import uncertain_of
+from service.backfills.moving import Mover, outcome_of
+from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
-from service.backfills.planner import Kind, State, drained, finish_or_extend
+from service.backfills.planner import Kind, State
 from service.database import Database, upgrade
 from service.errors import UnknownGallery
 from service.references import open_blobs
@@ -76,7 +77,7 @@ class Worker:
         try:
             chunk = self._patiently(self._claim)
             if chunk is None:
-                return self._patiently(self._finish_or_extend)
+                return self._patiently(self._look_after)
             self._leases.hold(chunk)
             self._finish(chunk, self._move(chunk))
         except Exception:
@@ -99,7 +100,7 @@ class Worker:
                 self._leases.hold(chunk)
                 return chunk
             self._catalog.rest()
-            if self._patiently(self._finish_or_extend):
+            if self._patiently(self._look_after):
                 continue
             self._stop.wait(idle)
             idle = min(2 * idle, IDLE_SECONDS)
@@ -115,6 +116,7 @@ class Worker:
     def _load(self, chunk: Chunk) -> Iterator[Compute]:
         """Read a chunk, a step at a time."""
         target = self._catalog.by_id(chunk.version_id)
+        self._catalog.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._mover.reencode(target, self._read(chunks.read_images, chunk))
         return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
@@ -157,20 +159,12 @@ class Worker:
         with self._database.write() as connection:
             chunks.release(connection, chunk)
 
-    def _finish_or_extend(self) -> bool:
+    def _look_after(self) -> bool:
         """Look after backfills without chunks. True: one has new chunks."""
-        with self._database.lookup() as connection:
-            waiting = drained(connection)
-        extended = False
-        for backfill_id in waiting:
-            with self._database.read() as connection:
-                uncertain = uncertain_of(connection, self._catalog, self._mover, backfill_id)
-            with self._database.write() as connection:
-                state = finish_or_extend(connection, backfill_id, uncertain)
-            extended |= state is State.RUNNING
-            if state is not None:
-                self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=backfill_id)
-        return extended
+        states = look_after(self._database, self._catalog, self._mover)
+        for number, state in states.items():
+            self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=number)
+        return State.RUNNING in states.values()
 
     def _extend(self, chunk: Chunk) -> None:
         try:

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Row, select
 
 from index.encoder import verify_version
-from index.errors import RegraftError
+from index.errors import InvalidVersionFolder, RegraftError
 from index.folder import load_version
 from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
 from service.deployments.history import State, etag, history, transitions
@@ -210,15 +210,19 @@ def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
     """Everything a registration checks, once more, and that the folder is still the one that was registered.
 
     Raises:
-        VersionBroken: it is set aside.
-        InvalidVersionFolder: names the file and field that changed.
+        VersionBroken: it is set aside, from now on if its folder has changed; names the file.
     """
     version.check()
     folder = service.settings.versions / version.name
     with service.database.lookup() as connection:
         sha256 = registered_sha256(connection, version.name)
-    load_version(folder, expect_card=sha256)
-    verify_version(folder, {known.name: known.card for known in service.catalog.all()})
+    try:
+        load_version(folder, expect_card=sha256)
+    except (InvalidVersionFolder, OSError) as error:
+        version.set_aside(str(error))
+        version.check()
+    with version.opening():
+        verify_version(folder, {known.name: known.card for known in service.catalog.all()})
     return {"card_sha256": sha256, "files": len(version.card.files)}
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import shutil
-import time
-from pathlib import Path
 
 from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
-from service.versions.incoming import remains
+from service.versions.incoming import age, remains
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:
@@ -46,17 +44,10 @@ def _left(patient: Patient, fix: bool) -> Finding:
     left = Finding("upload_left", "info", "remains of uploads that were killed", "removed at start", fixable=True)
     for accepted in (patient.settings.versions, patient.settings.edges):
         for folder in remains(accepted):
-            if _age(folder) <= ORPHAN_SECONDS:  # may be on its way
+            if age(folder) <= ORPHAN_SECONDS:  # may be on its way
                 continue
             left.add(folder.name)
             if fix:
                 shutil.rmtree(folder, ignore_errors=True)
                 left.fixed += 1
     return left
-
-
-def _age(folder: Path) -> float:
-    try:
-        return time.time() - folder.stat().st_mtime
-    except FileNotFoundError:  # it has arrived
-        return 0.0

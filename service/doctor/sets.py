@@ -6,7 +6,7 @@ import numpy as np
 from sqlalchemy import select
 
 from service.doctor.findings import Finding, Patient
-from service.embeddings import STORED
+from service.stored import STORED
 from service.tables import evaluation, evaluation_embedding, gallery
 
 

@@ -15,10 +15,10 @@ from sqlalchemy import Connection, Row, delete, false, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Finding, Patient
-from service.embeddings import STORED, from_bytes, to_bytes
 from service.errors import UnknownGallery
 from service.listed import blocks
 from service.repository import STREAMED, take_seq
+from service.stored import STORED, from_bytes, to_bytes
 from service.tables import embedding, gallery, item
 from service.versions.catalog import Registered
 

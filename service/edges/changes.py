@@ -20,13 +20,14 @@ from sqlalchemy import Connection, Row, select
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
+from index.folder import files_of
 from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.audit import record
 from service.backfills.planner import ACTIVE, Kind
 from service.blobs import sync_all
 from service.deployments.placement import activate, preference, route_to
-from service.edges.rows import Declared, delete_edge, files_of, insert_edge
+from service.edges.rows import Declared, delete_edge, insert_edge
 from service.errors import UnknownGallery
 from service.gates.calibrations import forget_edge
 from service.repository import all_galleries, live_mix, take_seq

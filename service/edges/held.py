@@ -16,8 +16,8 @@ from sqlalchemy import Connection, Row, Select, false, select
 from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
-from service.embeddings import from_bytes, is_whole
 from service.listed import blocks
+from service.stored import from_bytes, is_whole
 from service.tables import embedding, item
 from service.versions.catalog import Registered
 

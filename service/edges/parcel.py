@@ -10,9 +10,8 @@ from pathlib import Path
 
 from index.artifacts import read_expected
 from index.errors import InvalidVersionFolder
-from index.folder import load_edge, unpack_version
+from index.folder import files_of, load_edge, unpack_version
 from index.version import EDGE, Edge
-from service.edges.rows import files_of
 
 
 def fingerprint(edge: Edge) -> str:

@@ -90,11 +90,6 @@ def delete_edge(connection: Connection, edge_id: int) -> None:
     connection.execute(delete(edge).where(edge.c.id == edge_id))
 
 
-def files_of(folder: Path) -> dict[str, str]:
-    """Name -> sha256 of the files of an edge's folder."""
-    return {path.name: sha256(path) for path in sorted(folder.iterdir())}
-
-
 def _is(path: Path, expected: str) -> bool:
     try:
         return sha256(path) == expected

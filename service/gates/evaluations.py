@@ -20,7 +20,6 @@ from index.errors import RegraftError
 from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.audit import record
-from service.embeddings import to_bytes
 from service.encoders.embedding import DECODING, pointing
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
@@ -28,6 +27,7 @@ from service.gates.samples import evaluation_row
 from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import check_embeddings, parse_json, take_object
+from service.stored import to_bytes
 from service.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.terms import Change, Terms
 

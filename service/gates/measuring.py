@@ -16,8 +16,8 @@ from index.gate import Measured, gate
 from index.graph import Route
 from index.measures import first_items, recall, tar
 from index.space import Vectors, space_from_json
-from index.transform import load_transform
-from index.version import EdgeKind
+from index.transform import Transform, load_transform
+from index.version import Edge, EdgeKind
 from service.gates.samples import Sample
 from service.versions.catalog import Catalog, Registered
 
@@ -73,7 +73,7 @@ def reach(catalog: Catalog, route: Route, sample: Sample) -> Vectors:
     """The sample as queries at the end of a route, whose encoders have seen the sample."""
     queries = sample.embedded[route.encoders[0]].vectors
     for edge in () if route.dual else route.edges:
-        transform = load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)
+        transform = _opened(catalog, edge)
         given = sample.embedded.get(edge.old)
         queries = transform(queries, None if given is None else given.vectors)
     return queries
@@ -85,7 +85,12 @@ def forwarded(catalog: Catalog, old: Registered, new: Registered, sample: Sample
     if edge is None:
         return None
     given = sample.embedded[old.name]
-    return load_transform(edge, new.card, old.card)(given.vectors, given.side)
+    return _opened(catalog, edge)(given.vectors, given.side)
+
+
+def _opened(catalog: Catalog, edge: Edge) -> Transform:
+    with catalog.opening(edge):
+        return load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)
 
 
 def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured]]:

@@ -20,8 +20,8 @@ from index.errors import InvalidArgument, InvalidImage, RegraftError
 from index.filter import value_at
 from index.image import decode_image
 from service.blobs import Blobs
-from service.embeddings import STORED, from_bytes
 from service.listed import blocks
+from service.stored import STORED, from_bytes
 from service.tables import evaluation, evaluation_embedding, evaluation_entry, item
 from service.versions.catalog import Catalog, Registered
 

@@ -13,7 +13,7 @@ import numpy as np
 from sqlalchemy import Row
 
 from index.space import Vectors
-from service.embeddings import from_bytes, is_whole
+from service.stored import from_bytes, is_whole
 from service.versions.catalog import Catalog
 
 MISSING = "the database holds no embedding of these items"

@@ -180,7 +180,8 @@ class Replica:
                     # The edges a version came with may have been removed since; those there are follow.
                     live.gallery.declare(replace(registered.version, edges=()))
                     live.declared.add(registered.id)
-            known = {declared.edge.key: declared for declared in told if not declared.problem}
+            # One that was opened before its files changed is as good as ever.
+            known = {d.edge.key: d for d in told if not d.problem or live.edges.get(d.edge.key) == d.id}
             for key in set(live.edges) - set(known):
                 live.gallery.remove_edge(key)
                 del live.edges[key]
@@ -192,7 +193,8 @@ class Replica:
     def _add_edge(self, live: Live, declared: Declared) -> None:
         key = declared.edge.key
         try:
-            live.gallery.add_edge(declared.edge)
+            with self._catalog.opening(declared.edge):
+                live.gallery.add_edge(declared.edge)
             live.edges[key] = declared.id
         except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
             logger.exception("action=edge_not_opened gallery=%s edge=%s", live.name, key)

@@ -13,12 +13,13 @@ from index.encoder import BATCH
 from index.gallery import Encode
 from index.image import decode_image
 from index.space import Vectors
-from service.embeddings import from_bytes, held_by
+from service.embeddings import held_by
 from service.encoders.embedding import pointing
-from service.errors import DamagedEmbedding, NoImage, UnknownItem
+from service.errors import NoImage, UnknownItem
 from service.queries.feed import usable
 from service.queries.replica import Live
 from service.runtime import Runtime
+from service.stored import DamagedEmbedding, from_bytes
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int]]
 """The fields of a `service.queries.question.Part`."""

@@ -1,30 +1,31 @@
 """The registered versions, as this process has loaded them: folder, database id, and the encoders while needed.
 
-A version whose folder is not what was registered is set aside: what SQL holds of it stays valid, its card and the items
-that lie in it, but nothing is read from its folder any more.
+A version whose folder is not what was registered is set aside, at the start or once that is noticed: what SQL holds of
+it stays valid, its card and the items that lie in it, and so does an encoder in memory, but nothing is read from its
+folder any more.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, cast
 
 from sqlalchemy import Connection, Row, insert, select
 
 from index.encoder import Encoder
-from index.errors import RegraftError
-from index.folder import load_version, parse_card
+from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
+from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
-from index.version import CARD, Card, EdgeKey, Version
+from index.version import Card, Edge, EdgeKey, Version
 from service.database import Database
 from service.edges.rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
 from service.encoders.entrances import Images, Lazy, Texts
-from service.errors import UnknownVersion, VersionBroken
+from service.errors import EdgeBroken, UnknownVersion, VersionBroken
 from service.settings import Settings
 from service.tables import version
 
@@ -36,6 +37,7 @@ class Registered:
 
     def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
         self.id: int = row.id
+        self.card_sha256: str = row.card_sha256
         self.created: float = row.created
         self.problem = problem
         self.version = loaded
@@ -59,10 +61,25 @@ class Registered:
         if self.problem:
             raise VersionBroken(f"version {self.name!r} is set aside, its folder is damaged: {self.problem}")
 
+    def set_aside(self, problem: str) -> None:
+        """Read nothing from its folder any more."""
+        logger.error("action=version_set_aside version=%s reason=%r", self.name, problem)
+        self.problem = problem
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While something of its folder is opened: a file that changed sets the version aside. Raises VersionBroken."""
+        try:
+            yield
+        except ChangedOnDisk as error:
+            self.set_aside(error.message)
+            raise VersionBroken(f"version {self.name!r} is set aside: {error.message}") from error
+        except InvalidVersionFolder as error:  # the files are whole: it may be short of memory, and open the next time
+            raise VersionBroken(f"version {self.name!r} cannot be opened: {error.message}") from error
+
     def images(self) -> Images:
         """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images, VersionBroken."""
-        self.check()
-        return cast(Images, self._lazy["images"].get())
+        return cast(Images, self._open("images"))
 
     def encoder(self) -> Encoder:
         """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
@@ -70,8 +87,17 @@ class Registered:
 
     def texts(self) -> Texts:
         """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
-        self.check()
-        return cast(Texts, self._lazy["texts"].get())
+        return cast(Texts, self._open("texts"))
+
+    def opens(self, entrance: str) -> bool:
+        """Whether `images` or `texts` can be had, as far as is known: in memory, or in a folder that is not damaged."""
+        return not self.problem or self._lazy[entrance].loaded
+
+    def _open(self, entrance: str) -> Any:
+        if not self.opens(entrance):
+            self.check()
+        with self.opening():
+            return self._lazy[entrance].get()
 
     @property
     def loaded(self) -> list[str]:
@@ -131,12 +157,25 @@ class Catalog:
         """
         with self._loading:
             with self._database.lookup() as connection:
-                ids = edge_ids(connection)
                 (row,) = (row for row in registered_rows(connection) if row.name == name)
             load_version(self._settings.versions / name, expect_card=row.card_sha256)
             self._by_id[row.id].problem = ""
-            self._edges = tuple(declared for declared in self._edges if not declared.problem)
-            self._follow_edges(ids)
+            self._look_again_at_edges()
+
+    def retry(self, target: Registered) -> None:
+        """Take a version and the edges to it back, those that are whole again: for a worker, which waits for them."""
+        if target.problem:
+            with suppress(InvalidVersionFolder):
+                self.look_again(target.name)
+        if any(declared.problem and declared.edge.new == target.name for declared in self._edges):
+            with self._loading:
+                self._look_again_at_edges()
+
+    def _look_again_at_edges(self) -> None:
+        with self._database.lookup() as connection:
+            ids = edge_ids(connection)
+        self._edges = tuple(declared for declared in self._edges if not declared.problem)
+        self._follow_edges(ids)
 
     def sync_edges(self) -> None:
         """The same as `sync`, if any edge came or went."""
@@ -156,7 +195,31 @@ class Catalog:
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
-        self._edges = tuple(known[number] for number in ids if number in known)
+        self._know(tuple(known[number] for number in ids if number in known))
+
+    @contextmanager
+    def opening(self, edge: Edge) -> Iterator[None]:
+        """While an edge is opened: one whose files changed is in no graph from now on. Raises EdgeBroken."""
+        new, old, kind = edge.key
+        try:
+            yield
+        except ChangedOnDisk as error:
+            self._set_aside(edge, error.message)
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {error.message}") from error
+        except InvalidVersionFolder as error:
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
+
+    def _set_aside(self, edge: Edge, problem: str) -> None:
+        logger.error("action=edge_set_aside edge=%s reason=%r", edge.key, problem)
+        with self._loading:
+            for declared in self._edges:
+                # The edges a version came with lie in its folder, which is not what was registered any more either.
+                if declared.edge == edge and declared.origin is EdgeOrigin.REGISTERED:
+                    self._by_name[edge.new].set_aside(problem)
+            self._know(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
+
+    def _know(self, edges: tuple[Declared, ...]) -> None:
+        self._edges = edges
         self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
 
     def all(self) -> list[Registered]:
@@ -180,11 +243,11 @@ class Catalog:
 
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
-        return frozenset(r.name for r in self.all() if r.card.encoder and not r.problem)
+        return frozenset(r.name for r in self.all() if r.card.encoder and r.opens("images"))
 
     def text_encoders(self) -> frozenset[str]:
         """Names of the versions that can encode texts."""
-        return frozenset(r.name for r in self.all() if r.card.text and not r.problem)
+        return frozenset(r.name for r in self.all() if r.card.text and r.opens("texts"))
 
     def rest(self, needed: Collection[str] = ()) -> None:
         """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
@@ -194,7 +257,7 @@ class Catalog:
     def edges(self) -> tuple[Declared, ...]:
         """All declared edges, in the order in which they were; those with a `problem` are in no graph.
 
-        The same tuple as long as none came or went.
+        The same tuple as long as none came, went or was set aside.
         """
         return self._edges
 
@@ -237,8 +300,3 @@ def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[in
     new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
     for declared, old_id in zip(loaded.edges, old_ids, strict=True):
         insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))
-
-
-def card_sha256(folder: Path) -> str:
-    """What identifies a version's content: its card lists the hash of every other file."""
-    return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()

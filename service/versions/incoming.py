@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +29,19 @@ def remains(accepted: Path) -> Iterator[Path]:
     return accepted.glob(f"{INCOMING}*")
 
 
-def sweep(accepted: Path) -> None:
-    """Remove what was left by those who were killed; to be called before the first request."""
+def sweep(accepted: Path, seconds: float = 0.0) -> None:
+    """Remove what was left by those who were killed; to be called before the first request.
+
+    Where others may be filling theirs at the same time, `seconds` is how long none of them takes.
+    """
     for left in remains(accepted):
-        shutil.rmtree(left, ignore_errors=True)
+        if age(left) >= seconds:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def age(folder: Path) -> float:
+    """Seconds since something was put into a folder or taken out; 0 for one that has arrived meanwhile."""
+    try:
+        return max(time.time() - folder.stat().st_mtime, 0.0)
+    except FileNotFoundError:
+        return 0.0

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy.exc import IntegrityError
 
 from index.encoder import verify_version
-from index.folder import load_version, unpack_version
+from index.folder import card_sha256, load_version, unpack_version
 from index.version import Edge, Version
 from service.audit import record
 from service.blobs import sync_all
@@ -21,7 +21,7 @@ from service.forms import FORM, media_type, read_form
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
 from service.terms import Change, Terms
-from service.versions.catalog import Catalog, Registered, card_sha256, insert_version, registered_sha256
+from service.versions.catalog import Catalog, Registered, insert_version, registered_sha256
 from service.versions.incoming import incoming_folder
 
 router = APIRouter(tags=["versions"])

@@ -14,11 +14,12 @@ from sqlalchemy import Connection, select
 from index.errors import InvalidVector, RegraftError
 from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_from_json
 from service.backfills import chunks
-from service.backfills.chunks import Chunk, Moved
+from service.backfills.chunks import Chunk
+from service.backfills.outcome import Moved
 from service.backfills.planner import Kind
-from service.embeddings import STORED
 from service.errors import InvalidBody
 from service.schemas import Body
+from service.stored import STORED
 from service.tables import edge
 from service.versions.catalog import Registered
 

@@ -22,11 +22,10 @@ from starlette.responses import FileResponse
 from index.folder import pack_version
 from index.version import EdgeKind
 from service.backfills import chunks
-from service.backfills.attempts import Failed
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.moving import Mover
-from service.backfills.orders import uncertain_of
-from service.backfills.planner import Kind, State, drained, finish_or_extend
+from service.backfills.drained import look_after
+from service.backfills.outcome import Failed
+from service.backfills.planner import Kind, State
 from service.blobs import Blobs
 from service.edges import parcel
 from service.edges.changes import UnknownEdge
@@ -34,7 +33,7 @@ from service.edges.rows import Declared
 from service.runtime import Runtime, Service
 from service.schemas import BackfillNumber, Body
 from service.tables import item
-from service.versions.catalog import Registered, card_sha256
+from service.versions.catalog import Registered
 from service.work.returned import ResultIn, check_complete, check_edges, checked
 
 router = APIRouter(tags=["work"])
@@ -115,23 +114,17 @@ def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
     owner = f"remote:{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
-    if chunk is None and _look_after(service):
+    if chunk is None and State.RUNNING in look_after(service.database, service.catalog, service.mover).values():
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         return Response(status_code=204)
-    target = service.catalog.by_id(chunk.version_id)
-    target.check()
-    return ClaimOut(
-        chunk=chunk.id,
-        lease=owner,
-        lease_seconds=service.settings.lease_seconds,
-        backfill=chunk.backfill_id,
-        kind=chunk.kind,
-        version=target.name,
-        card_sha256=card_sha256(target.version.folder),
-        items=len(chunk.item_ids),
-        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
-    )
+    try:
+        return _described(service, chunk)
+    except BaseException:
+        # The worker never learns its lease, so nobody could give the chunk back.
+        with service.database.write() as connection:
+            chunks.release(connection, chunk)
+        raise
 
 
 @router.get("/work/{chunk}")
@@ -193,7 +186,24 @@ def edge_archive(number: BackfillNumber, service: Service) -> FileResponse:
     if declared is None:
         raise UnknownEdge(f"there is no edge number {number} (any more)")
     edge = declared.edge
-    return _zip(lambda packed: parcel.pack(edge, packed))
+    with service.catalog.opening(edge):
+        return _zip(lambda packed: parcel.pack(edge, packed))
+
+
+def _described(service: Runtime, chunk: Chunk) -> ClaimOut:
+    target = service.catalog.by_id(chunk.version_id)
+    target.check()
+    return ClaimOut(
+        chunk=chunk.id,
+        lease=chunk.owner,
+        lease_seconds=service.settings.lease_seconds,
+        backfill=chunk.backfill_id,
+        kind=chunk.kind,
+        version=target.name,
+        card_sha256=target.card_sha256,
+        items=len(chunk.item_ids),
+        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
+    )
 
 
 def _zip(pack: Callable[[Path], None]) -> FileResponse:
@@ -222,7 +232,7 @@ def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
         id=declared.id,
         sha256=parcel.fingerprint(declared.edge),
         old=old.name,
-        old_card_sha256=card_sha256(old.version.folder),
+        old_card_sha256=old.card_sha256,
     )
 
 
@@ -232,20 +242,6 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
             return None
     with service.database.write() as connection:
         return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
-
-
-def _look_after(service: Runtime) -> bool:
-    """End or extend backfills without chunks, as a local worker does. True: one has new chunks."""
-    with service.database.lookup() as connection:
-        waiting = drained(connection)
-    states = []
-    for backfill_id in waiting:
-        mover = Mover(service.catalog, service.blobs, service.settings.max_image_pixels)
-        with service.database.read() as connection:
-            uncertain = uncertain_of(connection, service.catalog, mover, backfill_id)
-        with service.database.write() as connection:
-            states.append(finish_or_extend(connection, backfill_id, uncertain))
-    return State.RUNNING in states
 
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:

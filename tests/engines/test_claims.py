@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import insert, select
 
 from service.backfills import chunks
-from service.backfills.chunks import Chunk, Moved
+from service.backfills.chunks import Chunk
+from service.backfills.outcome import Moved
 from service.backfills.planner import Kind, State, finish_or_extend, plan
 from service.database import Database, upgrade
 from service.repository import NewItem, changes, delete_items, store_items, take_seq

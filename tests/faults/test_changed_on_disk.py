@@ -64,12 +64,16 @@ class TestWorkerThatLoadsItLater:
 
         assert not worker.step()
 
+        assert "VersionBroken" in caplog.text
         assert f"{file} changed on disk" in caplog.text or f"{file} does not have the sha256" in caplog.text
         assert site.mix("g").get(V2, 0) == moved
         with site.database.lookup() as connection:
             assert connection.execute(select(func.count()).select_from(backfill_failure)).scalar() == 0
         put_back()
-        site.work()
+        # The same worker goes on: it has waited.
+        for _ in range(2000):
+            if not worker.step() and site.backfill(number).state == "done":
+                break
         assert site.mix("g") == {V2: 48}
         assert site.backfill(number).failed == 0
 
@@ -89,10 +93,15 @@ class TestServer:
             assert ask().status_code == 200
             assert http.post("/galleries/g/rollback").status_code == 201
             refused = ask()
-            assert (refused.status_code, refused.json()["code"]) == (500, "changed_on_disk")
+            assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
             assert "encoder.onnx changed on disk" in refused.json()["detail"]
+            (problem,) = http.get("/health/ready").json()["problems"]
+            assert "version v1 is set aside: encoder.onnx changed on disk" in problem
             for back in put_back:
                 back()
+            archive = io.BytesIO()
+            pack_version(site.settings.versions / "v1", archive)
+            assert http.post("/versions", files={"archive": archive.getvalue()}).json()["problem"] is None
             assert ask().status_code == 200
 
     def test_a_replica_that_starts_later_sets_it_aside_and_names_version_and_file(self, site: Any) -> None:
@@ -113,8 +122,25 @@ class TestServer:
 
             refused = http.post("/galleries/g/deployments", json={"version": "v1"})
 
-            assert (refused.status_code, refused.json()["code"]) == (422, "invalid_version_folder")
+            assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
+            assert (
+                http.get("/versions/v1").json()["problem"]
+                == "encoder.onnx does not have the sha256 that card.json lists"
+            )
             assert http.get("/galleries/g").json()["current"] == "v2"
+
+    def test_the_same_code_whether_or_not_a_restart_came_between(self, site: Any) -> None:
+        answers = []
+        for damage_first in (False, True):
+            put_back = changed(site.settings.versions / "v1" / "encoder.onnx") if damage_first else None
+            with TestClient(create_app(site.settings), base_url="http://127.0.0.1/v1") as http:
+                put_back = put_back or changed(site.settings.versions / "v1" / "encoder.onnx")
+                for path, body in (("deployments", {"version": "v1"}), ("gates", {"version": "v1"})):
+                    refused = http.post(f"/galleries/g/{path}", json=body)
+                    answers.append((refused.status_code, refused.json()["code"]))
+            put_back()
+
+        assert answers == [(503, "version_broken")] * 4
 
 
 class TestEdge:
@@ -168,7 +194,7 @@ class TestEdge:
 
         assert not worker.step()
 
-        assert ("ChangedOnDisk" if when == "while it runs" else "EdgeBroken") in caplog.text
+        assert "EdgeBroken" in caplog.text
         with TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as http:
             shown = http.get("/galleries/g/backfills").json()["backfills"][0]
             assert (shown["state"], shown["done"], shown["failed"], shown["retrying"]) == ("running", 0, 0, 0)
@@ -177,13 +203,12 @@ class TestEdge:
             # Items behind it are found by the route that is left.
             assert http.get("/galleries/g").json()["mix"] == {"v1": 12}
         put_back()
-        later = Worker(settings, threading.Event())
+        # The same worker: it has waited.
         for _ in range(2000):
-            if not later.step():
-                with later._database.lookup() as connection:
+            if not worker.step():
+                with worker._database.lookup() as connection:
                     if connection.exec_driver_sql("select state from backfill").scalar() == "done":
                         break
-        worker.close()
-        with later._database.lookup() as connection:
+        with worker._database.lookup() as connection:
             assert connection.exec_driver_sql("select done, failed from backfill").one() == (12, 0)
-        later.close()
+        worker.close()

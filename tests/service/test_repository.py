@@ -11,7 +11,7 @@ from sqlalchemy import Connection, insert, select
 
 from service import listed, repository
 from service.database import Database, upgrade
-from service.embeddings import from_bytes, put_embeddings, to_bytes
+from service.embeddings import put_embeddings
 from service.errors import UnknownGallery, UnknownItem
 from service.repository import (
     NewItem,
@@ -29,6 +29,7 @@ from service.repository import (
     take_seq,
 )
 from service.settings import Settings
+from service.stored import from_bytes, to_bytes
 from service.tables import embedding, item, version
 
 

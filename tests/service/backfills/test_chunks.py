@@ -13,8 +13,8 @@ from sqlalchemy import event, insert, select, update
 from sqlalchemy.dialects import postgresql
 
 from service.backfills import attempts, chunks, planner, traffic
-from service.backfills.attempts import Failed
-from service.backfills.chunks import Chunk, ChunkLost, Moved
+from service.backfills.chunks import Chunk, ChunkLost
+from service.backfills.outcome import Failed, Moved
 from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
 from service.database import Database, upgrade
 from service.errors import UnknownGallery

@@ -16,7 +16,7 @@ from sqlalchemy import select, update
 from index.version import Version
 from service.backfills import orders
 from service.backfills.worker import Worker
-from service.embeddings import from_bytes
+from service.stored import from_bytes
 from service.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic
 
 UNIT = base64.b64encode(np.float32([1, 0, 0, 0, 0]).tobytes()).decode()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from service.backfills.moving import Outcome
+from service.backfills.outcome import Outcome
 from service.backfills.pipeline import Pipeline
 
 

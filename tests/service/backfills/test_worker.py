@@ -20,8 +20,8 @@ from index.version import Version
 from service.backfills import chunks, worker
 from service.backfills.moving import _embed
 from service.backfills.worker import Worker
-from service.embeddings import from_bytes
 from service.settings import Settings
+from service.stored import from_bytes
 from service.tables import backfill, backfill_chunk, embedding, gallery, item
 
 

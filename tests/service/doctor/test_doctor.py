@@ -24,10 +24,10 @@ from service.database import Database, upgrade
 from service.doctor import findings, vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
-from service.embeddings import from_bytes, to_bytes
 from service.references import SOURCES
 from service.repository import take_seq
 from service.settings import Settings
+from service.stored import from_bytes, to_bytes
 from service.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
 
 

@@ -505,7 +505,7 @@ def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
 ) -> None:
     from index.encoder import Encoder
     from index.image import decode_image
-    from service.embeddings import from_bytes
+    from service.stored import from_bytes
 
     path = served.gallery("v2")
     served.ingest(path, {str(n): picture for n, picture in enumerate(pictures)})

@@ -15,10 +15,9 @@ from sqlalchemy import select, update
 from index.version import Version
 from service.backfills.worker import Worker
 from service.database import Database
-from service.embeddings import from_bytes, to_bytes
-from service.errors import DamagedEmbedding
 from service.queries.feed import usable
 from service.settings import Settings
+from service.stored import DamagedEmbedding, from_bytes, to_bytes
 from service.tables import embedding, item
 
 DAMAGE = {

@@ -250,7 +250,14 @@ def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
 
         assert best(served, path.rpartition("/")[2], pictures[0]) == ("i0", "v1")
 
-    assert "action=edge_not_opened" in caplog.text
+        assert "action=edge_not_opened" in caplog.text
+        named = " ".join(served.http.get("/health/ready").json()["problems"])
+        assert "version v3 is set aside" in named
+        assert "the matrix edge from v3 to v2 is not used" in named
+        # A gallery that has opened the edge before goes on along it.
+        body = {"version": "v3", "embeddings": [[1.0] * 6], "k": 5}
+        asked = served.http.post("/galleries/mixed/query", json=body).json()
+        assert (len(asked["results"][0]["matches"]), asked["degraded"]) == (5, [])
 
 
 def test_a_catalog_that_is_read_anew_knows_the_card_from_sql(settings: Settings) -> None:

@@ -17,6 +17,7 @@ import pytest
 from sqlalchemy import select, update
 
 from index.errors import InvalidVersionFolder
+from index.folder import card_sha256
 from index.version import Version
 from regraft.client import Client
 from regraft.remote import RemoteWorker
@@ -140,10 +141,8 @@ def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_re
     worker.wait()
 
     # The files in the worker's folder are checked each time they are opened, and fetched again.
-    kept = sorted((tmp_path / "far" / "worker" / EDGES).iterdir())
-    assert len(kept) == 2
-    for folder in kept:
-        (folder / "edge.onnx").write_bytes(b"changed")
+    (kept,) = (tmp_path / "far" / "worker" / EDGES / "late" / "sided").iterdir()
+    (kept / "edge.onnx").write_bytes(b"changed")
     again, number = fill()
     worker = process()
     wait_done(keyed, number, worker)
@@ -191,6 +190,22 @@ class TestProtocol:
         with pytest.raises(InvalidVersionFolder, match="not the one the service named"):
             parcel.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
 
+    def test_a_claim_needs_no_folder_of_the_versions_it_names(
+        self, keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path
+    ) -> None:
+        send(keyed, drawn["first"])
+        fill(chunk_size=20)
+        for name in ("sided", "late"):
+            (keyed.runtime.settings.versions / name).rename(tmp_path / name)
+        try:
+            task = claim(keyed)
+        finally:
+            for name in ("sided", "late"):
+                (tmp_path / name).rename(keyed.runtime.settings.versions / name)
+
+        sha256 = {name: card_sha256(keyed.runtime.settings.versions / name) for name in ("sided", "late")}
+        assert (task["edges"][0]["old_card_sha256"], task["card_sha256"]) == (sha256["sided"], sha256["late"])
+
     @pytest.mark.parametrize("part", ["new", "old", "edge", "files"])
     def test_the_hash_is_over_everything_an_edge_consists_of(self, keyed: Any, task: Any, part: str) -> None:
         from dataclasses import replace
@@ -237,12 +252,25 @@ class TestProtocol:
 
         refused = keyed.http.get(f"/work/edges/{declared.id}")
 
-        assert (refused.status_code, refused.json()["code"]) == (500, "changed_on_disk")
+        assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
+        assert "edge.onnx changed on disk" in keyed.runtime.catalog.edge(("late", "sided", "forward")).problem
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
             folders = Folders(client, tmp_path / "kept", 1)
             with pytest.raises(Exception, match="changed on disk"):
                 folders.edge("late", NamedEdge(**task["edges"][0]))
         assert not (tmp_path / "kept" / EDGES).exists()
+
+
+def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_not(tmp_path: Path) -> None:
+    for name, hours in ((".incoming-old", 2), (".incoming-new", 0), ("late", 2)):
+        (tmp_path / name).mkdir()
+        changed = time.time() - 3600 * hours
+        os.utime(tmp_path / name, (changed, changed))
+
+    with Client("http://127.0.0.1:9", WORKER_KEY) as client:
+        Folders(client, tmp_path, 1)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".incoming-new", "late"]
 
 
 def behind_its_back(backfills: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from sqlalchemy import select, update
 from index.version import Version
 from regraft.client import Client, Problem
 from regraft.remote import RemoteWorker
+from service.backfills import drained
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.tables import backfill, backfill_chunk, embedding, item
@@ -94,6 +97,14 @@ def run_until(worker: RemoteWorker, stop: threading.Event, ended: Callable[[], b
     assert not thread.is_alive()
 
 
+def test_a_remote_worker_loads_neither_a_database_nor_a_web_framework() -> None:
+    said = "import regraft.remote, sys; print(*sorted({name.partition('.')[0] for name in sys.modules}))"
+    loaded = subprocess.run([sys.executable, "-c", said], capture_output=True, check=True, text=True).stdout.split()
+
+    assert "regraft" in loaded
+    assert {"sqlalchemy", "alembic", "fastapi", "starlette", "pydantic", "pydantic_settings"}.isdisjoint(loaded)
+
+
 class TestKeys:
     def test_the_worker_key_opens_work_and_nothing_else(self, keyed: Any) -> None:
         headers = {"authorization": f"Bearer {WORKER_KEY}"}
@@ -136,6 +147,26 @@ class TestWorking:
         shown = keyed.http.get(f"/backfills/{number}").json()
         assert (shown["done"], shown["skipped"], shown["failed"]) == (20, 0, 0)
         assert held(keyed, path, new) == held(keyed, local, new)
+
+    def test_a_claim_that_finds_nothing_looks_after_drained_backfills_as_a_local_worker_does(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        numbers = [filled(chunk_size=20)[1] for _ in range(2)]
+        worker = Worker(keyed.runtime.settings, threading.Event())
+        assert worker.step()
+        assert worker.step()
+        worker.close()
+        asked: list[Any] = []
+        look = drained.uncertain_of
+        monkeypatch.setattr(drained, "uncertain_of", lambda *given: asked.append(given) or look(*given))
+
+        assert claim(keyed).status_code == 204
+
+        assert [keyed.http.get(f"/backfills/{number}").json()["state"] for number in numbers] == ["done", "done"]
+        # One mover: what it has opened it keeps.
+        assert [(given[2], given[3]) for given in asked] == [(keyed.runtime.mover, number) for number in numbers]
+        runtime = keyed.runtime
+        assert drained.look_after(runtime.database, runtime.catalog, runtime.mover) == {}
 
     def test_a_device_that_holds_the_originals_gets_no_images(
         self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
@@ -225,6 +256,18 @@ class TestLease:
         assert keyed.http.post(f"/work/{task['chunk']}/release", params=params).status_code == 204
 
         assert claim(keyed).json()["chunk"] == task["chunk"]
+
+    def test_a_chunk_of_a_version_that_is_set_aside_stays_free(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        filled(chunk_size=20)
+        with monkeypatch.context() as patch:
+            patch.setattr(keyed.runtime.catalog.named("v2"), "problem", "encoder.onnx changed")
+            for _ in range(2):
+                refused = claim(keyed)
+                assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
+
+        assert (claim(keyed).status_code, claim(keyed).status_code) == (200, 204)
 
     def test_a_sign_of_life_moves_the_end_of_the_lease(self, keyed: Any, task: dict[str, Any]) -> None:
         mine = backfill_chunk.c.id == task["chunk"]

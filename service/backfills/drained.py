@@ -1,0 +1,28 @@
+"""Backfills that have no chunk left: ended, or planned on. Whoever looks for work and finds none sees to it."""
+
+from __future__ import annotations
+
+from service.backfills.moving import Mover
+from service.backfills.orders import uncertain_of
+from service.backfills.planner import State, drained, finish_or_extend
+from service.database import Database
+from service.versions.catalog import Catalog
+
+
+def look_after(database: Database, catalog: Catalog, mover: Mover) -> dict[int, State]:
+    """End each drained backfill, or plan what came or changed while it ran, or is to be tried again.
+
+    Returns:
+        The state of each that was touched: `running` ones have new chunks.
+    """
+    with database.lookup() as connection:
+        waiting = drained(connection)
+    states = {}
+    for backfill_id in waiting:
+        with database.read() as connection:
+            uncertain = uncertain_of(connection, catalog, mover, backfill_id)
+        with database.write() as connection:
+            state = finish_or_extend(connection, backfill_id, uncertain)
+        if state is not None:  # or another worker was faster
+            states[backfill_id] = state
+    return states

@@ -1,0 +1,56 @@
+"""What became of the items of a chunk: moved, or failed. It needs no database, as little as a remote worker does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+
+from index.space import Vectors
+
+
+@dataclass(frozen=True)
+class Moved:
+    """New embeddings of N items, each made from its item as it was at its `seq`.
+
+    Attributes:
+        item_ids: N items, all different.
+        seqs: N numbers of the change feed.
+        vectors: (N, D), valid for the target version's space.
+        side: (N, S), the target version's side-information, where it has any.
+        uncertainty: (N,), how unsure the transform was of each, where the edge tells.
+    """
+
+    item_ids: Sequence[int]
+    seqs: Sequence[int]
+    vectors: Vectors
+    side: Vectors | None = None
+    uncertainty: Vectors | None = None
+
+    def only(self, wanted: Container[int]) -> Moved:
+        """Without the items that are not wanted."""
+        kept = [number for number, key in enumerate(self.item_ids) if key in wanted]
+        if len(kept) == len(self.item_ids):
+            return self
+        return Moved(
+            [self.item_ids[number] for number in kept],
+            [self.seqs[number] for number in kept],
+            self.vectors[kept],
+            None if self.side is None else self.side[kept],
+            None if self.uncertainty is None else self.uncertainty[kept],
+        )
+
+
+@dataclass(frozen=True)
+class Failed:
+    """An item that could not be moved as it was at `seq`, and why; `retry`: another attempt may go better."""
+
+    item_id: int
+    seq: int
+    reason: str
+    code: str = "refused"
+    retry: bool = False
+
+
+Outcome = tuple[list[Moved], list[Failed]]
+Compute = Callable[[], Outcome]
+"""The second step of some items of a chunk; whatever it needs has been read."""

@@ -1,0 +1,39 @@
+"""Vectors as they are stored: little-endian float32 bytes; this is the only place that knows.
+
+Shapes: N vectors, D their dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from index.errors import RegraftError
+from index.space import Vectors
+
+STORED = np.dtype("<f4")
+
+
+class DamagedEmbedding(RegraftError):
+    """A stored embedding is not of its version's length."""
+
+    status = 503
+    code = "embedding_damaged"
+
+
+def to_bytes(vector: Vectors) -> bytes:
+    """float32 numbers, any shape -> what the database stores."""
+    return vector.astype(STORED, copy=False).tobytes()
+
+
+def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
+    """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
+    if not all(is_whole(row, dim) for row in rows):
+        raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
+    return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
+
+
+def is_whole(row: bytes, dim: int) -> bool:
+    """Whether a stored vector has `dim` numbers."""
+    return len(row) == dim * STORED.itemsize
