@@ -17,6 +17,9 @@ import httpx
 import pytest
 
 from index.version import Version
+from service.deployments.freeing import Freeing
+from service.runtime import running
+from service.settings import Settings
 
 SERVE = "from service.app import serve; from service.settings import Settings; serve(Settings())"
 
@@ -192,3 +195,16 @@ def test_the_service_loads_faiss_with_one_thread() -> None:
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
     assert told.stdout.strip() == "1"
+
+
+def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any) -> None:
+        raise RuntimeError("no more threads")
+
+    monkeypatch.setattr(Freeing, "start", fail)  # the last one
+    before = set(threading.enumerate())
+
+    with pytest.raises(RuntimeError, match="no more threads"), running(Settings(data=tmp_path)):
+        pass
+
+    assert set(threading.enumerate()) <= before
