@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, insert, select
 
 from service.runtime import Service
+from service.schemas import Number
 from service.tables import audit
 
 router = APIRouter(tags=["audit"])
@@ -46,7 +47,7 @@ def record(connection: Connection, who: str, action: str, subject: str, why: str
 def list_all(
     service: Service,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    before: Annotated[int | None, Query(ge=1, lt=1 << 63, description="only rows with a smaller id")] = None,
+    before: Annotated[Number | None, Query(description="only rows with a smaller id")] = None,
 ) -> Audit:
     """Changes to versions, edges, evaluation sets, backfills and galleries, newest first."""
     found = select(audit).order_by(audit.c.id.desc()).limit(limit)

@@ -1,4 +1,4 @@
-"""Many keys in a statement: as one value, or in blocks that fit.
+"""Many keys in a statement: as one value, or in blocks that fit; and the INSERT of each database.
 
 `IN (?, ?, ...)` is written out anew for every number of keys, and a statement a row goes through Python for every row.
 A list that is one value costs neither, and the database works on it without holding Python's lock.
@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, bindparam, column, func, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
+INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+"""By dialect: an INSERT that may say what happens on conflict."""
 BLOCK = 5_000
 """Parameters in one statement: SQLite takes 32,766, PostgreSQL 65,535."""
 

@@ -7,14 +7,19 @@ from itertools import chain
 from typing import Annotated, Any, NoReturn
 
 import numpy as np
-from fastapi import Path
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from index.errors import InvalidVector
 from index.space import Space, Vectors, check_vectors
 from service.errors import InvalidBody
 
-BackfillNumber = Annotated[int, Path(ge=1, lt=1 << 63)]
+Number = Annotated[int, Field(ge=1, lt=1 << 63)]
+"""What the database numbers: gates, deployments, backfills, chunks, edges."""
+Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+"""Words for the audit or a report; PostgreSQL stores no zero character."""
+FieldPath = Annotated[str, Field(min_length=1)]
+"""A metadata field, as filters name it."""
 
 
 class Body(BaseModel):

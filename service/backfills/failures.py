@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, select
 from service.backfills.progress import backfill_row
 from service.cursors import decode_cursor, encode_cursor
 from service.runtime import Service
-from service.schemas import BackfillNumber
+from service.schemas import Number
 from service.tables import backfill_failure, item
 from service.versions.catalog import Catalog
 
@@ -47,7 +47,7 @@ class Failures(BaseModel):
 
 @router.get("/backfills/{number}/failures")
 def failures(
-    number: BackfillNumber,
+    number: Number,
     service: Service,
     limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
     cursor: str = "",

@@ -24,7 +24,7 @@ from service.backfills.planner import ACTIVE, State
 from service.curves.points import Curve, CurveOut, CurveState, curve_of
 from service.repository import gallery_row
 from service.runtime import Runtime, Service
-from service.schemas import BackfillNumber
+from service.schemas import Number
 from service.tables import backfill, backfill_failure
 from service.versions.catalog import Catalog
 
@@ -85,9 +85,7 @@ class BackfillOut(BaseModel):
     response_class=StreamingResponse,
     responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}},
 )
-async def events(
-    number: BackfillNumber, service: Service, last_event_id: str | None = Header(None)
-) -> StreamingResponse:
+async def events(number: Number, service: Service, last_event_id: str | None = Header(None)) -> StreamingResponse:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
 
     The stream ends when the backfill does and its curve, if it has one, will have no more points.

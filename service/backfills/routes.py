@@ -26,7 +26,7 @@ from service.curves.probes import CurveIn
 from service.errors import NoCurrentVersion
 from service.repository import gallery_named, gallery_row, take_seq
 from service.runtime import Runtime, Service
-from service.schemas import BackfillNumber, Body
+from service.schemas import Body, Number
 from service.tables import backfill
 from service.terms import Change, Terms
 from service.versions.catalog import Catalog, Registered
@@ -121,25 +121,25 @@ def list_all(name: str, service: Service) -> Backfills:
 
 
 @router.get("/backfills/{number}")
-def show(number: BackfillNumber, service: Service) -> BackfillOut:
+def show(number: Number, service: Service) -> BackfillOut:
     """State and progress of a backfill."""
     return look(service, number).shown
 
 
 @router.post("/backfills/{number}/pause")
-def pause(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
+def pause(number: Number, service: Service, terms: Terms) -> BackfillOut:
     """Let no chunk be claimed or committed until it is resumed."""
     return _turn(service, number, (State.RUNNING,), State.PAUSED, terms)
 
 
 @router.post("/backfills/{number}/resume")
-def resume(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
+def resume(number: Number, service: Service, terms: Terms) -> BackfillOut:
     """Go on with a paused backfill."""
     return _turn(service, number, (State.PAUSED,), State.RUNNING, terms)
 
 
 @router.post("/backfills/{number}/cancel")
-def cancel(number: BackfillNumber, service: Service, terms: Terms) -> BackfillOut:
+def cancel(number: Number, service: Service, terms: Terms) -> BackfillOut:
     """End a backfill; what it moved stays moved."""
     return _turn(service, number, ACTIVE, State.CANCELLED, terms)
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database
-from service.listed import blocks
+from service.listed import INSERT, blocks
 from service.tables import item, item_traffic
 
 logger = logging.getLogger(__name__)
@@ -26,7 +24,6 @@ logger = logging.getLogger(__name__)
 FLUSH_SECONDS = 5.0
 QUEUE = 10_000
 """Answers that wait to be counted."""
-INSERT: dict[str, Any] = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
 class Traffic:

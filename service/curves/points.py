@@ -20,9 +20,9 @@ from sqlalchemy import Connection, Row, Update, delete, func, insert, or_, selec
 
 from index.ordering import BackfillCurve
 from service.backfills.planner import State
-from service.backfills.traffic import INSERT
 from service.curves.probes import Chosen, CurveIn
 from service.curves.scoring import Worth
+from service.listed import INSERT
 from service.repository import take_seq
 from service.tables import backfill, backfill_curve, backfill_point, gallery
 

@@ -34,7 +34,7 @@ from service.gates.samples import (
     read_entries,
 )
 from service.listed import blocks
-from service.schemas import Body
+from service.schemas import Body, FieldPath, Number, Seed
 from service.tables import item
 from service.versions.catalog import Catalog, Registered
 
@@ -57,12 +57,12 @@ class CurveIn(Body):
     `marks` equal steps.
     """
 
-    label: Annotated[str | None, Field(min_length=1)] = None
-    evaluation: Annotated[int | None, Field(ge=1, lt=1 << 63)] = None
+    label: FieldPath | None = None
+    evaluation: Number | None = None
     sample: Annotated[int, Field(ge=2, le=10_000)] = 1000
     metric: Literal["cmc@1", "cmc@5", "mAP@1.0", "recall@k"] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] = 10
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    seed: Seed = 0
     marks: Annotated[int, Field(ge=1, le=100)] = 20
 
     @property

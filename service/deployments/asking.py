@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
-
-from pydantic import Field
+from typing import Any, Literal
 
 from index.errors import InvalidArgument
 from service.deployments.history import State
 from service.deployments.lifecycle import Order
-from service.schemas import Body
+from service.schemas import Body, Number, Reason
 from service.trials.tallies import CanaryIn, ShadowIn
-
-Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
-GateNumber = Annotated[int | None, Field(ge=1, lt=1 << 63)]
 
 OPTIONS: dict[str, set[State]] = {
     "gate": {State.GATED},
@@ -28,7 +23,7 @@ OPTIONS: dict[str, set[State]] = {
 class StepIn(Body):
     """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
 
-    gate: GateNumber = None
+    gate: Number | None = None
     override: Reason | None = None
     reason: Reason = ""
     shadow: ShadowIn | None = None

@@ -4,30 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, select
 
 from index.encoder import verify_version
 from index.errors import InvalidVersionFolder, RegraftError
 from index.folder import load_version
-from service.deployments.asking import AdvanceIn, DeploymentIn, Reason, check_options, order_of, steps_to
+from service.deployments.asking import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.deployments.retiring import retire
 from service.repository import gallery_named
 from service.runtime import Runtime, Service
-from service.schemas import Body
+from service.schemas import Body, Number, Reason
 from service.tables import deployment
 from service.terms import Change, IfMatchTerms
 from service.trials.tallies import report_of, summary
 from service.versions.catalog import Catalog, Registered, registered_sha256
 
 router = APIRouter(tags=["deployments"])
-
-Number = Annotated[int, Path(ge=1, lt=1 << 63)]
 
 
 class UnknownDeployment(RegraftError):

@@ -26,7 +26,7 @@ from index.version import PROBE, Score
 from service.edges.held import draw_held, pictured
 from service.repository import gallery_named
 from service.runtime import Runtime
-from service.schemas import Body
+from service.schemas import Body, Seed
 from service.versions.catalog import Registered
 
 TOLERANCE = 0.01
@@ -54,7 +54,7 @@ class VerifyIn(Body):
 
     gallery: str | None = None
     items: Annotated[int, Field(ge=1, le=10_000)] = 100
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    seed: Seed = 0
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from service.edges.held import Held, draw_held
 from service.edges.rows import Declared, EdgeOrigin
 from service.repository import gallery_named
 from service.runtime import Runtime
-from service.schemas import Body
+from service.schemas import Body, FieldPath, Seed
 from service.terms import Change
 from service.versions.catalog import Registered
 from service.versions.incoming import incoming_folder
@@ -50,8 +50,8 @@ class FitIn(Body):
     options: dict[str, float] = Field(default_factory=dict)
     # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
     sample: Annotated[int, Field(ge=MIN_PAIRS, le=100_000)] = 5_000
-    label: Annotated[str | None, Field(min_length=1)] = None
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    label: FieldPath | None = None
+    seed: Seed = 0
     replace: bool = False
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
@@ -22,7 +22,7 @@ from service.edges.rows import Declared, EdgeOrigin
 from service.errors import InvalidBody
 from service.forms import FORM, JSON, Form, media_type, read_form
 from service.runtime import Runtime, Service
-from service.schemas import Body, parse_json
+from service.schemas import Body, Reason, parse_json
 from service.terms import Change, Terms
 from service.versions.catalog import Registered
 from service.versions.incoming import incoming_folder
@@ -185,7 +185,7 @@ def delete(
     service: Service,
     terms: Terms,
     force: bool = False,
-    reason: Annotated[str, Query(max_length=1024, pattern=r"^[^\x00]*$")] = "",
+    reason: Reason = "",
 ) -> RemovalOut:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
     removal = remove(service, (new, old, kind), terms, force=force, reason=reason)

@@ -9,9 +9,9 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import APIRouter, Path, Request, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, delete, insert, select
@@ -26,7 +26,7 @@ from service.forms import FORM, JSON, Form, media_type, read_form
 from service.gates.samples import evaluation_row
 from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
-from service.schemas import check_embeddings, parse_json, take_object
+from service.schemas import Number, check_embeddings, parse_json, take_object
 from service.stored import to_bytes
 from service.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.terms import Change, Terms
@@ -141,7 +141,7 @@ def list_all(name: str, service: Service) -> Evaluations:
 
 
 @router.get("/galleries/{name}/evaluations/{number}")
-def show(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Service) -> EvaluationOut:
+def show(name: str, number: Number, service: Service) -> EvaluationOut:
     """One evaluation set."""
     with service.database.read() as connection:
         row = evaluation_row(connection, gallery_named(connection, name).id, number)
@@ -154,7 +154,7 @@ def show(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Ser
     response_class=Response,
     responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
 )
-def remove(name: str, number: Annotated[int, Path(ge=1, lt=1 << 63)], service: Service, terms: Terms) -> Response:
+def remove(name: str, number: Number, service: Service, terms: Terms) -> Response:
     """Delete an evaluation set; gate reports that were measured on it stay."""
     with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id

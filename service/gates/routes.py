@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row, insert, select
 
@@ -28,15 +28,12 @@ from service.gates.samples import (
 )
 from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
-from service.schemas import Body
+from service.schemas import Body, FieldPath, Number, Seed
 from service.tables import gate_report
 from service.terms import Terms
 from service.versions.catalog import Registered
 
 router = APIRouter(tags=["gates"])
-
-Number = Annotated[int, Path(ge=1, lt=1 << 63)]
-Field1 = Annotated[str | None, Field(min_length=1)]
 
 
 class UnknownGate(RegraftError):
@@ -55,14 +52,14 @@ class GateIn(Body):
     """
 
     version: str
-    label: Field1 = None
-    evaluation: Annotated[int | None, Field(ge=1, lt=1 << 63)] = None
-    slice: Field1 = None
+    label: FieldPath | None = None
+    evaluation: Number | None = None
+    slice: FieldPath | None = None
     sample: Annotated[int, Field(ge=2, le=100_000)] = 1000
     metric: Literal["cmc@1", "cmc@5", "mAP@1.0", "TAR@FAR", "recall@k"] | None = None
     far: Annotated[float, Field(gt=0, lt=1)] = 0.01
     k: Annotated[int, Field(ge=1, le=1000)] = 10
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    seed: Seed = 0
 
 
 class ScoreOut(BaseModel):

@@ -18,7 +18,7 @@ from service.backfills.chunks import Chunk
 from service.backfills.outcome import Moved
 from service.backfills.planner import Kind
 from service.errors import InvalidBody
-from service.schemas import Body
+from service.schemas import Body, Number, Reason
 from service.stored import STORED
 from service.tables import edge
 from service.versions.catalog import Registered
@@ -49,7 +49,7 @@ class FailedIn(Body):
 
     item: int
     seq: int
-    reason: Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
+    reason: Reason
     code: Literal["image_missing", "image_invalid", "image_unreadable", "refused"] = "refused"
     retry: bool = False
 
@@ -62,7 +62,7 @@ class ResultIn(Body):
 
     moved: list[MovedIn]
     failed: Sequence[FailedIn] = ()
-    edges: Annotated[Sequence[Annotated[int, Field(ge=1, lt=1 << 63)]], Field(max_length=1000)] = ()
+    edges: Annotated[Sequence[Number], Field(max_length=1000)] = ()
 
 
 def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:

@@ -31,7 +31,7 @@ from service.edges import parcel
 from service.edges.changes import UnknownEdge
 from service.edges.rows import Declared
 from service.runtime import Runtime, Service
-from service.schemas import BackfillNumber, Body
+from service.schemas import Body, Number
 from service.tables import item
 from service.versions.catalog import Registered
 from service.work.returned import ResultIn, check_complete, check_edges, checked
@@ -128,7 +128,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 
 @router.get("/work/{chunk}")
-def fetch(chunk: BackfillNumber, lease: Lease, service: Service, inputs: bool = True) -> WorkOut:
+def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkOut:
     """The items of a leased chunk, with their images or embeddings unless the worker has its own."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
@@ -137,7 +137,7 @@ def fetch(chunk: BackfillNumber, lease: Lease, service: Service, inputs: bool = 
 
 
 @router.post("/work/{chunk}")
-def give(chunk: BackfillNumber, lease: Lease, body: ResultIn, service: Service) -> ResultOut:
+def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> ResultOut:
     """Take a chunk's results, after checking them; refused results leave the lease as it is."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
@@ -153,7 +153,7 @@ def give(chunk: BackfillNumber, lease: Lease, body: ResultIn, service: Service) 
 
 
 @router.post("/work/{chunk}/extend")
-def extend(chunk: BackfillNumber, lease: Lease, service: Service) -> dict[str, float]:
+def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
     """A sign of life: the lease is counted from now."""
 
     def prolong(connection: Connection, held: Chunk) -> None:
@@ -165,7 +165,7 @@ def extend(chunk: BackfillNumber, lease: Lease, service: Service) -> dict[str, f
 
 
 @router.post("/work/{chunk}/release", status_code=204)
-def release(chunk: BackfillNumber, lease: Lease, service: Service) -> None:
+def release(chunk: Number, lease: Lease, service: Service) -> None:
     """Give a chunk back undone."""
     _on(service, chunk, lease, chunks.release)
 
@@ -179,7 +179,7 @@ def archive(name: str, service: Service) -> FileResponse:
 
 
 @router.get("/work/edges/{number}", response_class=FileResponse)
-def edge_archive(number: BackfillNumber, service: Service) -> FileResponse:
+def edge_archive(number: Number, service: Service) -> FileResponse:
     """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
     service.catalog.sync_edges()
     declared = next((d for d in service.catalog.edges() if d.id == number), None)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from index.errors import InvalidVector
 from index.space import Cosine, Euclidean
+from service import schemas
 from service.errors import InvalidBody
 from service.schemas import check_embeddings, parse_json, take_object
 
@@ -66,3 +68,10 @@ def test_the_first_bad_embedding_is_named(value: Any, pointer: str | None) -> No
 
     if pointer is not None:
         assert caught.value.pointer == pointer
+
+
+@pytest.mark.parametrize("limit", ["lt=1 << 63", r'pattern=r"^[^\x00]*$"'])
+def test_limits_of_bodies_and_paths_are_spelled_here_and_nowhere_else(limit: str) -> None:
+    service = Path(schemas.__file__).parent
+
+    assert {path.name for path in service.rglob("*.py") if limit in path.read_text()} == {"schemas.py"}
