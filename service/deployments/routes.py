@@ -11,8 +11,7 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Row, select
 
 from index.encoder import verify_version
-from index.errors import InvalidVersionFolder, RegraftError
-from index.folder import load_version
+from index.errors import RegraftError
 from service.deployments.asking import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.deployments.history import State, etag, history, transitions
 from service.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
@@ -23,7 +22,7 @@ from service.schemas import Body, Number, Reason
 from service.tables import deployment
 from service.terms import Change, IfMatchTerms
 from service.trials.tallies import report_of, summary
-from service.versions.catalog import Catalog, Registered, registered_sha256
+from service.versions.catalog import Catalog, Registered
 
 router = APIRouter(tags=["deployments"])
 
@@ -210,18 +209,10 @@ def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
     Raises:
         VersionBroken: it is set aside, from now on if its folder has changed; names the file.
     """
-    version.check()
-    folder = service.settings.versions / version.name
-    with service.database.lookup() as connection:
-        sha256 = registered_sha256(connection, version.name)
-    try:
-        load_version(folder, expect_card=sha256)
-    except (InvalidVersionFolder, OSError) as error:
-        version.set_aside(str(error))
-        version.check()
+    version.check_folder()
     with version.opening():
-        verify_version(folder, {known.name: known.card for known in service.catalog.all()})
-    return {"card_sha256": sha256, "files": len(version.card.files)}
+        verify_version(version.version.folder, {known.name: known.card for known in service.catalog.all()})
+    return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
 
 
 def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:

@@ -18,7 +18,7 @@ def _versions(patient: Patient) -> Finding:
         "version_changed",
         "error",
         "version folders are no longer what was registered: they are set aside",
-        "register the same archive again, or restore the folder and start the service again; then start workers again",
+        "register the same archive again, or restore the folder and start the service again; workers then go on",
     )
     for registered in patient.catalog.all():
         if registered.problem:
@@ -31,7 +31,7 @@ def _edges(patient: Patient) -> Finding:
         "edge_changed",
         "error",
         "edges whose files are no longer what was accepted: they are not used",
-        "add or fit the edge again with --replace, or restore its folder and start service and workers again",
+        "add or fit the edge again with --replace, or restore its folder and start the service again",
     )
     for declared in patient.catalog.edges():
         if declared.problem:

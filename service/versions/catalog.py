@@ -66,6 +66,15 @@ class Registered:
         logger.error("action=version_set_aside version=%s reason=%r", self.name, problem)
         self.problem = problem
 
+    def check_folder(self) -> None:
+        """Hash every file of its folder; one that is not what was registered sets it aside. Raises VersionBroken."""
+        self.check()
+        try:
+            load_version(self.version.folder, expect_card=self.card_sha256)
+        except (InvalidVersionFolder, OSError) as error:
+            self.set_aside(str(error))
+            self.check()
+
     @contextmanager
     def opening(self) -> Iterator[None]:
         """While something of its folder is opened: a file that changed sets the version aside. Raises VersionBroken."""

@@ -174,7 +174,7 @@ def release(chunk: Number, lease: Lease, service: Service) -> None:
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.catalog.named(name)
-    registered.check()
+    registered.check_folder()
     return _zip(lambda packed: pack_version(registered.version.folder, packed))
 
 

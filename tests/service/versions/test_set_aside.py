@@ -260,6 +260,17 @@ def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
         assert (len(asked["results"][0]["matches"]), asked["degraded"]) == (5, [])
 
 
+@pytest.mark.parametrize(("damage", "named"), DAMAGES)
+def test_a_folder_that_changes_while_the_service_runs_is_sent_to_no_remote_worker(
+    settings: Settings, serving: Any, problem: Any, damage: Any, named: str
+) -> None:
+    with serving(settings) as served:
+        damage(settings, "v3")
+
+        assert named in problem(served.http.get("/work/versions/v3"), 503, "version_broken")["detail"]
+        assert named in served.http.get("/versions/v3").json()["problem"]
+
+
 def test_a_catalog_that_is_read_anew_knows_the_card_from_sql(settings: Settings) -> None:
     with running(settings) as runtime:
         whole = runtime.catalog.named("v2").card
