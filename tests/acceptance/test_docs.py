@@ -143,3 +143,10 @@ def test_every_module_of_the_service_has_its_place_on_the_map():
     modules = {room: {path.stem for path in folder.glob("*.py")} - {"__init__"} for room, folder in rooms.items()}
 
     assert named == modules
+
+
+def test_prose_is_wrapped_so_that_changes_to_it_can_be_read():
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+    long = [f"{page.name}: {line[:60]}" for page in pages for line in page.read_text().splitlines() if len(line) > 125]
+
+    assert [line for line in long if ": |" not in line] == []
