@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -35,7 +35,7 @@ from sqlalchemy import (
 from index.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
-from service.listed import blocks
+from service.listed import listed
 from service.repository import take_seq
 from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
@@ -228,20 +228,16 @@ def _still_waiting(connection: Connection, job: Row[Any], ids: set[int]) -> list
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
-    found: set[int] = set()
-    for block in blocks(sorted(ids)):
-        among = and_(item.c.id.in_(block), still)
-        if job.filter is not None:
-            found |= set(passing(connection, among, job.filter))
-        else:
-            found |= set(connection.execute(select(item.c.id).where(among)).scalars())
-    return sorted(found)
+    among = and_(item.c.id.in_(listed(connection, sorted(ids)).keys), still)
+    if job.filter is not None:
+        return sorted(passing(connection, among, job.filter))
+    return sorted(connection.execute(select(item.c.id).where(among)).scalars())
 
 
-def _forget(connection: Connection, backfill_id: int, ids: set[int] | Sequence[int]) -> None:
-    for block in blocks(sorted(ids)):
-        mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(block))
-        connection.execute(delete(backfill_failure).where(*mine))
+def _forget(connection: Connection, backfill_id: int, ids: Collection[int]) -> None:
+    keys = listed(connection, sorted(ids)).keys
+    mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(keys))
+    connection.execute(delete(backfill_failure).where(*mine))
 
 
 def _pause_is_over() -> ColumnElement[bool]:

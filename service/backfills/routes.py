@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
-from index.version import EdgeKind
 from service.audit import record
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.moving import Mover
@@ -254,10 +253,8 @@ def _check_possible(connection: Connection, catalog: Catalog, kind: Kind, target
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
     if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
-    catalog.sync_edges()
-    for declared in catalog.edges() if kind is Kind.TRANSFORM else ():
-        if declared.edge.new == target.name and declared.edge.kind is EdgeKind.FORWARD:
-            declared.check()
+    for declared in catalog.item_edges_to(target) if kind is Kind.TRANSFORM else ():
+        declared.check()
 
 
 def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillOut:

@@ -21,7 +21,7 @@ from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
 from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
-from index.version import Card, Edge, EdgeKey, Version
+from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from service.database import Database
 from service.edges.rows import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
 from service.encoders.entrances import Images, Lazy, Texts
@@ -269,6 +269,12 @@ class Catalog:
         The same tuple as long as none came, went or was set aside.
         """
         return self._edges
+
+    def item_edges_to(self, target: Registered) -> list[Declared]:
+        """The item edges that lead to a version by now, also those with a `problem`."""
+        self.sync_edges()
+        leading = (declared for declared in self._edges if declared.edge.new == target.name)
+        return [declared for declared in leading if declared.edge.kind is EdgeKind.FORWARD]
 
     def edge(self, key: EdgeKey) -> Declared | None:
         """The edge of this key, if there is one."""

@@ -20,7 +20,6 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from index.folder import pack_version
-from index.version import EdgeKind
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
@@ -30,6 +29,7 @@ from service.blobs import Blobs
 from service.edges import parcel
 from service.edges.changes import UnknownEdge
 from service.edges.rows import Declared
+from service.listed import listed
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number
 from service.tables import item
@@ -218,12 +218,7 @@ def _zip(pack: Callable[[Path], None]) -> FileResponse:
 
 
 def _edges(service: Runtime, target: Registered) -> list[WorkEdge]:
-    service.catalog.sync_edges()
-    return [_work_edge(service, d) for d in service.catalog.edges() if _leads_to(d, target)]
-
-
-def _leads_to(declared: Declared, target: Registered) -> bool:
-    return declared.edge.new == target.name and declared.edge.kind is EdgeKind.FORWARD and not declared.problem
+    return [_work_edge(service, d) for d in service.catalog.item_edges_to(target) if not d.problem]
 
 
 def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
@@ -282,5 +277,5 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
 
 
 def _names(connection: Connection, chunk: Chunk) -> dict[int, str]:
-    rows = connection.execute(select(item.c.id, item.c.external_id).where(item.c.id.in_(chunk.item_ids)))
-    return {row.id: row.external_id for row in rows}
+    mine = item.c.id.in_(listed(connection, chunk.item_ids).keys)
+    return {row.id: row.external_id for row in connection.execute(select(item.c.id, item.c.external_id).where(mine))}
