@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from service.database import Database, upgrade
 from service.repository import NewItem, changes, delete_items, store_items, take_seq
 from service.settings import Settings
 from service.tables import backfill, backfill_chunk, embedding, gallery, item, version
+from staging.together import together
 
 V1, V2 = 1, 2
 ONE = np.ones(2, np.float32)
@@ -33,26 +34,6 @@ def database(settings: Settings) -> Iterator[Database]:
         connection.execute(insert(gallery).values(name="g", created=0.0, next_seq=1))
     yield opened
     opened.close()
-
-
-def together(count: int, work: Callable[[int], None]) -> None:
-    """Run it in threads that start at one moment; raises what one of them raised."""
-    barrier, failures = threading.Barrier(count), []
-
-    def run(number: int) -> None:
-        barrier.wait()
-        try:
-            work(number)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 def store(database: Database, ids: list[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from sqlalchemy import Engine, create_engine, func, insert, inspect, select, tex
 from service.database import Database, migrating, upgrade
 from service.settings import Settings
 from service.tables import edge, gallery, item, metadata, version
+from staging.together import together
 
 
 def described(engine: Engine) -> dict[str, Any]:
@@ -104,23 +104,9 @@ def test_what_is_stored_survives_every_step_down_and_up(settings: Settings) -> N
 @ONLY_POSTGRESQL
 def test_services_and_workers_that_start_together_migrate_once(settings: Settings) -> None:
     settings.data.mkdir(parents=True)
-    failures: list[BaseException] = []
-    barrier = threading.Barrier(4)
 
-    def work() -> None:
-        barrier.wait()
-        try:
-            upgrade(settings)
-        except BaseException as error:
-            failures.append(error)
+    together(4, lambda _: upgrade(settings))
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
     database = Database(settings.database_url)
     with database.lookup() as connection:
         assert connection.execute(text("select count(*) from alembic_version")).scalar() == 1

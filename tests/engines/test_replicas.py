@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from index.folder import pack_version
 from index.version import Version
 from service.app import create_app
 from service.settings import Settings
+from staging.together import together
 
 AT_ONCE = 4
 
@@ -41,18 +41,12 @@ def archives(tmp_path: Path, make_version: Callable[..., Version]) -> dict[str, 
 
 def at_once(replicas: list[TestClient], ask: Callable[[TestClient, int], Any]) -> list[Any]:
     """The answers to requests that start at one moment, each at the next replica."""
-    barrier = threading.Barrier(AT_ONCE)
     answers: list[Any] = [None] * AT_ONCE
 
     def run(number: int) -> None:
-        barrier.wait()
         answers[number] = ask(replicas[number % 2], number)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(AT_ONCE)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    together(AT_ONCE, run)
     return answers
 
 

@@ -15,12 +15,14 @@ from typing import Any
 import httpx
 import pytest
 import uvicorn
+from sqlalchemy import update
 
 from index.folder import pack_version
 from index.version import Version
 from service.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
+from service.tables import backfill
 
 names = (f"g{number}" for number in itertools.count())
 
@@ -40,6 +42,11 @@ class Served:
             deployed = self.http.post(f"{path}/deployments", json={"version": version})
             assert deployed.status_code == 201, deployed.text
         return path
+
+    def cancel_backfills(self) -> None:
+        """End what runs, behind the routes' back."""
+        with self.runtime.database.write() as connection:
+            connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
     def ingest(self, path: str, images: dict[str, bytes], **metadata: Any) -> httpx.Response:
         """Store images by id."""
@@ -149,3 +156,10 @@ def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version
 def pictures(make_image: Callable[..., Any], image_bytes: Callable[..., bytes]) -> list[bytes]:
     """Twenty PNG files of five classes: number n is of class n % 5."""
     return [image_bytes(make_image(number % 5, number)) for number in range(20)]
+
+
+@pytest.fixture
+def alone(served: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    served.cancel_backfills()

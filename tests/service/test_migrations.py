@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from service.database import MIGRATIONS, Database, migrating, upgrade
 from service.deployments.history import history, standing
 from service.settings import Settings
 from service.tables import edge, embedding, gallery, item, metadata, version
+from staging.together import together
 
 
 def described(url: str) -> dict[str, Any]:
@@ -81,21 +81,8 @@ def test_going_down_and_up_again_ends_in_the_same_schema(settings: Settings) -> 
 
 
 def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
-    failures: list[BaseException] = []
+    together(4, lambda _: upgrade(settings))
 
-    def work() -> None:
-        try:
-            upgrade(settings)
-        except BaseException as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert failures == []
     assert "gallery" in described(settings.database_url)
 
 

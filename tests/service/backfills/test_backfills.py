@@ -1,18 +1,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select, text, update
+from sqlalchemy import select, text
 
 from index.transform import load_transform
 from index.version import Version
 from service.backfills.worker import Worker
-from service.tables import backfill, backfill_chunk, item
+from service.tables import backfill_chunk, item
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -22,14 +24,6 @@ def more(
     """fct has an item edge from v1."""
     root = tmp_path_factory.mktemp("more")
     assert served.register(make_version(root / "fct", "fct", 5, edges=[(versions["v1"], "forward")])).status_code == 201
-
-
-@pytest.fixture(autouse=True)
-def alone(served: Any) -> Iterator[None]:
-    """What a test leaves running must not occupy the workers of the next."""
-    yield
-    with served.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 @pytest.fixture

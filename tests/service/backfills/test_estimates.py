@@ -5,19 +5,22 @@ from __future__ import annotations
 import base64
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from index.version import Version
 from service.backfills import orders
 from service.backfills.worker import Worker
 from service.stored import from_bytes
-from service.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic
+from service.tables import backfill_chunk, embedding, gallery, item, item_traffic
+
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 UNIT = base64.b64encode(np.float32([1, 0, 0, 0, 0]).tobytes()).decode()
 
@@ -38,13 +41,6 @@ def more(
     near = make_version(root / "near", "near", 4, space=space, drift=0.1, edges=[(lorentz, "identity")])
     for version in (unsure, lorentz, near):
         assert served.register(version).status_code == 201
-
-
-@pytest.fixture(autouse=True)
-def alone(served: Any) -> Iterator[None]:
-    yield
-    with served.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 def fill(served: Any, pictures: list[bytes], old: str = "v1", new: str = "v2") -> str:

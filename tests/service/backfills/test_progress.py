@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import event
 
 from regraft.backfill_routes import events
 from service.backfills import progress
 from service.backfills.worker import Worker
-from service.tables import backfill
+
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 WAIT = 20.0
 
@@ -22,14 +24,6 @@ WAIT = 20.0
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
-
-
-@pytest.fixture(autouse=True)
-def alone(served: Any) -> Iterator[None]:
-    """What a test leaves running must not occupy the workers of the next."""
-    yield
-    with served.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 @pytest.fixture

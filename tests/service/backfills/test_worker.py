@@ -22,7 +22,9 @@ from service.backfills.moving import _embed
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.stored import from_bytes
-from service.tables import backfill, backfill_chunk, embedding, gallery, item
+from service.tables import backfill_chunk, embedding, gallery, item
+
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,14 +39,6 @@ def more(
     for version in (sided, fct, carrying):
         assert served.register(version).status_code == 201
     return {"sided": sided, "fct": fct, "carrying": carrying}
-
-
-@pytest.fixture(autouse=True)
-def alone(served: Any) -> Iterator[None]:
-    """What a test leaves running must not occupy the workers of the next."""
-    yield
-    with served.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +22,10 @@ from service.backfills.leases import Leases
 from service.backfills.worker import Worker
 from service.curves import measure as curves
 from service.curves import points, scoring
-from service.tables import backfill, backfill_point, item
+from service.tables import backfill_point, item
+
+pytestmark = pytest.mark.usefixtures("alone")
+
 
 WAIT = 60.0
 
@@ -46,14 +49,6 @@ def more(
         make_version(root / "apart", "apart", 5, seed=3),
     ):
         assert served.register(made).status_code == 201
-
-
-@pytest.fixture(autouse=True)
-def alone(served: Any) -> Iterator[None]:
-    """What a test leaves running must not occupy the workers of the next."""
-    yield
-    with served.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 def group(number: int) -> int:

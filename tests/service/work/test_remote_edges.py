@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from index.errors import InvalidVersionFolder
 from index.folder import card_sha256
@@ -25,7 +25,7 @@ from regraft.remote_folders import EDGES, Folders, NamedEdge
 from service.backfills.worker import Worker
 from service.edges import parcel
 from service.settings import Settings
-from service.tables import backfill, embedding, gallery, item
+from service.tables import embedding, gallery, item
 
 ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the api key", "the worker key"
@@ -309,10 +309,3 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
     by_the_first = held(keyed, path)
     local, _ = fill()
     assert by_the_first == locally(keyed, local)
-
-
-@pytest.fixture(autouse=True)
-def alone(keyed: Any) -> Iterator[None]:
-    yield
-    with keyed.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))

@@ -20,7 +20,7 @@ from regraft.remote import RemoteWorker
 from service.backfills import drained
 from service.backfills.worker import Worker
 from service.settings import Settings
-from service.tables import backfill, backfill_chunk, embedding, item
+from service.tables import backfill_chunk, embedding, item
 
 KEY, WORKER_KEY = "the api key", "the worker key"
 
@@ -38,13 +38,6 @@ def keyed(
         for version in (versions["v1"], versions["v2"], sided, fct):
             assert running.register(version).status_code == 201
         yield running
-
-
-@pytest.fixture(autouse=True)
-def alone(keyed: Any) -> Iterator[None]:
-    yield
-    with keyed.runtime.database.write() as connection:
-        connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
 
 
 @pytest.fixture
