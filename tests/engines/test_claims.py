@@ -169,7 +169,7 @@ def test_the_feed_is_in_commit_order_whoever_writes(database: Database) -> None:
             if ending:
                 return
 
-    reader = threading.Thread(target=read)
+    reader = threading.Thread(target=read, daemon=True)
     reader.start()
     try:
         together(4, write)

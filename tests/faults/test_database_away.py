@@ -69,7 +69,7 @@ def test_a_worker_waits_and_goes_on(site: Any, wait_until: Any, caplog: pytest.L
     number = site.start_backfill("g")
     stop = threading.Event()
     worker = Worker(site.settings, stop)
-    working = threading.Thread(target=worker.work)
+    working = threading.Thread(target=worker.work, daemon=True)
     try:
         with locked(site):
             working.start()

@@ -28,7 +28,7 @@ class Client:
         self.deleted: set[str] = set()
         self.unsure: set[str] = set()
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.write)
+        self.thread = threading.Thread(target=self.write, daemon=True)
         self.draw = random.Random(0)
 
     def write(self) -> None:

@@ -16,7 +16,7 @@ def test_the_end_is_the_same(site: Any, order: str, workers: int, chunk_size: in
     site.work()
     number = site.start_backfill("g", order=order, chunk_size=chunk_size)
 
-    threads = [threading.Thread(target=site.work) for _ in range(workers)]
+    threads = [threading.Thread(target=site.work, daemon=True) for _ in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -21,7 +21,7 @@ def background() -> Iterator[Callable[[Callable[[], None]], None]]:
             except BaseException as error:
                 failures.append(error)
 
-        threads.append(threading.Thread(target=loop))
+        threads.append(threading.Thread(target=loop, daemon=True))
         threads[-1].start()
 
     yield run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -43,8 +44,6 @@ def test_readers_share_the_lock_and_writers_have_it_alone(
 
 def test_a_waiting_writer_goes_before_new_readers() -> None:
     lock, order = ReadWriteLock(), []
-    first = lock.read()
-    first.__enter__()
 
     def write() -> None:
         with lock.write():
@@ -54,15 +53,16 @@ def test_a_waiting_writer_goes_before_new_readers() -> None:
         with lock.read():
             order.append("reader")
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    while not lock._writers_waiting:
-        pass
-    reader = threading.Thread(target=read)
-    reader.start()
-    reader.join(0.05)
-    assert order == []
-    first.__exit__(None, None, None)
+    # Daemons: a lock that never lets them in fails this test and does not keep the run from ending.
+    writer, reader = (threading.Thread(target=work, daemon=True) for work in (write, read))
+    with lock.read():
+        writer.start()
+        deadline = time.monotonic() + 10
+        while not lock._writers_waiting and time.monotonic() < deadline:
+            time.sleep(0.001)
+        reader.start()
+        reader.join(0.05)
+        assert order == []
     writer.join(10)
     reader.join(10)
     assert order == ["writer", "reader"]

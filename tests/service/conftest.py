@@ -77,7 +77,7 @@ def serve_in_thread(settings: Settings, **headers: str) -> Iterator[Served]:
     """Serve in a thread on a free port."""
     app = create_app(settings)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         while not server.started:

@@ -109,7 +109,7 @@ def test_every_acknowledged_write_survives_kill_9(
             if number == 25:
                 wanted.set()
 
-    writer = threading.Thread(target=write)
+    writer = threading.Thread(target=write, daemon=True)
     writer.start()
     assert wanted.wait(30)
     process.process.send_signal(signal.SIGKILL)
@@ -154,7 +154,7 @@ def test_sigterm_lets_a_running_request_end_and_then_ends_well(
             files = [("images", ("0", Picture(pictures[0])))]
             answers.append(http.post("/galleries/g/items", data={"items": json.dumps(items)}, files=files).json())
 
-    writer = threading.Thread(target=ingest)
+    writer = threading.Thread(target=ingest, daemon=True)
     writer.start()
     assert sending.wait(30)
     time.sleep(0.2)  # the request is on its way; now it is being answered

@@ -71,7 +71,7 @@ def test_writers_of_several_processes_take_turns(database: Database, tmp_path: P
                 seen = connection.execute(select(gallery.c.next_seq)).scalar_one()
                 connection.execute(update(gallery).values(next_seq=seen + 1))
 
-    threads = [threading.Thread(target=work, args=(mine,)) for mine in (database, *others)]
+    threads = [threading.Thread(target=work, args=(mine,), daemon=True) for mine in (database, *others)]
     for thread in threads:
         thread.start()
     for thread in threads:

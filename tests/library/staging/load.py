@@ -36,7 +36,7 @@ class Load:
         self.answered = self.cut_off = 0
         self._pause, self._outage = pause, outage
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(clients)]
+        self._threads = [threading.Thread(target=self._ask, args=(number,), daemon=True) for number in range(clients)]
 
     @contextmanager
     def running(self) -> Iterator[None]:

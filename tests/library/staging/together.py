@@ -17,7 +17,7 @@ def together(count: int, work: Callable[[int], None]) -> None:
         except BaseException as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(count)]
+    threads = [threading.Thread(target=run, args=(number,), daemon=True) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -173,7 +173,7 @@ def test_several_workers_share_the_chunks_and_end_in_the_state_of_one(
 ) -> None:
     alone, shared = filled(chunk_size=1), filled(chunk_size=1)
     workers = [Worker(served.runtime.settings, threading.Event()) for _ in range(4)]
-    threads = [threading.Thread(target=drain, args=(each,)) for each in workers]
+    threads = [threading.Thread(target=drain, args=(each,), daemon=True) for each in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -202,7 +202,7 @@ def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pyt
     monkeypatch.setattr(Encoder, "encode_arrays", slow)
     monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
     holder, other = Worker(settings, threading.Event()), Worker(settings, threading.Event())
-    thread = threading.Thread(target=holder.step)
+    thread = threading.Thread(target=holder.step, daemon=True)
     thread.start()
     assert encoding.wait(10)
 
@@ -351,7 +351,7 @@ def test_told_to_stop_it_finishes_the_chunk_in_hand_and_no_other(
 def test_a_new_data_folder_is_made_ready(tmp_path: Path) -> None:
     """A worker may be started before its service."""
     stop = threading.Event()
-    thread = threading.Thread(target=worker.run, args=(Settings(data=tmp_path / "data"), stop))
+    thread = threading.Thread(target=worker.run, args=(Settings(data=tmp_path / "data"), stop), daemon=True)
 
     thread.start()
     stop.set()
@@ -364,7 +364,7 @@ def test_waiting_for_a_database_that_stays_away_ends_with_the_stop(tmp_path: Pat
     stop = threading.Event()
     settings = Settings(data=tmp_path, database_url=f"sqlite:///{tmp_path}/nowhere/regraft.db")
     away = Worker(settings, stop)
-    thread = threading.Thread(target=away.work)
+    thread = threading.Thread(target=away.work, daemon=True)
 
     thread.start()
     time.sleep(0.1)

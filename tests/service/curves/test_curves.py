@@ -626,7 +626,7 @@ class TestEvents:
     def test_the_stream_waits_for_the_last_point(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group"})
         seen: list[Any] = []
-        watcher = threading.Thread(target=lambda: seen.extend(self.stream(served, number)))
+        watcher = threading.Thread(target=lambda: seen.extend(self.stream(served, number)), daemon=True)
         watcher.start()
         work(served)
         watcher.join(WAIT)

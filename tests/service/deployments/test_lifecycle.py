@@ -266,7 +266,7 @@ class TestConcurrency:
             together.wait()
             answers.append(deploy(served, filled, version, until="verified").status_code)
 
-        threads = [threading.Thread(target=attempt, args=(version,)) for version in ("v2", "v3") * 3]
+        threads = [threading.Thread(target=attempt, args=(version,), daemon=True) for version in ("v2", "v3") * 3]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -290,7 +290,7 @@ class TestConcurrency:
             lambda: advance(served, filled, number, "current", headers=seen),
             lambda: rollback(served, filled, headers=seen),
         )
-        threads = [threading.Thread(target=attempt, args=(change,)) for change in changes]
+        threads = [threading.Thread(target=attempt, args=(change,), daemon=True) for change in changes]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -486,7 +486,7 @@ def test_ingest_and_delete_from_many_clients_agree_in_the_end(served: Any, pictu
             gone = served.http.delete(f"{path}/items/{number}-{turn}") if turn % 2 else stored
             failures.extend(r.text for r in (stored, gone) if r.status_code >= 400)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

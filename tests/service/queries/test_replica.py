@@ -132,7 +132,7 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
             except KeyError:
                 failures.append(keys)
 
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    threads = [threading.Thread(target=work, args=(n,), daemon=True) for n in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -264,7 +264,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
             answer = live.search(None, lambda name: vectors[name], 2, NOBODY, False)
             seen.add((answer.version, tuple(answer.found.mix.items()), bool(answer.degraded)))
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for turn in range(30):

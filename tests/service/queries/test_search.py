@@ -275,7 +275,7 @@ def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: A
             if wrong:
                 failures.append(response.text)
 
-    threads = [threading.Thread(target=ask) for _ in range(2)]
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
     for turn in range(4):

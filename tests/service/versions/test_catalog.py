@@ -124,7 +124,7 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
     catalog.sync()
     assert loads == []
 
-    threads = [threading.Thread(target=lambda: catalog.named("v1").encoder()) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: catalog.named("v1").encoder(), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

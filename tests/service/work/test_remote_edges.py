@@ -294,7 +294,7 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
             return give(*args)
 
         monkeypatch.setattr(client, "return_work", replaced_first)
-        worker = threading.Thread(target=RemoteWorker(client, tmp_path / "far", stop).work)
+        worker = threading.Thread(target=RemoteWorker(client, tmp_path / "far", stop).work, daemon=True)
         worker.start()
         try:
             deadline = time.monotonic() + 60

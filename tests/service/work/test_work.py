@@ -75,7 +75,7 @@ def result(items: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
 
 
 def run_until(worker: RemoteWorker, stop: threading.Event, ended: Callable[[], bool]) -> None:
-    thread = threading.Thread(target=worker.work)
+    thread = threading.Thread(target=worker.work, daemon=True)
     thread.start()
     try:
         pause = threading.Event()
