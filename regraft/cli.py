@@ -76,5 +76,5 @@ def main() -> None:
     try:
         app()
     except (RegraftError, OSError) as error:
-        err.print(f"regraft: {' '.join(str(error).split())}", markup=False, style="red")
+        err.print(f"regraft: {' '.join(str(error).split())}", style="red")
         sys.exit(1)

@@ -188,7 +188,7 @@ def _show(client: Client, shown: Json, watch: bool) -> None:
         print_curve(shown["curve"])
     if shown["failed"]:
         for failure in client.backfill_failures(shown["id"]):
-            out.print(f"  {failure['item']}: {failure['reason']}", markup=False)
+            out.print(f"  {failure['item']}: {failure['reason']}")
         if watch:
             raise typer.Exit(ITEMS_FAILED)
 

@@ -50,8 +50,8 @@ def in_short(curve: Json) -> str:
 def print_curve(curve: Json) -> None:
     """The curve in one line, and its points as a table."""
     area = "" if curve["area"] is None else f", area {curve['area']:.1%}"
-    out.print(f"{in_short(curve)}, largest dip {curve['largest_dip']:.1%}{area}: {curve['state']}", markup=False)
+    out.print(f"{in_short(curve)}, largest dip {curve['largest_dip']:.1%}{area}: {curve['state']}")
     if curve["error"]:
-        out.print(f"  {curve['error']}", markup=False)
+        out.print(f"  {curve['error']}")
     rows = [[f"{point['share']:.1%}", point["moved"], score(point), point["queries"]] for point in curve["points"]]
     print_table(["share", "moved", curve["metric"], "queries"], rows)

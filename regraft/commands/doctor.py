@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from regraft.commands.options import needs, out
 
@@ -35,9 +36,10 @@ def doctor(
         finally:
             database.close()
     for finding in findings:
-        out.print(f"[{COLOURS[finding.severity]}]{finding.severity}[/] {finding.code}: {finding.count} {finding.what}")
-        out.print(f"  {', '.join(finding.examples)}{' ...' * (finding.count > len(finding.examples))}", markup=False)
-        out.print(f"  {f'mended {finding.fixed}; ' * bool(finding.fixed)}{finding.advice}", markup=False)
+        severity = Text(finding.severity, COLOURS[finding.severity])
+        out.print(severity, f"{finding.code}: {finding.count} {finding.what}")
+        out.print(f"  {', '.join(finding.examples)}{' ...' * (finding.count > len(finding.examples))}")
+        out.print(f"  {f'mended {finding.fixed}; ' * bool(finding.fixed)}{finding.advice}")
     if not findings:
         out.print("nothing is wrong")
     if any(f.severity == "error" and f.fixed < f.count for f in findings):

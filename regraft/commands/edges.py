@@ -128,7 +128,7 @@ def _print_edge(done: str, edge: Json) -> None:
         if compared := edge["made"].get(source):
             out.print(f"{compared['images']} {source} compared, at most {compared['distance']:.2g} apart")
     if edge["warning"]:
-        err.print(f"regraft: {edge['warning']}", markup=False, style="yellow")
+        err.print(f"regraft: {edge['warning']}", style="yellow")
 
 
 def _numbers(settings: list[str]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Client, ImageItem, Json, Problem, QueryOptions
+from regraft.commands.console import visible
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, progress, would
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
@@ -54,7 +55,7 @@ def delete(
 ) -> None:
     """Delete a gallery with everything in it."""
     if not yes and not dry_run:
-        typer.confirm(f"Delete gallery {name} and all its items?", abort=True)
+        typer.confirm(f"Delete gallery {visible(name)} and all its items?", abort=True)
     with connect(url, api_key) as client:
         client.delete_gallery(name, dry_run=dry_run)
     out.print(f"{would(dry_run, 'deleted', 'delete')} gallery {name}")
@@ -75,7 +76,7 @@ def ingest(
         for chunk in batches(files, batch):
             errors = _store(client, name, chunk)
             for error in errors:
-                err.print(f"{chunk[error['index']][1]}: {error['detail']}", markup=False)
+                err.print(f"{chunk[error['index']][1]}: {error['detail']}")
             failed, stored = failed + len(errors), stored + len(chunk) - len(errors)
             bar.advance(task, len(chunk))
     out.print(f"stored {stored} images in {name}, {failed} failed")
@@ -134,7 +135,7 @@ def query(
     if explain:
         _print_shards(answer["explain"]["shards"], answer["mode"])
     for missing in answer["degraded"]:
-        err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}", markup=False)
+        err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}")
 
 
 def _read_filter(text: str) -> Any:

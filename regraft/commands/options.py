@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
 from index.errors import RegraftError
 from regraft.client import DEFAULT_URL, Client
+from regraft.commands.console import Description, PlainConsole
 
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
 ApiKey = Annotated[
@@ -25,8 +25,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, chan
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 URL = DEFAULT_URL
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(highlight=False, soft_wrap=True, stderr=True)
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 
 class MissingExtra(RegraftError):
@@ -52,7 +52,7 @@ def needs(extra: str) -> Iterator[None]:
 
 def progress() -> Progress:
     """A progress bar on standard error, so that standard output stays clean."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (Description(), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=err)
 
 

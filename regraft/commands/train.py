@@ -52,7 +52,7 @@ def train(
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
         if leads():
-            out.print(f"wrote {written}", markup=False)
+            out.print(f"wrote {written}")
         part()
 
 
@@ -114,9 +114,9 @@ def evaluate(
             verification=verification,
         )
         for line in lines(measured):
-            out.print(line, markup=False)
+            out.print(line)
         for path in [] if target is None else write_evaluation(measured, target):
-            out.print(f"wrote {path}", markup=False)
+            out.print(f"wrote {path}")
 
 
 def fit_edge(
@@ -150,9 +150,9 @@ def fit_edge(
             warnings.simplefilter("always", FewPairsWarning)
             fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
     for warning in said:
-        err.print(f"regraft: {warning.message}", markup=False, style="yellow")
+        err.print(f"regraft: {warning.message}", style="yellow")
     for line in fitted.lines():
-        out.print(line, markup=False)
+        out.print(line)
 
 
 def export(
@@ -164,7 +164,7 @@ def export(
         from training.export import export as export_version
 
         written = export_version(folder, target)
-    out.print(f"wrote {written}", markup=False)
+    out.print(f"wrote {written}")
 
 
 def _load(

@@ -34,7 +34,7 @@ def pack(
     checked = load_version(folder)
     target = archive or Path(f"{checked.name}.zip")
     pack_version(folder, target)
-    out.print(f"wrote {target}", markup=False)
+    out.print(f"wrote {target}")
 
 
 @version.command("register")
@@ -62,4 +62,4 @@ def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
     print_table(["version", "dim", "space", "method", "edges"], rows)
     for v in found:
         if v["problem"]:
-            out.print(f"{v['name']} is set aside: {v['problem']}", markup=False)
+            out.print(f"{v['name']} is set aside: {v['problem']}")

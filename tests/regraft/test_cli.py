@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 from index.errors import InvalidArgument
 from regraft import backfill_routes, cli
 from regraft.client import Client
-from regraft.commands import galleries, options
+from regraft.commands import galleries
 
 GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3, "created": 0.0}
 BACKFILL = {
@@ -48,49 +47,6 @@ COMMANDS = [
     *("edges", "evaluation", "deployment", "retire", "audit"),
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 ]
-
-
-class Service:
-    """Answers by "METHOD /path"; keeps what it was asked."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, object] = {}
-        self.requests: list[httpx.Request] = []
-
-    def __call__(self, request: httpx.Request) -> httpx.Response:
-        self.requests.append(request)
-        answer = self.answers[f"{request.method} {request.url.path}"]
-        if isinstance(answer, list) and answer and isinstance(answer[0], httpx.Response):
-            return answer.pop(0)
-        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
-
-
-@pytest.fixture
-def service(monkeypatch):
-    made = Service()
-    monkeypatch.setattr(options, "Client", lambda url, key: Client(url, key, transport=httpx.MockTransport(made)))
-    return made
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    # Registered now, so that what a command sets is undone.
-    for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    yield command
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
 
 
 def problem(status: int, **body: object) -> httpx.Response:

@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
 
 from index.folder import load_version
-from regraft import cli
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
-
-    def command(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return command
 
 
 @pytest.fixture

@@ -1,0 +1,56 @@
+"""What tests of the command share: a service that answers what it is told to, and the command run in this process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+import httpx
+import pytest
+
+from regraft import cli
+from regraft.client import Client
+from regraft.commands import options
+
+
+class Service:
+    """Answers by "METHOD /path"; keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, object] = {}
+        self.requests: list[httpx.Request] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        answer = self.answers[f"{request.method} {request.url.path}"]
+        if isinstance(answer, list) and answer and isinstance(answer[0], httpx.Response):
+            return answer.pop(0)
+        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+
+
+@pytest.fixture
+def service(monkeypatch):
+    made = Service()
+    monkeypatch.setattr(options, "Client", lambda url, key: Client(url, key, transport=httpx.MockTransport(made)))
+    return made
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Registered now, so that what a command sets is undone.
+    for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+    def command(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        captured = capsys.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    yield command
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
