@@ -13,7 +13,7 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import audit, errors, health
+from service import audit, errors, health, reference
 from service.auth import Guard, check_exposure
 from service.backfills import failures, progress
 from service.backfills import routes as backfills
@@ -68,11 +68,19 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await run_in_threadpool(process.__exit__, None, None, None)
 
-    app = FastAPI(title="Regraft", version=health.VERSION, lifespan=life, separate_input_output_schemas=False)
+    app = FastAPI(
+        title="Regraft",
+        version=health.VERSION,
+        lifespan=life,
+        separate_input_output_schemas=False,
+        docs_url=None,
+        redoc_url=None,
+    )
     app.add_middleware(Guard, settings=settings)
     errors.install(app)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
+    app.include_router(reference.router)
     return app
 
 

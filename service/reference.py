@@ -1,0 +1,75 @@
+"""`/docs`: the HTTP API as a page to read and to try. Every file of it comes from here, so it needs no network.
+
+Swagger UI (Apache-2.0) is taken from the package `fastapi-offline`, of which nothing else is used.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse, HTMLResponse, Response
+
+router = APIRouter(include_in_schema=False)
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; "  # the arrows and locks inside the style sheet
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Content-Security-Policy of the page: its own files and requests to this service, nothing else and nothing inline."""
+HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+
+SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
+# Relative addresses: the service may stand behind a proxy, below a prefix.
+PAGE = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Regraft: HTTP API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="docs/{STYLE}">
+</head>
+<body>
+<div id="page"></div>
+<script src="docs/{SCRIPT}"></script>
+<script src="docs/{START}"></script>
+</body>
+</html>
+"""
+STARTING = """SwaggerUIBundle({
+  url: "openapi.json", dom_id: "#page", deepLinking: true, docExpansion: "list", defaultModelsExpandDepth: 0,
+  validatorUrl: null, displayRequestDuration: true,
+});
+"""
+"""A file and not part of the page, because the policy allows no inline script."""
+
+
+@router.get("/docs")
+def read_page() -> HTMLResponse:
+    """The page."""
+    return HTMLResponse(PAGE, headers=HEADERS)
+
+
+@router.get(f"/docs/{START}")
+def read_start() -> Response:
+    """What starts it."""
+    return Response(STARTING, media_type="text/javascript", headers=HEADERS)
+
+
+@router.get(f"/docs/{SCRIPT}")
+def read_script() -> FileResponse:
+    """Swagger UI."""
+    return _file(SCRIPT, "text/javascript")
+
+
+@router.get(f"/docs/{STYLE}")
+def read_style() -> FileResponse:
+    """How it looks."""
+    return _file(STYLE, "text/css")
+
+
+def _file(name: str, media_type: str) -> FileResponse:
+    return FileResponse(Path(str(files("fastapi_offline") / "static" / name)), media_type=media_type, headers=HEADERS)
