@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,17 @@ FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 MAX_PIXELS = 50_000_000
 MIN_SIDE = 4
 """Shorter sides hold nothing to recognise and are almost always tracking pixels or broken exports."""
+LEAST_SEEN = 0.25
+"""Share of a picture's area that a version should see at least: the centre of a 3:1 panorama is a third of it."""
+MOST_REDUCED = 16.0
+"""How much smaller a version should make a picture's sides at most: 3,584 pixels become 224."""
+
+
+class Loss(StrEnum):
+    """What a picture loses on its way into an encoder, when it is much larger than what the version reads."""
+
+    UNSEEN = "image_mostly_unseen"
+    REDUCED = "image_much_reduced"
 
 
 def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -73,6 +85,27 @@ def preprocess_batch(images: Sequence[Image.Image], spec: Preprocess) -> Pixels:
     for row, image in enumerate(images):
         batch[row] = preprocess(image, spec)
     return batch
+
+
+def losses(size: tuple[int, int], spec: Preprocess) -> list[Loss]:
+    """What a picture of this (width, height) loses in `preprocess`: see `LEAST_SEEN` and `MOST_REDUCED`."""
+    unseen, reduced = seen_share(size, spec) < LEAST_SEEN, reduction(size, spec) > MOST_REDUCED
+    return [loss for loss, holds in ((Loss.UNSEEN, unseen), (Loss.REDUCED, reduced)) if holds]
+
+
+def seen_share(size: tuple[int, int], spec: Preprocess) -> float:
+    """Share of a picture's area that reaches the encoder, above 0 to 1: the rest is cropped."""
+    if spec.stretch:
+        return 1.0
+    width, height = size if spec.resize is None else _scaled(size, spec.resize)
+    return min(1.0, spec.width / width) * min(1.0, spec.height / height)
+
+
+def reduction(size: tuple[int, int], spec: Preprocess) -> float:
+    """How many of a picture's pixels, along the side that shrinks most, become one; below 1 where it is enlarged."""
+    if spec.stretch:
+        return max(size[0] / spec.width, size[1] / spec.height)
+    return 1.0 if spec.resize is None else min(size) / spec.resize
 
 
 def _open(data: bytes, max_pixels: int) -> Image.Image:

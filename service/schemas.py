@@ -105,6 +105,19 @@ class ItemError(BaseModel):
     pointer: str
 
 
+class ImageWarning(BaseModel):
+    """So many images are much larger than what a version reads; `pointer` is where the first stands in the request.
+
+    `code` is `image_mostly_unseen` or `image_much_reduced`.
+    """
+
+    code: str
+    version: str
+    count: int
+    pointer: str
+    detail: str
+
+
 class Ingested(BaseModel):
     """What became of a batch; `seq` is the number of its last write in the gallery's feed."""
 
@@ -112,6 +125,7 @@ class Ingested(BaseModel):
     failed: int
     seq: int
     errors: list[ItemError]
+    warnings: list[ImageWarning]
 
 
 class ItemOut(BaseModel):
@@ -239,6 +253,7 @@ class Answered(BaseModel):
     mode: str
     mix: dict[str, int]
     degraded: list[DegradedOut]
+    warnings: list[ImageWarning]
     results: list[Matches]
     next: str | None
     explain: ExplainOut | None = None

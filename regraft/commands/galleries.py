@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,15 +71,18 @@ def ingest(
     """Store images; metadata `label` is the name of their folder."""
     files = list(find_images(paths))
     failed = stored = 0
+    lost: dict[tuple[str, str], Json] = {}
     with connect(url, api_key) as client, progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
-            errors = _store(client, name, chunk)
+            errors, warnings = _store(client, name, chunk)
+            _add_up(lost, warnings)
             for error in errors:
                 err.print(f"{chunk[error['index']][1]}: {error['detail']}")
             failed, stored = failed + len(errors), stored + len(chunk) - len(errors)
             bar.advance(task, len(chunk))
     out.print(f"stored {stored} images in {name}, {failed} failed")
+    _print_warnings(lost.values())
     if failed:
         raise typer.Exit(1)
 
@@ -136,6 +139,7 @@ def query(
         _print_shards(answer["explain"]["shards"], answer["mode"])
     for missing in answer["degraded"]:
         err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}")
+    _print_warnings(answer.get("warnings", ()))
 
 
 def _read_filter(text: str) -> Any:
@@ -178,15 +182,30 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
         yield chunk
 
 
-def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]]) -> list[Json]:
+def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]]) -> tuple[list[Json], list[Json]]:
+    """The errors and the warnings of one batch."""
     items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
     try:
-        return list(client.ingest(name, items)["errors"])
+        answer = client.ingest(name, items)
+        return answer["errors"], answer.get("warnings", [])
     except Problem as problem:
         # A batch of nothing but bad images is refused as a whole, with the same list.
         if problem.errors and all("index" in error for error in problem.errors):
-            return problem.errors
+            return problem.errors, []
         raise
+
+
+def _add_up(lost: dict[tuple[str, str], Json], warnings: Sequence[Json]) -> None:
+    """Count the warnings of a batch to those of the batches before, so that each is said once."""
+    for warning in warnings:
+        known = lost.setdefault((warning["code"], warning["version"]), {**warning, "count": 0})
+        known["count"] += warning["count"]
+
+
+def _print_warnings(warnings: Iterable[Json]) -> None:
+    for warning in warnings:
+        images = "1 image" if warning["count"] == 1 else f"{warning['count']} images"
+        err.print(f"warning: {images}: {warning['detail']}")
 
 
 def _print_shards(shards: Sequence[Json], mode: str) -> None:

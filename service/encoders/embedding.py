@@ -21,29 +21,37 @@ from index.space import Vectors
 from index.text import Tokens
 from index.version import Preprocess
 from service.encoders.batching import X
+from service.encoders.sight import Sight, Size
 from service.versions.catalog import Catalog, Registered
 
 DECODING = threading.BoundedSemaphore(4)
 """How many images are decoded at a time: a decoded image may take hundreds of megabytes."""
 
 
-def read_pixels(file: UploadFile, spec: Preprocess, max_pixels: int) -> Pixels:
-    """An uploaded image as an encoder's input. Raises InvalidImage."""
+def read_pixels(file: UploadFile, spec: Preprocess, max_pixels: int, note: Callable[[Size], None]) -> Pixels:
+    """An uploaded image as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
     file.file.seek(0)
     data = file.file.read()
     with DECODING:
-        return preprocess(decode_image(data, max_pixels=max_pixels), spec)
+        image = decode_image(data, max_pixels=max_pixels)
+        note(image.size)
+        return preprocess(image, spec)
 
 
-def embed_images(catalog: Catalog, files: Sequence[UploadFile], max_pixels: int) -> Encode:
-    """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`."""
+def embed_images(catalog: Catalog, files: Sequence[UploadFile], max_pixels: int, sight: Sight) -> Encode:
+    """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
+
+    What a version does not see of them is noted in `sight`.
+    """
 
     def encode(version: Registered) -> Vectors:
         images = version.images()
 
         def read(number: int) -> Pixels:
-            with pointing(f"/images/{number}"):
-                return read_pixels(files[number], images.encoder.spec, max_pixels)
+            pointer, spec = f"/images/{number}", images.encoder.spec
+            with pointing(pointer):
+                note = functools.partial(sight.note, version.name, spec, pointer)
+                return read_pixels(files[number], spec, max_pixels, note)
 
         return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
 

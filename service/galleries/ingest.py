@@ -5,6 +5,7 @@ A bad item is reported by its index and the rest is stored, unless the batch is 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from index.errors import NoRoute, RegraftError
 from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from service.encoders.embedding import pointing, read_pixels
-from service.encoders.entrances import Images
+from service.encoders.sight import Sight
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
 from service.forms import Form
 from service.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
@@ -42,11 +43,12 @@ class Draft:
 
 @dataclass
 class Batch:
-    """What is known about a batch: items that are good so far, and the errors of the others."""
+    """What is known about a batch: items that are good so far, the errors of the others, and what was not seen."""
 
     size: int
     drafts: list[Draft] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
+    sight: Sight = field(default_factory=Sight)
 
     def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
         """Note why one item cannot be stored."""
@@ -74,10 +76,17 @@ class Ingested:
     stored: int
     seq: int
     errors: Sequence[Mapping[str, Any]]
+    warnings: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
         """The response."""
-        return {"stored": self.stored, "failed": len(self.errors), "seq": self.seq, "errors": self.errors}
+        return {
+            "stored": self.stored,
+            "failed": len(self.errors),
+            "seq": self.seq,
+            "errors": self.errors,
+            "warnings": self.warnings,
+        }
 
 
 class _CurrentChanged(Exception):
@@ -99,7 +108,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Inge
         gallery_id, current = _open(service, name)
         batch = read_batch(parse_json(_listed(form)), "image", service.settings.max_batch)
         files = _files(form, batch)
-        items = _encode(batch, files, current.images(), service.settings.max_image_pixels)
+        items = _encode(batch, files, current, service.settings.max_image_pixels)
         batch.settle(atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
         stored = [replace(item, blob=key) for (_, item), key in zip(items, keys, strict=True)]
@@ -230,26 +239,29 @@ def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
 
 
 def _encode(
-    batch: Batch, files: Mapping[str, UploadFile], encoder: Images, max_pixels: int
+    batch: Batch, files: Mapping[str, UploadFile], current: Registered, max_pixels: int
 ) -> list[tuple[Draft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
     blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
-    return [item for block in blocks for item in _encode_block(batch, block, files, encoder, max_pixels)]
+    return [item for block in blocks for item in _encode_block(batch, block, files, current, max_pixels)]
 
 
 def _encode_block(
-    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], encoder: Images, max_pixels: int
+    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: Registered, max_pixels: int
 ) -> list[tuple[Draft, NewItem]]:
+    images = current.images()
+    spec = images.encoder.spec
     readable: list[tuple[Draft, Pixels]] = []
     for draft in block:
         try:
             with pointing("/image"):
-                readable.append((draft, read_pixels(files[draft.content], encoder.encoder.spec, max_pixels)))
+                note = functools.partial(batch.sight.note, current.name, spec, f"/items/{draft.index}/image")
+                readable.append((draft, read_pixels(files[draft.content], spec, max_pixels, note)))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     if not readable:
         return []
-    rows = encoder.items(lambda: [pixels for _, pixels in readable])
+    rows = images.items(lambda: [pixels for _, pixels in readable])
     return [
         (draft, NewItem(draft.id, draft.metadata, "encoded", vector, side))
         for (draft, _), (vector, side) in zip(readable, rows, strict=True)
@@ -299,7 +311,7 @@ def _store(
         orphans = store_items(connection, gallery_id, version.id, items, first)
     service.blobs.remove(orphans)
     service.replica.refresh(gallery_id)
-    return Ingested(len(items), first + len(items) - 1, batch.errors)
+    return Ingested(len(items), first + len(items) - 1, batch.errors, batch.sight.as_json())
 
 
 def _while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -22,6 +22,7 @@ from index.merge import Mode
 from index.space import space_from_json
 from index.text import check_text
 from service.encoders.embedding import embed_images, embed_texts, pointing
+from service.encoders.sight import Sight
 from service.errors import BodyTooLarge, InvalidBody
 from service.forms import Form
 from service.queries.replica import Live
@@ -48,6 +49,7 @@ class Part:
         encoders: versions that can, besides `version`.
         apart: for each query the key of an item it must not find, -1 where there is none.
         content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
+        sight: what the versions that embed them do not see of them.
     """
 
     pointers: Sequence[str]
@@ -56,6 +58,7 @@ class Part:
     encoders: frozenset[str]
     apart: Sequence[int]
     content: Content | None = None
+    sight: Sight = field(default_factory=Sight)
 
 
 @dataclass(frozen=True)
@@ -141,9 +144,10 @@ def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequenc
 def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
     """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
     content = ImageContent(service.catalog, files, service.settings.max_image_pixels)
-    encode = embed_images(service.catalog, files, service.settings.max_image_pixels)
+    sight = Sight()
+    encode = embed_images(service.catalog, files, service.settings.max_image_pixels, sight)
     pointers = _pointers("images", len(files))
-    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content)
+    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content, sight)
 
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> Part:

@@ -120,6 +120,7 @@ def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: s
         "mode": first.found.mode.value,
         "mix": first.found.mix,
         "degraded": list({d.version: vars(d) for page in pages for d in page.answer.degraded}.values()),
+        "warnings": [warning for part in question.parts for warning in part.sight.as_json()],
         "results": [result for page in pages for result in page.results],
         "next": question.cursor() if any(page.more for page in pages) else None,
         **({"explain": explain(pages)} if question.explain else {}),

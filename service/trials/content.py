@@ -10,6 +10,7 @@ from starlette.datastructures import UploadFile
 
 from index.gallery import Encode
 from service.encoders.embedding import embed_images, embed_texts
+from service.encoders.sight import Sight
 from service.versions.catalog import Catalog
 
 
@@ -34,7 +35,7 @@ class ImageContent:
     def kept(self) -> Encode:
         """An encoder of the same images that outlives the form."""
         files = [UploadFile(io.BytesIO(_read(file))) for file in self._files]
-        return embed_images(self._catalog, files, self._max_pixels)
+        return embed_images(self._catalog, files, self._max_pixels, Sight())
 
 
 class TextContent:

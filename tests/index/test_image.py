@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from index.errors import InvalidImage
-from index.image import FORMATS, MIN_SIDE, decode_image, preprocess, preprocess_batch
+from index.image import (
+    FORMATS,
+    MIN_SIDE,
+    Loss,
+    decode_image,
+    losses,
+    preprocess,
+    preprocess_batch,
+    reduction,
+    seen_share,
+)
 from index.version import Preprocess
 
 SaveImage = Callable[..., bytes]
@@ -213,3 +223,54 @@ def test_a_batch_is_its_images_one_by_one() -> None:
     images = [photo(20 + i, 15, seed=i) for i in range(3)]
     np.testing.assert_array_equal(preprocess_batch(images, spec), np.stack([preprocess(i, spec) for i in images]))
     assert preprocess_batch([], spec).shape == (0, 3, 8, 8)
+
+
+CENTRE = Preprocess(8, 8)
+USUAL = Preprocess(224, 224, resize=256)
+SMALL = Preprocess(64, 64, resize=64)
+WHOLE = Preprocess(64, 32, stretch=True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "share", "factor"),
+    [
+        (CENTRE, (8, 8), 1, 1),
+        (CENTRE, (4, 16), 1 / 2, 1),  # the padding around it is not the picture's
+        (CENTRE, (640, 480), 64 / (640 * 480), 1),
+        (SMALL, (64, 64), 1, 1),
+        (SMALL, (128, 64), 1 / 2, 1),
+        (SMALL, (32, 32), 1, 1 / 2),
+        (SMALL, (3000, 4000), 64 / 85, 3000 / 64),
+        (WHOLE, (640, 640), 1, 20),
+    ],
+)
+def test_how_much_of_a_picture_is_seen_and_how_much_smaller_it_is(spec, size, share, factor):
+    assert (seen_share(size, spec), reduction(size, spec)) == pytest.approx((share, factor))
+
+
+@pytest.mark.parametrize(
+    ("spec", "size", "lost"),
+    [
+        (CENTRE, (16, 16), []),
+        (CENTRE, (17, 16), [Loss.UNSEEN]),
+        (SMALL, (1024, 1024), []),
+        (SMALL, (1025, 1025), [Loss.REDUCED]),
+        (SMALL, (256, 64), []),
+        (SMALL, (64, 260), [Loss.UNSEEN]),
+        (SMALL, (5000, 1100), [Loss.UNSEEN, Loss.REDUCED]),
+        (USUAL, (4000, 3000), []),  # an ordinary photo, the ordinary way
+        (WHOLE, (2000, 20), [Loss.REDUCED]),
+    ],
+)
+def test_a_picture_much_larger_than_what_is_read_loses_something_that_is_named(spec, size, lost):
+    assert losses(size, spec) == lost
+
+
+@given(side=st.integers(4, 300), longer=st.integers(0, 300), upright=st.booleans())
+def test_what_is_said_to_be_seen_is_what_reaches_the_encoder(side: int, longer: int, upright: bool) -> None:
+    size = (side, side + longer) if upright else (side + longer, side)
+    white = Image.new("L", size, 255)
+
+    seen = preprocess(white, Preprocess(32, 32, mode="L", mean=(0.0,), std=(1.0,))).sum()
+
+    assert seen_share(size, Preprocess(32, 32)) == pytest.approx(seen / (size[0] * size[1]))

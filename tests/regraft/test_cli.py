@@ -129,6 +129,18 @@ def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
     ]
 
 
+def test_ingest_says_once_how_many_images_of_all_batches_lose_much(run, service, folder):
+    warning = {"code": "image_mostly_unseen", "version": "v1", "count": 2, "detail": "they are cropped"}
+    service.answers["POST /v1/galleries/g/items"] = {"errors": [], "warnings": [warning]}
+
+    code, _, said = run("ingest", "g", folder, "--batch", 2)
+
+    assert (code, [line for line in said.splitlines() if "warning" in line]) == (
+        0,
+        ["warning: 4 images: they are cropped"],
+    )
+
+
 def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service, folder):
     errors = [{"index": 1, "id": "cats/2.PNG", "detail": "not an image"}]
     service.answers["POST /v1/galleries/g/items"] = {"stored": 3, "failed": 1, "seq": 1, "errors": errors}
@@ -187,13 +199,14 @@ def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     service.answers["POST /v1/galleries/g/query"] = {
         "results": [{"matches": [match]}],
         "degraded": [{"version": "v0", "items": 7, "reason": "no edge"}],
+        "warnings": [{"count": 1, "detail": "it is cropped"}],
     }
 
     code, shown, said = run("query", "g", tmp_path / "q.png")
 
     assert code == 0
     assert shown.splitlines()[1].split(maxsplit=4) == ["a", "0.9877", "v1", "identity", "{'digit': 3}"]
-    assert said == "not searched: 7 items of v0: no edge\n"
+    assert said == "not searched: 7 items of v0: no edge\nwarning: 1 image: it is cropped\n"
     assert b'name="k"\r\n\r\n2\r\n' in service.requests[-1].content  # no more than there are items
 
 

@@ -59,7 +59,7 @@ def test_images_are_stored_as_given_with_their_metadata(served: Any, pictures: l
 
     stored = served.ingest(path, {"a": pictures[0], "b": pictures[1]}, label=3, note="né ☃")
 
-    assert stored.json() == {"stored": 2, "failed": 0, "seq": 3, "errors": []}
+    assert stored.json() == {"stored": 2, "failed": 0, "seq": 3, "errors": [], "warnings": []}
     shown = served.http.get(f"{path}/items/a").json()
     assert shown.pop("created") > 1_700_000_000
     assert shown == {
@@ -84,7 +84,7 @@ def test_an_item_replaces_the_one_of_its_id_with_all_it_had(served: Any, picture
 
     again = served.ingest(path, {"a": pictures[2]}, label=2)
 
-    assert again.json() == {"stored": 1, "failed": 0, "seq": 4, "errors": []}
+    assert again.json() == {"stored": 1, "failed": 0, "seq": 4, "errors": [], "warnings": []}
     assert served.http.get(path).json()["mix"] == {"v1": 2}
     assert served.http.get(f"{path}/items/a").json()["metadata"] == {"label": 2}
     assert served.http.get(f"{path}/items/a/image").content == pictures[2]
