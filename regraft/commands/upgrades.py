@@ -48,7 +48,7 @@ def gate(
     slice_by: Annotated[
         str | None, typer.Option("--slice", help="Metadata field whose values to look at.", show_default=False)
     ] = None,
-    sample: Annotated[int, typer.Option(min=2, help="Items to measure on, at most.")] = 1000,
+    sample: Annotated[int, typer.Option(min=2, help="Queries, at most; the items are all, where affordable.")] = 1000,
     metric: Annotated[
         str | None,
         typer.Option(help="cmc@1, cmc@5, mAP@1.0, TAR@FAR, or recall@k (needs no labels).", show_default=False),
@@ -232,6 +232,8 @@ def _print_report(report: Json) -> None:
     out.print(f"gate {number}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
     rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
     print_table([report["metric"], "value [95 % interval]"], rows)
+    side = "all that can be compared" if report["whole"] else "a sample"
+    out.print(f"{report['queries']} queries over {report['items']} items ({side}), seed {report['seed']}")
     if left_out := report.get("unlabelled"):
         out.print(f"{left_out} entries without a label were left out")
     for one in report["slices"][:3]:

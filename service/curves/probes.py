@@ -131,7 +131,7 @@ def choose(connection: Connection, gallery_id: int, asked: CurveIn) -> Chosen:
     check(asked)
     size = _affordable(connection, gallery_id, asked)
     if asked.evaluation is None:
-        drawn = draw(connection, gallery_id, asked.label, None, size, asked.seed)
+        drawn = draw(connection, gallery_id, asked.label, size, asked.seed)
     else:
         entries = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
         if any(entry.label is None for entry in entries):

@@ -22,7 +22,7 @@ from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.deployments.history import State, etag, history, on_its_way, standing
 from service.deployments.placement import activate, check_reachable
-from service.deployments.verdicts import REFUSE, named_report, newest_report, weigh
+from service.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 from service.errors import NoCurrentVersion
 from service.repository import gallery_row, take_seq
 from service.tables import deployment, deployment_transition, gallery, trial_report
@@ -137,7 +137,7 @@ def shadow(moving: Moving) -> Evidence:
 def canary(moving: Moving) -> Evidence:
     """From now on queries are partly answered by the version; a canary that is changed keeps what is not named."""
     kept = moving.row.settings if moving.row.state == State.CANARY else {}
-    said = _newest_verdict(moving)
+    said = _verdict(moving)
     return {**said, **_try_out(moving, State.CANARY, CanaryIn(**{**kept, **moving.order.settings}))}
 
 
@@ -148,7 +148,7 @@ def become_current(moving: Moving) -> Evidence:
         raise AlreadyCurrent(f"version {moving.version.name!r} is current already", pointer="/version")
     moving.version.check()
     # What was current before needs nobody's leave to return.
-    said = _newest_verdict(moving) if moving.row.undoes_id is None else {}
+    said = _verdict(moving) if moving.row.undoes_id is None else {}
     _end_current(moving, State.SUPERSEDED)
     mine = update(gallery).where(gallery.c.id == moving.gallery.id)
     connection.execute(mine.values(current_id=moving.row.version_id))
@@ -354,9 +354,9 @@ def _rest_on(moving: Moving, report: Row[Any]) -> Evidence:
     return said
 
 
-def _newest_verdict(moving: Moving) -> Evidence:
-    """What the newest gate says of a version that is about to answer queries; nothing where none measured it."""
-    report = newest_report(moving.connection, moving.gallery.id, moving.version, moving.current)
+def _verdict(moving: Moving) -> Evidence:
+    """What gates say of a version that is about to answer queries; nothing where none measured it."""
+    report = deciding_report(moving.connection, moving.gallery.id, moving.version, moving.current)
     if report is None:
         return {}
     if report.verdict == REFUSE:

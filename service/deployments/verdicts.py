@@ -1,7 +1,9 @@
 """What gates said of a deployment's version, and whether it may serve queries despite a refusal.
 
-The newest report that compared the version with the current one counts, whether or not the deployment names it: leaving
-out its number does not lead past it. Every function runs in its caller's transaction.
+The reports that compared the version with the current one count, whether or not the deployment names one: leaving out
+its number does not lead past it, nor does measuring less. A refusal stands until a report of at least its strength
+passes: the same metric on the same labels or evaluation set, with at least as many queries over at least as many items,
+or with all there are. Every function runs in its caller's transaction.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from index.errors import InvalidArgument, RegraftError
 from service.tables import deployment_transition, gate_report
 from service.versions.catalog import Registered
 
-REFUSE = "refuse"
+PASS, REFUSE = "pass", "refuse"
 
 
 class GateRefused(RegraftError):
@@ -44,12 +46,29 @@ def named_report(
     return row
 
 
-def newest_report(connection: Connection, gallery_id: int, version: Registered, current: str | None) -> Row[Any] | None:
-    """The newest report that compared this version with the current one, None without any."""
+def deciding_report(
+    connection: Connection, gallery_id: int, version: Registered, current: str | None
+) -> Row[Any] | None:
+    """The newest refusal that stands between this version and the current one, else the newest report, if any."""
     mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
     over = gate_report.c.report["current"].as_string() == current
-    newest = select(gate_report).where(*mine, over).order_by(gate_report.c.id.desc()).limit(1)
-    return connection.execute(newest).first()
+    reports = connection.execute(select(gate_report).where(*mine, over).order_by(gate_report.c.id)).all()
+    standing: list[Row[Any]] = []
+    for row in reports:
+        if row.verdict == PASS:
+            standing = [refused for refused in standing if not _at_least(row.report, refused.report)]
+        elif row.verdict == REFUSE:
+            standing.append(row)
+    found = standing or reports
+    return found[-1] if found else None
+
+
+def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
+    """Whether a report is of at least the strength of one that refused."""
+    alike = all(report.get(field) == refused.get(field) for field in ("metric", "label", "evaluation"))
+    more = all(report[field] >= refused[field] for field in ("queries", "items"))
+    # What has been deleted since cannot be measured again: all there is, is enough.
+    return alike and (more or bool(report.get("exhaustive")))
 
 
 def weigh(

@@ -59,7 +59,8 @@ def fit(
     catalog: Catalog, old: Registered, new: Registered, sample: Sample, places: Mapping[Place, int], seed: int
 ) -> dict[MapKey, Calibration]:
     """A map for queries of `new` over each place that is there, or will be once `new` is current."""
-    pairs = draw_pairs(sample.labels, len(sample), seed)
+    labels = None if sample.labels is None else sample.labels[: sample.queries]
+    pairs = draw_pairs(labels, sample.queries, seed)
     coming = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
     maps = {}
     for version, origin in dict.fromkeys([*places, *coming]):

@@ -1,6 +1,7 @@
 """What a gate measures on a sample: M(old/old), M(new/old) by the route that serving takes, and M(new/new).
 
-Arrays of vectors are (N, dimension); each entry is left out of its own ranking.
+Q queries meet N items, of which the first Q are the queries; each is left out of its own ranking. The new version may
+have embedded fewer items: then M(new/new) is over those, and the share of the gap that is closed stays unknown.
 """
 
 from __future__ import annotations
@@ -40,13 +41,18 @@ def measure(
     # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
     after = before if kinds == (EdgeKind.DUAL.value,) else by(new_old)
     verdict = gate(before, after, by(new_new), metric, seed=asked["seed"], slice_of=sample.slices)
+    all_new = len(new_new.items) == len(sample)
     return {
         **asked,
         **verdict.as_json(),
+        "gap_closed": verdict.gap_closed if all_new else None,
         "version": new.name,
         "current": old.name,
         "route": list(kinds),
         "items": len(sample),
+        "new_new_items": len(new_new.items),
+        "whole": sample.whole,
+        "exhaustive": sample.exhaustive,
         "unreadable": sample.unreadable,
         "unlabelled": sample.unlabelled,
         "labelled": sample.labels is not None,
@@ -58,8 +64,9 @@ def compared(
     catalog: Catalog, old: Registered, new: Registered, sample: Sample
 ) -> tuple[tuple[str, ...], Compared, Compared, Compared]:
     """The kinds of edges new/old goes by, and what is compared with what: old/old, new/old and new/new."""
-    queries, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
-    old_old, new_new = _pair(items, items, old), _pair(queries, queries, new)
+    by_new, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
+    queries = by_new[: sample.queries]
+    old_old, new_new = _pair(items[: sample.queries], items, old), _pair(queries, by_new, new)
     # A slerp edge to a version that has not seen the sample would ask its encoder: the next best route counts.
     route = catalog.graph().route(new.name, old.name, frozenset(sample.embedded))
     if route is not None and not route.dual:
@@ -70,12 +77,12 @@ def compared(
 
 
 def reach(catalog: Catalog, route: Route, sample: Sample) -> Vectors:
-    """The sample as queries at the end of a route, whose encoders have seen the sample."""
-    queries = sample.embedded[route.encoders[0]].vectors
+    """The queries at the end of a route, whose encoders have seen them."""
+    queries = sample.embedded[route.encoders[0]].vectors[: sample.queries]
     for edge in () if route.dual else route.edges:
         transform = _opened(catalog, edge)
         given = sample.embedded.get(edge.old)
-        queries = transform(queries, None if given is None else given.vectors)
+        queries = transform(queries, None if given is None else given.vectors[: sample.queries])
     return queries
 
 
@@ -95,7 +102,7 @@ def _opened(catalog: Catalog, edge: Edge) -> Transform:
 
 def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured]]:
     """The metric's full name, and what measures it."""
-    labels, alone = sample.labels, np.arange(len(sample))
+    labels, alone = sample.labels, np.arange(sample.queries)
     metric = asked["metric"] or (RECALL if labels is None else "cmc@1")
     if metric == RECALL:
         k = min(asked["k"], len(sample) - 1)
@@ -105,13 +112,19 @@ def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tupl
         why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
         raise InvalidArgument(why, pointer="/metric")
     if metric == TAR:
-        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, labels, labels, asked["far"], alone)
+        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, *_told(labels, pair), asked["far"], alone)
     return metric, lambda pair: _rank(pair, labels)
 
 
 def _rank(pair: Compared, labels: Sequence[str]) -> Measured:
-    alone = np.arange(len(labels))
-    return retrieval(pair.queries, labels, pair.items, labels, pair.space, remove_self=alone)
+    of_queries, of_items = _told(labels, pair)
+    alone = np.arange(len(of_queries))
+    return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=alone)
+
+
+def _told(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
+    """The labels of its queries and of its items, which are the first entries."""
+    return labels[: len(pair.queries)], labels[: len(pair.items)]
 
 
 def _pair(queries: Vectors, items: Vectors, version: Registered) -> Compared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -19,13 +20,13 @@ from service.gates.page import page
 from service.gates.samples import (
     Entry,
     Sample,
-    draw,
     embed,
     evaluation_row,
     labelled_ones,
     read_embeddings,
     read_entries,
 )
+from service.gates.sides import Wanted, draw_sides, embed_sides
 from service.repository import gallery_named, take_seq
 from service.runtime import Runtime, Service
 from service.schemas import Body, FieldPath, Number, Seed
@@ -46,9 +47,10 @@ class UnknownGate(RegraftError):
 class GateIn(Body):
     """What to measure on: the evaluation set `evaluation`, else items of the gallery.
 
-    Items that share a value of the metadata field `label` belong together; without labels only `recall@k` can be
-    measured. `slice` is a metadata field whose values are also looked at one by one. A field is a key, or a path of
-    keys as `outer.inner`.
+    Up to `sample` items, drawn by `seed`, are queries over the whole gallery, as far as that is affordable. Items that
+    share a value of the metadata field `label` belong together, as do entries of an evaluation set, which else bring
+    labels of their own; without labels only `recall@k` can be measured. `slice` is a metadata field whose values are
+    also looked at one by one. A field is a key, or a path of keys as `outer.inner`.
     """
 
     version: str
@@ -90,9 +92,11 @@ class LatencyOut(BaseModel):
 class GateOut(BaseModel):
     """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
 
-    `unreadable` images could not be decoded and are left out of `items`, and so are `unlabelled` entries where labels
-    decide; `queries` of these had an item of their label to find. `slices` are worst first, each `value` is JSON.
-    `calibrations` maps were fitted, which a deployment by this gate brings into force. A rehearsal has no `id`.
+    `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
+    whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
+    is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
+    and did not ask; `unlabelled` entries are left out where labels decide. `slices` are worst first, each `value` is
+    JSON. `calibrations` maps were fitted, which a deployment by this gate brings into force. A rehearsal has no `id`.
     """
 
     id: int | None
@@ -108,6 +112,9 @@ class GateOut(BaseModel):
     gap_closed: float | None
     queries: int
     items: int
+    new_new_items: int | None = None
+    whole: bool = False
+    exhaustive: bool = False
     unreadable: int
     unlabelled: int = 0
     route: list[str]
@@ -196,30 +203,37 @@ def take(
         InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
         NoEncoder: one of the two versions takes embeddings only.
     """
+    helping = {version: None for version, _ in places if version.card.encoder and version not in (old, new)}
     with service.database.read() as connection:
-        held, entries = _entries(connection, gallery_id, asked)
-        used = entries if asked.metric == RECALL else labelled_ones(entries)
-        if asked.slice is not None and all(entry.slice is None for entry in used):
-            raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
-        if held is not None and held.kind == "embeddings":
-            sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
-            return replace(sample, unlabelled=len(entries) - len(used))
-    helping = {version: None for version, _ in places if version.card.encoder}
-    versions = list(dict.fromkeys((old, new, *helping)))
-    sample = embed(service.blobs, service.settings.max_image_pixels, used, versions)
+        if asked.evaluation is None:
+            wanted = Wanted(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
+            drawn = draw_sides(connection, gallery_id, old, new, wanted)
+            _check_slice(asked, drawn.entries)
+        else:
+            held = evaluation_row(connection, gallery_id, asked.evaluation)
+            entries = read_entries(connection, held.id, asked.slice, asked.label)
+            used = entries if asked.metric == RECALL else labelled_ones(entries)
+            _check_slice(asked, used)
+            if held.kind == "embeddings":
+                sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
+                return replace(sample, unlabelled=len(entries) - len(used))
+    most = service.settings.max_image_pixels
+    if asked.evaluation is None:
+        return embed_sides(service.blobs, most, drawn, old, new, list(helping))
+    sample = embed(service.blobs, most, used, [old, new, *helping])
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     return replace(sample, unlabelled=len(entries) - len(used))
 
 
-def _entries(connection: Connection, gallery_id: int, asked: GateIn) -> tuple[Row[Any] | None, list[Entry]]:
-    """The evaluation set, None for items of the gallery, and its entries."""
-    if asked.evaluation is None:
-        return None, draw(connection, gallery_id, asked.label, asked.slice, asked.sample, asked.seed)
-    if asked.label is not None:
-        raise InvalidArgument("label: an evaluation set brings its own labels", pointer="/label")
-    held = evaluation_row(connection, gallery_id, asked.evaluation)
-    return held, read_entries(connection, held.id, asked.slice)
+def _by_ranking(asked: GateIn) -> bool:
+    """Whether the new version's own ranking says what is right, and has to be over the same items."""
+    return asked.metric == RECALL or (asked.metric is None and asked.label is None)
+
+
+def _check_slice(asked: GateIn, entries: Sequence[Entry]) -> None:
+    if asked.slice is not None and all(entry.slice is None for entry in entries):
+        raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
 
 
 def describe(row: Row[Any]) -> GateOut:

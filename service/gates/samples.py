@@ -1,6 +1,7 @@
-"""What a gate measures on: items of the gallery, or an evaluation set, embedded by every version that takes part.
+"""What a gate measures on: items of the gallery (`service.gates.sides`) or an evaluation set, embedded.
 
-Each of the N entries is both a query and an item, and is left out of its own ranking. Arrays are (N, dimension).
+The first Q of the N entries are queries, all of them are items; a query is left out of its own ranking. In an
+evaluation set every entry is both. Arrays are (N, dimension).
 """
 
 from __future__ import annotations
@@ -41,27 +42,32 @@ class UnknownEvaluation(RegraftError):
 class Entry:
     """One entry: where its image lies (None: there is none), its label and its slice as JSON texts.
 
-    `number` is the key of the item it is, or its place in the evaluation set.
+    `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id.
     """
 
     number: int
     blob: str | None
     label: str | None
     slice: str | None
+    name: str = ""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """N entries, embedded.
+    """N entries, embedded; the first `queries` of them ask.
 
     Attributes:
         entries: (N,) what was embedded.
-        embedded: version name -> its embeddings of all entries.
+        embedded: version name -> its embeddings of the first so many entries, at least of the queries; the current
+            version's are of all.
         labels: (N,), None where they are unknown.
-        slices: (N,), None for an entry in no slice.
+        slices: (Q,), None for a query in no slice.
         latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
         unreadable: how many entries were left out, because their image is gone or cannot be read.
+        queries: Q, how many of the entries ask.
         unlabelled: how many entries were left out, because they have no label and others do.
+        whole: whether every item that can be compared is among the entries.
+        exhaustive: whether moreover every one that can ask does: there is no stronger measurement.
     """
 
     entries: Sequence[Entry]
@@ -70,15 +76,16 @@ class Sample:
     slices: Sequence[str | None]
     latency_ms: Mapping[str, Mapping[str, float]]
     unreadable: int
+    queries: int
     unlabelled: int = 0
+    whole: bool = True
+    exhaustive: bool = True
 
     def __len__(self) -> int:
         return len(self.entries)
 
 
-def draw(
-    connection: Connection, gallery_id: int, label: str | None, slice_field: str | None, sample: int, seed: int
-) -> list[Entry]:
+def draw(connection: Connection, gallery_id: int, label: str | None, sample: int, seed: int) -> list[Entry]:
     """Up to `sample` live items that hold an image and the metadata field `label`, in an order drawn by `seed`.
 
     Raises:
@@ -90,7 +97,7 @@ def draw(
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
-        drawn += [_entry(found[i], label, slice_field) for i in block if i in found]
+        drawn += [Entry(i, found[i].blob, field_text(found[i].metadata, label), None) for i in block if i in found]
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
@@ -108,16 +115,23 @@ def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Row[
     return row
 
 
-def read_entries(connection: Connection, evaluation_id: int, slice_field: str | None) -> list[Entry]:
-    """The entries of an evaluation set."""
+def read_entries(
+    connection: Connection, evaluation_id: int, slice_field: str | None, label: str | None = None
+) -> list[Entry]:
+    """The entries of an evaluation set, with their own labels, or else what their metadata field `label` holds.
+
+    Raises:
+        InvalidArgument: no entry has that field.
+    """
     mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
-    rows = connection.execute(mine.order_by(evaluation_entry.c.number))
-    return [
-        Entry(
-            row.number, row.blob, None if row.label is None else as_text(row.label), _field(row.metadata, slice_field)
-        )
-        for row in rows
-    ]
+    entries = []
+    for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
+        own = None if row.label is None else as_text(row.label)
+        told = own if label is None else field_text(row.metadata, label)
+        entries.append(Entry(row.number, row.blob, told, field_text(row.metadata, slice_field), str(row.number)))
+    if label is not None and all(entry.label is None for entry in entries):
+        raise InvalidArgument(f"label: no entry has the metadata field {label!r}", pointer="/label")
+    return entries
 
 
 def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -142,14 +156,16 @@ def embed(
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
     for block in blocks(entries, BATCH):
-        readable = [(image, entry) for entry in block if (image := _read(blobs, max_pixels, entry.blob)) is not None]
+        readable = [
+            (image, entry) for entry in block if (image := read_image(blobs, max_pixels, entry.blob)) is not None
+        ]
         images = [image for image, _ in readable]
         for name, encoder in encoders.items():
             parts[name].append(encoder.encode(images))
-            seconds[name] += _timed(encoder, images[: timed - len(seconds[name])])
+            seconds[name] += time_one(encoder, images[: timed - len(seconds[name])])
         kept += [entry for _, entry in readable]
     embedded = {name: _joined(found) for name, found in parts.items()}
-    return _sample(embedded, kept, _quantiles(seconds), len(entries) - len(kept))
+    return _sample(embedded, kept, quantiles(seconds), len(entries) - len(kept))
 
 
 def read_embeddings(
@@ -188,26 +204,25 @@ def _sample(
 ) -> Sample:
     labels = [entry.label for entry in entries if entry.label is not None]
     slices = [entry.slice for entry in entries]
-    return Sample(entries, embedded, labels if len(labels) == len(entries) else None, slices, latency_ms, unreadable)
+    told = labels if len(labels) == len(entries) else None
+    return Sample(entries, embedded, told, slices, latency_ms, unreadable, len(entries))
 
 
-def _entry(row: Row[*tuple[Any, ...]], label: str | None, slice_field: str | None) -> Entry:
-    return Entry(row.id, row.blob, _field(row.metadata, label), _field(row.metadata, slice_field))
-
-
-def _field(metadata: Mapping[str, Any], name: str | None) -> str | None:
+def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
+    """A metadata field as `as_text` has it; None where there is none."""
     found = None if name is None else value_at(metadata, name)
     return None if found is None else as_text(found)
 
 
-def _read(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:
+def read_image(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:
+    """A stored image, decoded; None where it is gone or cannot be read."""
     try:
         return decode_image(blobs.read(blob or ""), max_pixels=max_pixels)
     except (OSError, InvalidImage):
         return None
 
 
-def _timed(encoder: Encoder, images: Sequence[Image]) -> list[float]:
+def time_one(encoder: Encoder, images: Sequence[Image]) -> list[float]:
     """How long each image takes by itself, from decoded pixels to its embedding."""
     seconds = []
     for image in images:
@@ -217,7 +232,8 @@ def _timed(encoder: Encoder, images: Sequence[Image]) -> list[float]:
     return seconds
 
 
-def _quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+def quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Version name -> p50 and p99 in milliseconds, where anything was timed."""
     return {
         name: {"p50": 1000 * float(np.quantile(took, 0.5)), "p99": 1000 * float(np.quantile(took, 0.99))}
         for name, took in seconds.items()

@@ -272,6 +272,10 @@ REPORT = {
     "verdict": "pass",
     "slices": [],
     "new_old": {"value": 0.85, "low": 0.8, "high": 0.9},
+    "queries": 1000,
+    "items": 2500,
+    "whole": True,
+    "seed": 3,
 }
 
 
@@ -284,6 +288,7 @@ def test_gate_ends_with_code_1_only_when_it_refuses(run, service, verdict, expec
     assert code == expected
     assert f"verdict {verdict}" in shown
     assert "85.0% [80.0%, 90.0%]" in shown
+    assert "1000 queries over 2500 items (all that can be compared), seed 3" in shown
     assert bool(said) == bool(expected)
 
 
@@ -753,8 +758,7 @@ def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
 
 def test_a_rehearsed_gate_keeps_no_report_that_a_page_could_show(run, service):
     value = {"value": 0.5, "low": 0.4, "high": 0.6}
-    report = {"id": None, "current": "v1", "version": "v2", "verdict": "pass", "metric": "cmc@1", "slices": []}
-    report |= {"old_old": value, "new_old": value, "new_new": None, "difference": value}
+    report = {**REPORT, "id": None, "old_old": value, "new_old": value, "new_new": None, "difference": value}
     service.answers["POST /v1/galleries/g/gates"] = report
 
     shown = run("gate", "g", "v2", "--dry-run")

@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from sqlalchemy import insert, select
 
 from index.version import Version
+from service.tables import gate_report
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -99,15 +101,49 @@ class TestRefusal:
 
         assert problem(advance(served, path, number, "current")) == REFUSED
 
-    def test_the_newest_gate_counts(self, served: Any, refused: tuple[str, int]) -> None:
+    @pytest.mark.parametrize(
+        ("later", "stands"),
+        [
+            ({}, False),
+            ({"queries": 21, "items": 40, "seed": 7, "slice": "shop"}, False),
+            ({"queries": 15, "items": 18, "exhaustive": True}, False),
+            ({"queries": 19}, True),
+            ({"items": 19}, True),
+            ({"metric": "cmc@5"}, True),
+            ({"label": "other"}, True),
+            ({"evaluation": 3}, True),
+            ({"verdict": "warn"}, True),
+            ({"verdict": "warn", "queries": 50, "items": 50, "seed": 1}, True),
+        ],
+    )
+    def test_it_stands_until_a_report_of_at_least_its_strength_passes(
+        self, served: Any, refused: tuple[str, int], later: dict[str, Any], stands: bool
+    ) -> None:
+        path, gate = refused
+        # A version that is worse passes no true gate: the report that comes after the refusal is written by hand.
+        with served.runtime.database.write() as connection:
+            row = connection.execute(select(gate_report).where(gate_report.c.id == gate)).one()
+            report = {**row.report, "exhaustive": False, "verdict": "pass", **later}
+            values = {**row._asdict(), "report": report, "verdict": report["verdict"], "created": row.created + 1}
+            del values["id"]
+            number = connection.execute(insert(gate_report).values(values)).inserted_primary_key[0]
+
+        answer = deploy(served, path)
+
+        if stands:
+            assert problem(answer) == REFUSED
+            assert f"gate {gate} " in answer.json()["detail"]
+            assert problem(deploy(served, path, gate=number)) == REFUSED
+        else:
+            found = evidence(served, path, answer.json()["id"])
+            assert {"gate": number, "verdict": "pass"}.items() <= found.items()
+
+    def test_a_smaller_or_another_draw_leads_past_no_refusal(self, served: Any, refused: tuple[str, int]) -> None:
         path, _ = refused
-        other = {"version": "wrong", "metric": "recall@k", "k": 19}
-        assert served.http.post(f"{path}/gates", json=other).json()["verdict"] == "warn"
+        for asked in ({"sample": 4, "label": "digit"}, {"seed": 1, "label": "digit"}, {"metric": "recall@k", "k": 19}):
+            assert served.http.post(f"{path}/gates", json={"version": "wrong", **asked}).status_code == 201
 
-        made = deploy(served, path)
-
-        assert made.status_code == 201
-        assert evidence(served, path, made.json()["id"])["verdict"] == "warn"
+        assert problem(deploy(served, path)) == REFUSED
 
     def test_a_gate_over_another_current_version_says_nothing(self, served: Any, refused: tuple[str, int]) -> None:
         path, _ = refused

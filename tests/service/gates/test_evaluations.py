@@ -111,6 +111,33 @@ class TestSets:
         assert problem(refused) == (422, "invalid_argument", ["/evaluation"])
         assert "'far'" in refused.json()["detail"]
 
+    @pytest.mark.parametrize("kind", ["images", "embeddings"])
+    def test_a_metadata_field_can_be_the_label(
+        self,
+        served: Any,
+        filled: Callable[[], str],
+        pictures: list[bytes],
+        versions: dict[str, Version],
+        make_image: Callable[..., Any],
+        kind: str,
+    ) -> None:
+        path = filled()
+        own = [{"label": 0, "metadata": {"of": {"digit": n % 5}}, "image": str(n)} for n in range(20)]
+        images = [make_image(n % 5, n) for n in range(20)]
+        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
+        entries = [{key: e[key] for key in ("label", "metadata")} for e in own]
+        made = (
+            upload(served, path, own, pictures)
+            if kind == "images"
+            else served.http.post(f"{path}/evaluations", json={"entries": entries, "embeddings": vectors})
+        )
+
+        report = gate(served, path, evaluation=made.json()["id"], label="of.digit", metric="mAP@1.0").json()
+
+        expected = gate(served, path, label="digit", metric="mAP@1.0").json()
+        assert (report["label"], report["evaluation"]) == ("of.digit", made.json()["id"])
+        assert report["old_old"]["value"] == pytest.approx(expected["old_old"]["value"])
+
     def test_a_rehearsal_stores_nothing(self, served: Any, filled: Callable[[], str], pictures: list[bytes]) -> None:
         path = filled()
         before = [rows(served, table) for table in (evaluation_entry, gate_report, calibration)]

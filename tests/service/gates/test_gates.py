@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from index.evaluation import retrieval
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import Version
-from service.gates import routes
+from service.gates import routes, sides
 from service.tables import item
 
 
@@ -162,13 +163,60 @@ class TestReport:
         path = labelled()
         first, again, other = (gate(served, path, "v2", sample=10, seed=s, metric="mAP@1.0").json() for s in (1, 1, 2))
 
-        assert first["items"] == 10
+        assert (first["queries"], first["items"], first["seed"]) == (10, 20, 1)
         same = {"id": 0, "created": 0, "latency_ms": {}}
         assert {**first, **same} == {**again, **same}
         assert first["old_old"] != other["old_old"]
 
 
 class TestSample:
+    def test_sampled_queries_meet_the_whole_gallery_and_what_is_stored_is_not_embedded_again(
+        self,
+        served: Any,
+        labelled: Any,
+        versions: dict[str, Version],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        path, counted = labelled(), Counter[int]()
+        whole, encode = gate(served, path, "v2", metric="mAP@1.0").json(), Encoder.encode
+        monkeypatch.setattr(sides, "TIMED", 0)
+
+        def counting(encoder: Encoder, images: Any) -> Any:
+            made = encode(encoder, images)
+            counted[made.vectors.shape[1]] += len(images)
+            return made
+
+        monkeypatch.setattr(Encoder, "encode", counting)
+        monkeypatch.setattr(sides, "MOST_MADE", 0)
+
+        report = gate(served, path, "v2", sample=8, metric="mAP@1.0").json()
+
+        assert (report["queries"], report["items"], report["whole"], report["exhaustive"]) == (8, 20, True, False)
+        assert (report["new_new_items"], report["gap_closed"]) == (8, None)
+        assert counted == {versions["v2"].card.dim: 8}
+        assert (whole["queries"], whole["items"], whole["whole"], whole["exhaustive"]) == (20, 20, True, True)
+        assert whole["new_new_items"] == 20
+        # Each query ranks all twenty: the mean over drawn ones is near that over all, not that of eight items.
+        spread = whole["old_old"]["high"] - whole["old_old"]["low"]
+        assert abs(report["old_old"]["value"] - whole["old_old"]["value"]) < spread
+
+    @pytest.mark.parametrize(("pairs", "current", "items"), [(80, "v1", 10), (10**8, "v2", 8)])
+    def test_what_is_not_affordable_is_sampled_and_said(
+        self, served: Any, labelled: Any, monkeypatch: pytest.MonkeyPatch, pairs: int, current: str, items: int
+    ) -> None:
+        """Too many pairs to compare; or a current version that has embedded none of the items itself."""
+        path = labelled()
+        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        new = "chain" if current == "v2" else "v2"
+        if current == "v1":
+            served.http.post(f"{path}/rollback")
+        monkeypatch.setattr(sides, "MOST_PAIRS", pairs)
+        monkeypatch.setattr(sides, "MOST_MADE", 8)
+
+        report = gate(served, path, new, sample=8).json()
+
+        assert (report["current"], report["items"], report["whole"]) == (current, items, False)
+
     def test_items_without_image_or_label_deleted_and_unreadable_ones_are_left_out(
         self, served: Any, labelled: Any, pictures: list[bytes]
     ) -> None:
@@ -186,7 +234,8 @@ class TestSample:
 
         report = gate(served, path, "v2").json()
 
-        assert (report["items"], report["unreadable"]) == (18, 1)
+        # What holds an embedding by v1 is found, whether or not it has an image that can ask.
+        assert (report["queries"], report["items"], report["unreadable"], report["unlabelled"]) == (18, 20, 1, 1)
 
     def test_labels_of_any_json_type_are_told_apart(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery("v1")
