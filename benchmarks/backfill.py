@@ -34,9 +34,9 @@ import numpy as np
 from made_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, write_version
 from sqlalchemy import create_engine, delete, select, text, update
 
+from index.archive import pack_version
 from index.cost import encoder_macs, forward_macs
 from index.encoder import BATCH, Encoder
-from index.folder import pack_version
 from index.image import decode_image, preprocess
 from index.transform import load_forward
 from index.version import Version

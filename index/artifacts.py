@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import io
+import math
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +22,10 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 FIRST_OPSET = 11
+MAX_ARRAY = 1 << 28
+"""Numbers in one array of an .npz file, 1 GiB: a few bytes can announce any."""
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+"""How what is inside an archive may be compressed: others may take any memory by a few bytes of their header."""
 
 
 def legal_opsets() -> range:
@@ -86,23 +92,40 @@ def read_arrays(
         ChangedOnDisk: it has another.
         InvalidVersionFolder: not an .npz file, an array missing, of another shape or type, or not finite.
     """
+    content = io.BytesIO(read_expected(path, name, expected))
     try:
-        content = io.BytesIO(read_expected(path, name, expected))
-        with np.load(content, allow_pickle=False) as stored:
-            found = {array: stored[array] for array in shapes if array in stored}
-    except ChangedOnDisk:
+        with zipfile.ZipFile(content) as stored:
+            found = {
+                array: _read_array(stored, name, array, shape)
+                for array, shape in shapes.items()
+                if f"{array}.npy" in stored.namelist()
+            }
+    except InvalidVersionFolder:
         raise
     except Exception as error:  # zip, zlib, tokenize and numpy raise whatever the broken bytes lead them to
         raise _refused(name, f"is not a readable .npz of arrays ({error})") from error
-    for array, shape in shapes.items():
-        if array not in found and array not in optional:
-            raise _refused(name, f"lacks the array {array!r}")
-        given = found.get(array, np.zeros(shape, np.float32))
-        if given.shape != shape or given.dtype.kind != "f":
-            raise _refused(name, f"{array} must be floats of shape {shape}, not {given.dtype} of shape {given.shape}")
-        if not np.isfinite(given).all():
-            raise _refused(name, f"{array} must be finite numbers")
-    return {array: values.astype(np.float32) for array, values in found.items()}
+    if missing := sorted(set(shapes) - set(found) - optional):
+        raise _refused(name, f"lacks the array {missing[0]!r}")
+    return found
+
+
+def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """One array, its header held to the shape before what it announces is read."""
+    if math.prod(shape) > MAX_ARRAY:
+        raise _refused(name, f"{array} would hold more than {MAX_ARRAY} numbers")
+    if stored.getinfo(f"{array}.npy").compress_type not in METHODS:
+        raise _refused(name, f"{array} must be stored or deflated, no other compression")
+    with stored.open(f"{array}.npy") as stream:
+        if (version := np.lib.format.read_magic(stream)) != (1, 0):  # the header of others may be of any length
+            raise _refused(name, f"{array} is an .npy of version {version}, not (1, 0)")
+        given, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        if given != shape or dtype.kind != "f":
+            raise _refused(name, f"{array} must be floats of shape {shape}, not {dtype} of shape {given}")
+    with stored.open(f"{array}.npy") as stream:
+        values = np.lib.format.read_array(stream, allow_pickle=False)
+    if not np.isfinite(values).all() or not (np.abs(values) <= np.finfo(np.float32).max).all():
+        raise _refused(name, f"{array} must be finite numbers (float32)")
+    return np.asarray(values, np.float32)
 
 
 def read_expected(path: Path, name: str, expected: str | None) -> bytes:

@@ -1,18 +1,16 @@
-"""The version folder on disk: read and verify, write, pack as a .zip and unpack. See `index.version` for its files."""
+"""The version folder on disk: read and verify, write. See `index.version` for its files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
-import stat
-import zipfile
-import zlib
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from index.archive import check_path
+from index.checked_json import parse_checked, read_bounded
 from index.errors import InvalidVersionFolder
 from index.version import (
     CARD,
@@ -34,8 +32,8 @@ from index.version import (
     Version,
 )
 
-MAX_FOLDER_BYTES = 4 << 30
-MAX_PATH = 200
+MAX_PIXEL = 1e6
+"""The largest mean, and one over the smallest standard deviation, of a pixel in [0, 1]."""
 
 
 def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
@@ -51,7 +49,7 @@ def load_version(folder: Path, *, expect_card: str | None = None) -> Version:
     card_bytes = _read(folder, CARD)
     if expect_card is not None and hashlib.sha256(card_bytes).hexdigest() != expect_card:
         raise InvalidVersionFolder(f"{CARD} changed on disk since the version was registered", pointer=f"/{CARD}")
-    card = parse_card(_json(card_bytes, CARD))
+    card = parse_card(parse_checked(card_bytes, CARD))
     found = (p for p in folder.rglob("*") if p.is_symlink() or not p.is_dir())
     present = {p.relative_to(folder).as_posix() for p in found} - {CARD}
     for path in sorted(set(card.files) | present):
@@ -125,7 +123,7 @@ def load_edge(folder: Path, new: str, old: str) -> Edge:
             for.
     """
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
-    edge = parse_edge(_json(_read(folder, EDGE), EDGE), new, old, folder, found)
+    edge = parse_edge(parse_checked(_read(folder, EDGE), EDGE), new, old, folder, found)
     legal = {EDGE, EDGE_MODEL.get(edge.kind), EDGE_ARRAYS.get(edge.kind)}
     if stray := sorted(found - legal):
         raise InvalidVersionFolder(f"{stray[0]} has no use in an edge of kind {edge.kind}", pointer=f"/{stray[0]}")
@@ -178,34 +176,6 @@ def parse_edge(value: object, new: str, old: str, folder: Path | None, files: Co
     return edge
 
 
-def pack_version(folder: Path, archive: Path) -> None:
-    """Write a version folder as a .zip, card.json at its root."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
-        for path in sorted(p for p in folder.rglob("*") if p.is_file()):
-            out.write(path, path.relative_to(folder).as_posix())
-
-
-def unpack_version(archive: Path, into: Path) -> None:
-    """Extract a version .zip into the empty folder `into`; card.json must lie at the archive's root.
-
-    Raises:
-        InvalidVersionFolder: not a zip, a path that would escape, a link, or more than 4 GiB in total.
-    """
-    try:
-        with zipfile.ZipFile(archive) as packed:
-            members = [m for m in packed.infolist() if not m.is_dir()]
-            for member in members:
-                _check_path(member.filename)
-                if stat.S_ISLNK(member.external_attr >> 16):
-                    raise InvalidVersionFolder(f"{member.filename} is a link; only plain files may travel")
-            if sum(m.file_size for m in members) > MAX_FOLDER_BYTES:
-                raise InvalidVersionFolder(f"the archive unpacks to more than {MAX_FOLDER_BYTES >> 30} GiB")
-            for member in members:
-                packed.extract(member, into)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, EOFError, RuntimeError, OSError, ValueError) as error:
-        raise InvalidVersionFolder(f"the archive is not a readable .zip ({error})") from error
-
-
 def sha256(path: Path) -> str:
     """Hexadecimal sha256 of a file."""
     with path.open("rb") as stream:
@@ -222,18 +192,8 @@ def card_sha256(folder: Path) -> str:
     return hashlib.sha256((folder / CARD).read_bytes()).hexdigest()
 
 
-def _check_path(path: str) -> None:
-    parts = PurePosixPath(path).parts
-    if not parts or path.startswith("/") or "\\" in path or ":" in path or ".." in parts:
-        raise InvalidVersionFolder(f"{path!r} would lie outside the version folder", pointer=f"/files/{path}")
-    if not (path.isascii() and path.isprintable()) or len(path) > MAX_PATH:
-        raise InvalidVersionFolder(
-            f"{path!r} must be at most {MAX_PATH} printable ASCII characters", pointer=f"/files/{path}"
-        )
-
-
 def _check_file(folder: Path, path: str, expected: str | None) -> None:
-    _check_path(path)
+    check_path(path)
     if expected is None:
         raise InvalidVersionFolder(f"{path} is not listed in {CARD}", pointer=f"/{path}")
     # resolve() catches a link anywhere on the way, also one to a folder.
@@ -287,7 +247,7 @@ def edge_files(card: Card, old: str) -> dict[str, str]:
 def _load_edge(folder: Path, card: Card, old: str) -> Edge:
     place = f"edges/{old}"
     files = edge_files(card, old)
-    value = _json(_read(folder, f"{place}/{EDGE}"), f"{place}/{EDGE}")
+    value = parse_checked(_read(folder, f"{place}/{EDGE}"), f"{place}/{EDGE}")
     return parse_edge(value, card.name, old, folder / place, files, f"{place}/")
 
 
@@ -316,10 +276,10 @@ def _parse_preprocess(value: dict[str, Any]) -> Preprocess:
     channels = Preprocess.MODES[mode]
     mean, std = (fields.take(name, list, [default] * channels) for name, default in (("mean", 0.0), ("std", 1.0)))
     for name, numbers in (("mean", mean), ("std", std)):
-        if len(numbers) != channels or not all(isinstance(n, (int, float)) for n in numbers):
-            raise fields.wrong(name, f"must be {channels} numbers, one per channel of mode {mode}")
-    if any(number <= 0 for number in std):
-        raise fields.wrong("std", "must be above 0")
+        if len(numbers) != channels or not all(isinstance(n, (int, float)) and abs(n) <= MAX_PIXEL for n in numbers):
+            raise fields.wrong(name, f"must be {channels} numbers of at most {MAX_PIXEL:g}, one per channel of {mode}")
+    if any(number < 1 / MAX_PIXEL for number in std):
+        raise fields.wrong("std", f"must be above 0, at least {1 / MAX_PIXEL:g}")
     fields.finish()
     return Preprocess(height, width, mode, resize, stretch, interpolation, tuple(mean), tuple(std))
 
@@ -354,20 +314,6 @@ def _read(folder: Path, path: str) -> bytes:
     if (folder / path).is_symlink():
         raise InvalidVersionFolder(f"{path} is a link; only plain files may travel", pointer=f"/{path}")
     try:
-        return (folder / path).read_bytes()
+        return read_bounded(folder / path, path)
     except OSError as error:
         raise InvalidVersionFolder(f"{path} is missing or unreadable", pointer=f"/{path}") from error
-
-
-def _finite(number: str) -> float:
-    """Refuse NaN and infinity (also 1e999): they are no JSON, so that nothing could answer with the card again."""
-    if not math.isfinite(value := float(number)):
-        raise ValueError(f"{number} is not a finite number")
-    return value
-
-
-def _json(raw: bytes, file: str) -> object:
-    try:
-        return json.loads(raw, parse_constant=_finite, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise InvalidVersionFolder(f"{file} is not valid JSON ({error})", pointer=f"/{file}") from error

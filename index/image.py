@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
@@ -27,6 +28,10 @@ LEAST_SEEN = 0.25
 """Share of a picture's area that a version should see at least: the centre of a 3:1 panorama is a third of it."""
 MOST_REDUCED = 16.0
 """How much smaller a version should make a picture's sides at most: 3,584 pixels become 224."""
+MAX_RESIZED = 32_000_000
+"""Pixels of a resized image of which more is kept than the part that is cropped from it."""
+FILTER_SUPPORT = 3
+"""How many pixels away Pillow's widest filter, Lanczos, looks."""
 
 
 class Loss(StrEnum):
@@ -65,14 +70,21 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 
 
 def preprocess(image: Image.Image, spec: Preprocess) -> Pixels:
-    """One decoded image -> the encoder's input, float32 (C, H, W). See `Preprocess` for the steps."""
+    """One decoded image -> the encoder's input, float32 (C, H, W). See `Preprocess` for the steps.
+
+    Raises:
+        InvalidImage: its colours cannot be converted.
+    """
     resampling = Image.Resampling[spec.interpolation.upper()]
-    image = image.convert(spec.mode)
+    try:
+        image = image.convert(spec.mode)
+    except (ValueError, OSError) as error:  # Pillow lacks some conversions, from CIELAB for one
+        raise InvalidImage(f"the image's colours, {image.mode}, cannot be converted to {spec.mode}") from error
     if spec.stretch:
         image = image.resize((spec.width, spec.height), resampling)
     else:
         if spec.resize is not None:
-            image = image.resize(_scaled(image.size, spec.resize), resampling)
+            image = _resize(image, spec, resampling)
         image = _centre(image, spec.width, spec.height)
     pixels_HWC = np.asarray(image, np.float32).reshape(spec.height, spec.width, spec.channels) / np.float32(255)
     mean_C, std_C = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
@@ -133,6 +145,47 @@ def _scaled(size: tuple[int, int], shorter: int) -> tuple[int, int]:
     width, height = size
     longer = int(shorter * max(size) / min(size))
     return (shorter, longer) if width <= height else (longer, shorter)
+
+
+def _resize(image: Image.Image, spec: Preprocess, resampling: Image.Resampling) -> Image.Image:
+    """The image with its shorter side resized; of a very long one only what `_centre` keeps of it."""
+    assert spec.resize is not None
+    size = _scaled(image.size, spec.resize)
+    if size[0] * size[1] <= MAX_RESIZED:
+        return image.resize(size, resampling)
+    # The very pixels that a resize of all of it would have there, up to rounding. First across and then down, as Pillow
+    # resizes: it rounds in between.
+    across, down = _kept(image.width, size[0], spec.width), _kept(image.height, size[1], spec.height)
+    near = image.crop((across.first, down.first, across.last, down.last))
+    near = near.resize((across.pixels, near.height), resampling, (across.left, 0, across.right, near.height))
+    return near.resize((across.pixels, down.pixels), resampling, (0, down.left, near.width, down.right))
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What is kept of one side: the original's pixels from `first` to before `last`, and what they become.
+
+    They become `pixels` pixels, made of what lies from `left` to `right`, counted from `first`: Pillow keeps these in
+    float32, which is not exact far away.
+    """
+
+    first: int
+    last: int
+    pixels: int
+    left: float
+    right: float
+
+
+def _kept(given: int, resized: int, wanted: int) -> _Part:
+    """The middle of a side that is resized: `wanted` pixels of it, or all of them."""
+    if resized <= wanted:
+        return _Part(0, given, resized, 0.0, float(given))
+    scale = given / resized
+    start = round((resized - wanted) / 2)
+    left, right = start * scale, (start + wanted) * scale
+    beyond = FILTER_SUPPORT * max(scale, 1.0) + 1
+    first, last = max(int(left - beyond), 0), min(int(right + beyond) + 1, given)
+    return _Part(first, last, wanted, left - first, right - first)
 
 
 def _centre(image: Image.Image, width: int, height: int) -> Image.Image:

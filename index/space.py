@@ -107,6 +107,10 @@ class Euclidean:
         return {"kind": self.kind}
 
 
+MIN_CURVATURE, MAX_CURVATURE = 1e-12, 1e12
+"""Beyond these the time part of a point leaves float32, or rounds the space part away."""
+
+
 @dataclass(frozen=True)
 class Lorentz:
     """Hyperboloid of curvature -K, geodesic distance; score in [0, inf), lower is better (HBCT, 2506.05826)."""
@@ -117,8 +121,9 @@ class Lorentz:
     inner_product = True
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.curvature) and self.curvature > 0):
-            raise InvalidArgument("space curvature must be a finite number above 0", pointer="/space/curvature")
+        if not MIN_CURVATURE <= self.curvature <= MAX_CURVATURE:
+            legal = f"a finite number above 0, {MIN_CURVATURE:g} to {MAX_CURVATURE:g}"
+            raise InvalidArgument(f"space curvature must be {legal}", pointer="/space/curvature")
 
     def width(self, dim: int) -> int:
         return dim + 1
@@ -172,7 +177,7 @@ def space_from_json(value: object) -> Space:
     legal = {"curvature"} if value["kind"] == Lorentz.kind else set()
     if unknown := set(arguments) - legal:
         raise InvalidArgument(f"space has unknown field {min(unknown)!r}", pointer="/space")
-    if not all(isinstance(v, (int, float)) for v in arguments.values()):
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in arguments.values()):
         raise InvalidArgument("space curvature must be a number", pointer="/space/curvature")
     return SPACES[value["kind"]](**arguments)
 

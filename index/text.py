@@ -7,7 +7,6 @@ Shape suffixes: N texts, L tokens, D dimension.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.artifacts import read_expected
+from index.checked_json import parse_checked
 from index.errors import InvalidText, NoTextEntrance
 from index.model import INT64, PROBE_TOLERANCE, Model, check_probe, check_shape, ready_to_compare, space_of, wrong
 from index.space import Vectors
@@ -124,10 +124,13 @@ class _Padding:
         self.fixed = int(stated.get("length") or 0)
         self._multiple = int(stated.get("pad_to_multiple_of") or 1)
 
+    def rounded(self, length: int) -> int:
+        """The next length that is a multiple of what tokenizer.json says."""
+        return -(-length // self._multiple) * self._multiple
+
     def pad(self, texts: Sequence[Tokens]) -> tuple[Tokens, Tokens]:
         """Token ids and attention mask (1 where there is a token), both (N, L)."""
-        length = max([self.fixed, *map(len, texts)])
-        length = -(-length // self._multiple) * self._multiple
+        length = self.rounded(max([self.fixed, *map(len, texts)]))
         ids_NL = np.full((len(texts), length), self._id, np.int64)
         mask_NL = np.zeros((len(texts), length), np.int64)
         for row, tokens in enumerate(texts):
@@ -152,6 +155,8 @@ def _open_tokenizer(version: Version) -> tuple[Tokenizer, int, _Padding]:
     padding = _Padding(tokenizer.padding or {})
     if padding.fixed not in {0, limit}:
         raise wrong(TOKENIZER, f"pads to {padding.fixed} tokens but cuts at {limit}: a fixed length is one number")
+    if padding.rounded(limit) > MAX_TOKENS:
+        raise wrong(TOKENIZER, f"pads {limit} tokens to {padding.rounded(limit)}; at most {MAX_TOKENS} are legal")
     tokenizer.no_padding()
     return tokenizer, limit, padding
 
@@ -184,9 +189,9 @@ def _read_probe(version: Version) -> tuple[str, Vectors]:
     dim = version.card.dim
     content = _read(version, TEXT_PROBE)
     try:
-        stored = json.loads(content)
+        stored = parse_checked(content, TEXT_PROBE)
         text, embedding = stored["text"], np.asarray(stored["embedding"], np.float32)
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise wrong(TEXT_PROBE, "must be a JSON object with `text` and `embedding`") from error
     if not isinstance(text, str) or embedding.shape != (dim,) or not np.isfinite(embedding).all():
         raise wrong(TEXT_PROBE, f"must hold a string `text` and `embedding`, a list of {dim} finite numbers")

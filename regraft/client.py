@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from index.folder import pack_version
+from index.archive import pack_version
 from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, Unreachable
 from regraft.edge_routes import EdgeRoutes

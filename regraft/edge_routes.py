@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from index.folder import pack_version
+from index.archive import pack_version
 from regraft.connection import Connection, Json
 from regraft.paths import flag, path_of, terms
 

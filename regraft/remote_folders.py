@@ -8,9 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from index.archive import unpack_version
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
-from index.folder import card_sha256, load_version, unpack_version
+from index.folder import card_sha256, load_version
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from service.edges import parcel

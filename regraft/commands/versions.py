@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from index.folder import load_version, pack_version
+from index.archive import pack_version
+from index.folder import load_version
 from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, needs, out, print_table, would
 
 version = typer.Typer(no_args_is_help=True, help="Verify, pack, register and list versions.")

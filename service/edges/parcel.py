@@ -8,9 +8,10 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+from index.archive import unpack_version
 from index.artifacts import read_expected
 from index.errors import InvalidVersionFolder
-from index.folder import files_of, load_edge, unpack_version
+from index.folder import files_of, load_edge
 from index.version import EDGE, Edge
 
 
@@ -32,7 +33,7 @@ def pack(edge: Edge, archive: Path) -> None:
 
 def unpack(archive: Path, into: Path, new: str, old: str, expected: str) -> Edge:
     """Unpack an edge into the empty folder `into`. Raises InvalidVersionFolder when it is not the `expected` one."""
-    unpack_version(archive, into)
+    unpack_version(archive, into, EDGE)
     return load(into, new, old, expected)
 
 

@@ -10,11 +10,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 
+from index.archive import unpack_version
 from index.edge_maps import check_calibration
 from index.errors import InvalidArgument
-from index.folder import load_edge, unpack_version
+from index.folder import load_edge
 from index.transform import load_transform
-from index.version import Edge, EdgeKind
+from index.version import EDGE, Edge, EdgeKind
 from service.edges.changes import Dependent, accept, check_free, find, remove
 from service.edges.claims import VerifyIn, verify
 from service.edges.fitting import FitIn, fit
@@ -216,7 +217,7 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
     with incoming_folder(service.settings.edges) as place:
         packed, folder = place / "archive.zip", place / "folder"
         _save(form.files[0].file, packed)
-        unpack_version(packed, folder)
+        unpack_version(packed, folder, EDGE)
         edge = load_edge(folder, new.name, old.name)
         if edge.kind is EdgeKind.IDENTITY and not edge.scores:
             raise InvalidArgument(

@@ -11,8 +11,9 @@ from typing import BinaryIO
 from fastapi import APIRouter, Request, Response
 from sqlalchemy.exc import IntegrityError
 
+from index.archive import unpack_version
 from index.encoder import verify_version
-from index.folder import card_sha256, load_version, unpack_version
+from index.folder import card_sha256, load_version
 from index.version import Edge, Version
 from service.audit import record
 from service.blobs import sync_all

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, select
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
-from index.folder import pack_version
+from index.archive import pack_version
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after

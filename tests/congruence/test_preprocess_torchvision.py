@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import index.image
 from index.image import preprocess
 from index.version import Preprocess
 
@@ -39,3 +40,16 @@ def test_preprocess_equals_torchvision(interpolation: str, mode: str, resize: in
         spec = Preprocess(*crop, mode, resize, stretch, interpolation, mean, std)
         expected = torchvision_twin(spec)(image.convert(mode)).numpy()
         np.testing.assert_allclose(preprocess(image, spec), expected, rtol=0, atol=2e-6, err_msg=str((size, crop)))
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic", "lanczos"])
+@pytest.mark.parametrize("size", [(900, 4), (4, 900), (613, 5), (3000, 7), (64, 1200), (40, 60)])
+def test_a_very_long_image_too(interpolation: str, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which only the part that is kept is resized: the same pixels, but for one bit of rounding each way."""
+    monkeypatch.setattr(index.image, "MAX_RESIZED", 0)
+    noise = np.random.default_rng(size).integers(0, 256, size=(size[1], size[0], 3), dtype=np.uint8)
+    image = Image.fromarray(noise)
+    for resize, crop in itertools.product((8, 17, 224), [(16, 16), (15, 18), (6, 300)]):
+        spec = Preprocess(*crop, "RGB", resize, False, interpolation)
+        off = np.abs(preprocess(image, spec) - torchvision_twin(spec)(image).numpy())
+        assert off.max() <= 2.01 / 255, (resize, crop)

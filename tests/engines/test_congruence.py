@@ -13,7 +13,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from index.folder import pack_version
+from index.archive import pack_version
 from index.version import Version
 from service.app import create_app
 from service.backfills.worker import Worker

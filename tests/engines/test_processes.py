@@ -17,7 +17,7 @@ import httpx
 import pytest
 from sqlalchemy import select, update
 
-from index.folder import pack_version
+from index.archive import pack_version
 from index.version import Version
 from service.database import Database
 from service.settings import Settings

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from index.folder import pack_version
+from index.archive import pack_version
 from index.version import Version
 from service.app import create_app
 from service.settings import Settings

@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import func, select
 
-from index.folder import pack_version
+from index.archive import pack_version
 from index.version import Version
 from service.app import create_app
 from service.backfills.worker import Worker

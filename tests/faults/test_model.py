@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from index.folder import pack_version
+from index.archive import pack_version
 from service.app import create_app
 from service.backfills import attempts
 from service.backfills.chunks import ChunkLost

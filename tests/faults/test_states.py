@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, Phase, assume, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test, initialize, invariant
 
-from index.folder import pack_version
+from index.archive import pack_version
 from service.doctor.examination import Doctor
 from staging.deployments import WAY
 from staging.galleries import Model

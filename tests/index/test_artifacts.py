@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +105,7 @@ def test_arrays_come_back_as_float32_and_optional_ones_may_be_missing(tmp_path: 
         (b"", "not a readable"),
         (b"PK\x03\x04 broken", "not a readable"),
         (npz(weight=np.ones((2, 3)))[:-40], "not a readable"),
-        (npz(weight=np.array([[object()] * 3] * 2)), "not a readable"),  # a pickle, never loaded
+        (npz(weight=np.array([[object()] * 3] * 2)), "must be floats"),  # a pickle, never loaded
         (npz(other=np.ones((2, 3))), "lacks the array 'weight'"),
         (npz(weight=np.ones((3, 2))), r"floats of shape \(2, 3\)"),
         (npz(weight=np.ones((2, 3), int)), "must be floats"),
@@ -134,3 +137,42 @@ def test_a_flipped_byte_inside_a_compressed_array_is_refused(tmp_path: Path) -> 
 
 def test_the_newest_legal_opset_is_what_the_onnx_package_defines() -> None:
     assert onnx.defs.onnx_opset_version() in OPSETS
+
+
+def announced(path: Path, shape: tuple[int, ...], body: int, version: tuple[int, int] = (1, 0)) -> Path:
+    """An .npz whose array `a` announces a shape, and holds so many bytes of zeros."""
+    header = repr({"descr": "<f4", "fortran_order": False, "shape": shape}).encode() + b"\n"
+    length = struct.pack("<H" if version == (1, 0) else "<I", len(header) if version == (1, 0) else body)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as out, out.open("a.npy", "w") as stream:
+        stream.write(b"\x93NUMPY" + bytes(version) + length + header)
+        for _ in range(body >> 20):
+            stream.write(bytes(1 << 20))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("shape", "version", "wanted", "message"),
+    [
+        ((1 << 24,), (1, 0), (3,), r"must be floats of shape \(3,\), not float32 of shape \(16777216,\)"),
+        ((3,), (2, 0), (3,), r"version \(2, 0\)"),
+        ((1 << 40,), (1, 0), (1 << 40,), "would hold more than"),
+    ],
+    ids=["shape", "header", "both"],
+)
+def test_an_array_is_not_read_before_its_shape_is_known(
+    tmp_path: Path, shape: tuple[int, ...], version: tuple[int, int], wanted: tuple[int, ...], message: str
+) -> None:
+    path = announced(tmp_path / "a.npz", shape, 64 << 20, version)
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidVersionFolder, match=message):
+            read_arrays(path, "a.npz", {"a": wanted})
+        assert tracemalloc.get_traced_memory()[1] < 8 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_number_beyond_float32_is_refused(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", a=np.array([1e300]))
+    with pytest.raises(InvalidVersionFolder, match="a must be finite numbers"):
+        read_arrays(tmp_path / "a.npz", "a.npz", {"a": (1,)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import resource
 import struct
 import warnings
 import zlib
@@ -274,3 +275,22 @@ def test_what_is_said_to_be_seen_is_what_reaches_the_encoder(side: int, longer: 
     seen = preprocess(white, Preprocess(32, 32, mode="L", mean=(0.0,), std=(1.0,))).sum()
 
     assert seen_share(size, Preprocess(32, 32)) == pytest.approx(seen / (size[0] * size[1]))
+
+
+def test_colours_that_pillow_cannot_convert_are_the_images_fault(image_bytes: SaveImage) -> None:
+    decoded = decode_image(image_bytes(lab(), "TIFF"))
+    with pytest.raises(InvalidImage, match="LAB, cannot be converted to L"):
+        preprocess(decoded, Preprocess(8, 8, "L"))
+
+
+def lab() -> Image.Image:
+    return Image.merge("LAB", photo().split())
+
+
+@pytest.mark.parametrize("size", [(500_000, 4), (4, 500_000)])
+@pytest.mark.parametrize("resize", [224, 4096])
+def test_a_very_long_image_takes_no_more_memory_than_it_has(size: tuple[int, int], resize: int) -> None:
+    image = Image.new("RGB", size)  # resized as a whole: gigabytes
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    preprocess(image, Preprocess(224, 224, resize=resize))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300_000  # KiB

@@ -159,6 +159,7 @@ def test_a_tokenizer_that_panics_is_refused(version: Version) -> None:
         (lambda t: t.no_truncation(), f"max_length of 1 to {MAX_TOKENS} tokens, not 0"),
         (lambda t: t.enable_truncation(MAX_TOKENS + 1), f"not {MAX_TOKENS + 1}"),
         (lambda t: t.enable_padding(length=9), "pads to 9 tokens but cuts at 6"),
+        (lambda t: t.enable_padding(pad_to_multiple_of=1 << 30), "pads 6 tokens to 1073741824; at most"),
         (lambda t: t.enable_truncation(1), None),
     ],
 )
@@ -248,12 +249,12 @@ def test_a_model_that_does_not_mind_its_mask_is_refused(bare: Version, add_text:
 @pytest.mark.parametrize(
     ("probe", "message"),
     [
-        ("", "must be a JSON object"),
+        ("", "is not valid JSON"),
         ("[]", "must be a JSON object"),
         ('{"text": "east"}', "must be a JSON object"),
         ('{"text": "east", "embedding": ["a", "b"]}', "must be a JSON object"),
         ('{"text": "east", "embedding": [1]}', "list of 2 finite numbers"),
-        ('{"text": "east", "embedding": [NaN, 1]}', "list of 2 finite numbers"),
+        ('{"text": "east", "embedding": [NaN, 1]}', "embedding/0 must be a finite number"),
         ('{"text": 5, "embedding": [1, 0]}', "must hold a string"),
         ('{"text": "", "embedding": [1, 0]}', "holds a text that cannot be embedded"),
         ('{"text": "north", "embedding": [1, 0]}', "expects another embedding: it differs by 1"),

@@ -17,7 +17,7 @@ import pytest
 import uvicorn
 from sqlalchemy import update
 
-from index.folder import pack_version
+from index.archive import pack_version
 from index.version import Version
 from service.app import create_app
 from service.runtime import Runtime
