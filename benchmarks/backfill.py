@@ -41,10 +41,10 @@ from index.image import decode_image, preprocess
 from index.transform import load_forward
 from index.version import Version
 from service.backfills.worker import Worker
-from service.blobs import Blobs
 from service.settings import Settings
-from service.stored import from_bytes, to_bytes
-from service.tables import backfill, embedding, item
+from service.store.blobs import Blobs
+from service.store.tables import backfill, embedding, item
+from service.store.vector_codec import from_bytes, to_bytes
 
 TRANSFORM_BLOCK = 2048
 """Vectors a plain loop takes at a time, as many as a chunk of the worker holds."""

@@ -27,15 +27,15 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import service.encoders.entrances
+import service.registry.encoders.modalities
 from index.encoder import Encoder
 from index.folder import load_version, write_card
 from index.image import preprocess
 from index.version import ENCODER, PROBE, Card, Preprocess, Version
 from regraft.client import Client, ImageItem
-from service.app import serve
-from service.encoders.batching import Batcher
-from service.encoders.entrances import Images
+from service.http.app import serve
+from service.registry.encoders.batching import Batcher
+from service.registry.encoders.modalities import Images
 from service.settings import Settings
 
 CLIENTS = (1, 4, 16, 64)
@@ -68,9 +68,9 @@ def measure_encoding(version: Version, seconds: float, rounds: int) -> None:
     pixels = inputs(version, 64)
     batchers = {}
     for way, kind in (("batched", Batcher), ("one by one", OneByOne)):
-        service.encoders.entrances.Batcher = kind
+        service.registry.encoders.modalities.Batcher = kind
         batchers[way] = Images(version, settings).queries
-    service.encoders.entrances.Batcher = Batcher
+    service.registry.encoders.modalities.Batcher = Batcher
     print("| encode: threads | batched /s | one by one /s | ratio |\n| --- | --- | --- | --- |")
     for clients in CLIENTS:
         best = dict.fromkeys(batchers, 0.0)
@@ -126,7 +126,7 @@ def measure_http(version: Version, scratch: Path, seconds: float, rounds: int) -
 
 def run(way: str, data: Path) -> None:
     if way == "one by one":
-        service.encoders.entrances.Batcher = OneByOne
+        service.registry.encoders.modalities.Batcher = OneByOne
     serve(Settings(data=data, port=PORTS[way]))
 
 

@@ -22,10 +22,10 @@ from index.errors import RegraftError
 from index.transform import Forward
 from regraft.client import Client
 from regraft.remote_folders import Folders, NamedEdge, TaskVersions
-from service.backfills.leases import Leases
 from service.backfills.moving import Mover
 from service.backfills.outcome import Compute, Failed, Moved, Outcome
 from service.backfills.pipeline import Pipeline
+from service.store.leases import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from index.errors import InvalidVersionFolder, NoRoute
 from index.folder import card_sha256, load_version
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
-from service.edges import parcel
-from service.versions.incoming import incoming_folder, sweep
+from service.registry import edge_archive as parcel
+from service.registry.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
 """Where edges lie, by their two versions and their hash; no version may be named so."""

@@ -171,7 +171,7 @@ def problem_of(error: RegraftError, request_id: str) -> Response:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every expected error by a problem; `service.auth.Guard` does it for what nobody expected."""
+    """Answer every expected error by a problem; `service.http.auth.Guard` does it for what nobody expected."""
     app.add_exception_handler(RegraftError, _regraft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -181,7 +181,7 @@ def install(app: FastAPI) -> None:
 
 
 def request_id_of(request: Request) -> str:
-    """The number `service.auth.Guard` gave the request."""
+    """The number `service.http.auth.Guard` gave the request."""
     return str(request.state.request_id)
 
 

@@ -14,16 +14,16 @@ from fastapi import Depends, Request
 
 from service.backfills.moving import Mover
 from service.backfills.traffic import Traffic
-from service.blobs import Blobs, StoreUnreachable
-from service.curves.measure import Curves
-from service.database import Database, upgrade
-from service.deployments.freeing import Freeing
-from service.encoders.resting import Rester
-from service.queries.replica import Replica
-from service.references import open_blobs
+from service.registry.registry import Catalog
+from service.replica.eviction import Rester
+from service.replica.replica import Replica
 from service.settings import Settings
-from service.trials.watching import Watch
-from service.versions.catalog import Catalog
+from service.store.blob_references import open_blobs
+from service.store.blobs import Blobs, StoreUnreachable
+from service.store.database import Database, upgrade
+from service.upgrades.curves.measure import Curves
+from service.upgrades.deployments.freeing import Freeing
+from service.upgrades.rollouts.monitor import Watch
 
 P = ParamSpec("P")
 T = TypeVar("T")

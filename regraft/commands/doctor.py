@@ -24,8 +24,8 @@ def doctor(
         os.environ["REGRAFT_DATA"] = str(data)
     with needs(""):
         from regraft.commands.processes import checked_settings, usable_database
-        from service.database import Database, upgrade
         from service.doctor.examination import Doctor
+        from service.store.database import Database, upgrade
 
     settings = checked_settings()
     with usable_database():

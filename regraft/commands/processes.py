@@ -39,9 +39,9 @@ def serve(
     """Run the service, with its workers."""
     _settle({"host": host, "port": port, "data": data})
     with needs(""):
-        from service.app import serve as run_service
-        from service.auth import check_exposure
-        from service.database import upgrade
+        from service.http.app import serve as run_service
+        from service.http.auth import check_exposure
+        from service.store.database import upgrade
     settings = checked_settings()
     check_exposure(settings)
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
@@ -99,7 +99,7 @@ def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
     _settle({"data": data})
     with needs(""):
-        from service.database import upgrade
+        from service.store.database import upgrade
     settings = checked_settings()
     with usable_database():
         upgrade(settings)

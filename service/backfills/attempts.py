@@ -9,8 +9,8 @@ from sqlalchemy import Connection, delete, insert, select
 
 from service.backfills.outcome import Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS
-from service.listed import listed
-from service.tables import backfill_failure
+from service.store.sql_arrays import listed
+from service.store.tables import backfill_failure
 
 REASON_LENGTH = 1024
 PAUSE_SECONDS = 2.0

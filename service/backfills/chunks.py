@@ -28,10 +28,10 @@ from index.errors import RegraftError
 from service.backfills.attempts import note_failed
 from service.backfills.outcome import Failed, Moved
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
-from service.embeddings import put_embeddings
-from service.listed import listed
-from service.repository import take_seq
-from service.tables import backfill, backfill_chunk, embedding, item
+from service.store.embeddings import put_embeddings
+from service.store.repository import take_seq
+from service.store.sql_arrays import listed
+from service.store.tables import backfill, backfill_chunk, embedding, item
 
 BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from service.backfills.moving import Mover
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import State, drained, finish_or_extend
-from service.database import Database
-from service.versions.catalog import Catalog
+from service.registry.registry import Catalog
+from service.store.database import Database
 
 
 def look_after(database: Database, catalog: Catalog, mover: Mover) -> dict[int, State]:

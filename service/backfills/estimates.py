@@ -18,10 +18,10 @@ from service.backfills.filtering import passing
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
 from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
-from service.listed import listed
+from service.registry.registry import Registered
 from service.runtime import Runtime
-from service.tables import embedding, item
-from service.versions.catalog import Registered
+from service.store.sql_arrays import listed
+from service.store.tables import embedding, item
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
 """Items that are moved, and forgotten again, to measure how long one takes."""

@@ -8,8 +8,8 @@ from sqlalchemy import ColumnElement, Connection, Text, cast, select
 
 from index.filter import parse_filter
 from index.metadata import Metadata
-from service.repository import STREAMED
-from service.tables import item
+from service.store.repository import STREAMED
+from service.store.tables import item
 
 ROWS = 4096
 """Items in memory at a time."""

@@ -21,7 +21,7 @@ from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
 from service.backfills.outcome import Compute, Failed, Moved, Outcome
-from service.stored import from_bytes
+from service.store.vector_codec import from_bytes
 
 X = TypeVar("X")
 
@@ -40,7 +40,7 @@ class Images(Protocol):
 
 
 class Known(Protocol):
-    """A version, as `service.versions.catalog.Registered` is one."""
+    """A version, as `service.registry.registry.Registered` is one."""
 
     @property
     def name(self) -> str: ...
@@ -50,7 +50,7 @@ class Known(Protocol):
 
 
 class Versions(Protocol):
-    """The versions an item may be of, as `service.versions.catalog.Catalog` has them."""
+    """The versions an item may be of, as `service.registry.registry.Catalog` has them."""
 
     def by_id(self, version_id: int) -> Known: ...
     def sync_edges(self) -> None: ...

@@ -22,10 +22,10 @@ from index.space import Lorentz, space_from_json
 from service.backfills.moving import Mover, carry
 from service.backfills.planner import Kind, stored_for, waiting_items
 from service.errors import EdgeBroken
-from service.repository import STREAMED
-from service.stored import from_bytes, is_whole
-from service.tables import backfill, embedding, item
-from service.versions.catalog import Catalog, Registered
+from service.registry.registry import Catalog, Registered
+from service.store.repository import STREAMED
+from service.store.tables import backfill, embedding, item
+from service.store.vector_codec import from_bytes, is_whole
 
 ROWS = 4096
 """Embeddings in memory at a time."""

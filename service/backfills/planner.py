@@ -35,9 +35,9 @@ from sqlalchemy import (
 from index.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
-from service.listed import listed
-from service.repository import take_seq
-from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
+from service.store.repository import take_seq
+from service.store.sql_arrays import listed
+from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.database import Database
-from service.listed import INSERT, blocks
-from service.tables import item, item_traffic
+from service.store.database import Database
+from service.store.sql_arrays import INSERT, blocks
+from service.store.tables import item, item_traffic
 
 logger = logging.getLogger(__name__)
 

@@ -21,16 +21,16 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
-from service.backfills.leases import Leases
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import Kind, State
-from service.database import Database, upgrade
 from service.errors import UnknownGallery
-from service.references import open_blobs
+from service.registry.registry import Catalog
 from service.settings import Settings
-from service.versions.catalog import Catalog
+from service.store.blob_references import open_blobs
+from service.store.database import Database, upgrade
+from service.store.leases import Leases
 
 logger = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from service.database import Database
 from service.doctor import folders, images, places, sets, vectors
 from service.doctor.findings import Finding, Patient
-from service.references import open_blobs
+from service.registry.registry import Catalog
 from service.settings import Settings
-from service.versions.catalog import Catalog
+from service.store.blob_references import open_blobs
+from service.store.database import Database
 
 Look = Callable[[Patient, bool], list[Finding]]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from service.blobs import Blobs
-from service.database import Database
-from service.repository import all_galleries
+from service.registry.registry import Catalog
 from service.settings import Settings
-from service.versions.catalog import Catalog
+from service.store.blobs import Blobs
+from service.store.database import Database
+from service.store.repository import all_galleries
 
 EXAMPLES = 5
 ORPHAN_SECONDS = 3600.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
-from service.versions.incoming import age, remains
+from service.registry.incoming import age, remains
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:

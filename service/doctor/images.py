@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from service.blobs import StoreUnreachable
 from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
-from service.references import references
+from service.store.blob_references import references
+from service.store.blobs import StoreUnreachable
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:

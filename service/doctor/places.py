@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy import exists, false, select
 
-from service.deployments.placement import activate, route_to
 from service.doctor.findings import Finding, Patient
 from service.errors import UnknownGallery
-from service.repository import gallery_row, live_mix, take_seq
-from service.tables import embedding, item
+from service.registry.placement import activate, route_to
+from service.store.repository import gallery_row, live_mix, take_seq
+from service.store.tables import embedding, item
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:

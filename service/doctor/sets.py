@@ -6,8 +6,8 @@ import numpy as np
 from sqlalchemy import select
 
 from service.doctor.findings import Finding, Patient
-from service.stored import STORED
-from service.tables import evaluation, evaluation_embedding, gallery
+from service.store.tables import evaluation, evaluation_embedding, gallery
+from service.store.vector_codec import STORED
 
 
 def look(patient: Patient) -> list[Finding]:

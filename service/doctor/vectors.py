@@ -16,11 +16,11 @@ from sqlalchemy import Connection, Row, delete, false, select, update
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Finding, Patient
 from service.errors import UnknownGallery
-from service.listed import blocks
-from service.repository import STREAMED, take_seq
-from service.stored import STORED, from_bytes, to_bytes
-from service.tables import embedding, gallery, item
-from service.versions.catalog import Registered
+from service.registry.registry import Registered
+from service.store.repository import STREAMED, take_seq
+from service.store.sql_arrays import blocks
+from service.store.tables import embedding, gallery, item
+from service.store.vector_codec import STORED, from_bytes, to_bytes
 
 ROWS = 4096
 BLOCK = 500

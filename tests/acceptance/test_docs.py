@@ -16,8 +16,8 @@ from packaging.requirements import Requirement
 import regraft
 from regraft.cli import app
 from regraft.client import Client
-from service import health
-from service.app import create_app
+from service.http import health
+from service.http.app import create_app
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent

@@ -14,10 +14,10 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import Moved
 from service.backfills.planner import Kind, State, finish_or_extend, plan
-from service.database import Database, upgrade
-from service.repository import NewItem, changes, delete_items, store_items, take_seq
 from service.settings import Settings
-from service.tables import backfill, backfill_chunk, embedding, gallery, item, version
+from service.store.database import Database, upgrade
+from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
+from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
 from staging.together import together
 
 V1, V2 = 1, 2

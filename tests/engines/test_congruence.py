@@ -15,8 +15,8 @@ from fastapi.testclient import TestClient
 
 from index.archive import pack_version
 from index.version import Version
-from service.app import create_app
 from service.backfills.worker import Worker
+from service.http.app import create_app
 from service.settings import Settings
 
 STEPS = int(os.environ.get("REGRAFT_CONGRUENCE_STEPS", "30"))

@@ -8,9 +8,9 @@ import pytest
 from alembic import command
 from sqlalchemy import Engine, create_engine, func, insert, inspect, select, text
 
-from service.database import Database, migrating, upgrade
 from service.settings import Settings
-from service.tables import edge, gallery, item, metadata, version
+from service.store.database import Database, migrating, upgrade
+from service.store.tables import edge, gallery, item, metadata, version
 from staging.together import together
 
 

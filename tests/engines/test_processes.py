@@ -19,9 +19,9 @@ from sqlalchemy import select, update
 
 from index.archive import pack_version
 from index.version import Version
-from service.database import Database
 from service.settings import Settings
-from service.tables import backfill, embedding, item
+from service.store.database import Database
+from service.store.tables import backfill, embedding, item
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 40

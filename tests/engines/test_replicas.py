@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from index.archive import pack_version
 from index.version import Version
-from service.app import create_app
+from service.http.app import create_app
 from service.settings import Settings
 from staging.together import together
 

@@ -9,11 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from service import app
-from service.deployments import freeing, lifecycle, retiring
-from service.deployments import routes as deployments
+from service.http import app, deployments
 from service.settings import Settings
-from service.trials import watching
+from service.upgrades.deployments import freeing, lifecycle, retiring
+from service.upgrades.rollouts import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by

@@ -16,10 +16,10 @@ from sqlalchemy import func, select
 
 from index.archive import pack_version
 from index.version import Version
-from service.app import create_app
 from service.backfills.worker import Worker
+from service.http.app import create_app
 from service.settings import Settings
-from service.tables import backfill_failure
+from service.store.tables import backfill_failure
 
 V1, V2 = 1, 2
 

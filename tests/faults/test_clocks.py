@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from service.backfills import attempts, chunks, planner, progress, routes
+from service.backfills import attempts, chunks, planner
 from service.backfills.worker import Worker
-from service.tables import backfill, backfill_chunk, backfill_failure, item
+from service.http import backfill_progress as progress
+from service.http import backfills as routes
+from service.store.tables import backfill, backfill_chunk, backfill_failure, item
 
 V2 = 2
 DAY = 86_400.0
@@ -120,7 +122,7 @@ def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
             raise OSError("Input/output error")
         return read(self, key)
 
-    monkeypatch.setattr("service.blobs.Blobs.read", once)
+    monkeypatch.setattr("service.store.blobs.Blobs.read", once)
     worker = Worker(site.settings, threading.Event())
     while worker.step():
         pass
@@ -137,7 +139,7 @@ def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
 
 
 def worker_reads() -> Any:
-    from service.blobs import Blobs
+    from service.store.blobs import Blobs
 
     return Blobs.read
 
@@ -171,7 +173,7 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
 
 
 def told(site: Any, number: int) -> progress.BackfillOut:
-    from service.versions.catalog import Catalog
+    from service.registry.registry import Catalog
 
     with site.database.read() as connection:
         row = progress.backfill_row(connection, number)

@@ -14,16 +14,16 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-import service.database
-from service.app import create_app
+import service.store.database
 from service.backfills.worker import Worker
+from service.http.app import create_app
 
 V2 = 2
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service.database, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(service.store.database, "BUSY_SECONDS", 0.05)
 
 
 @contextmanager

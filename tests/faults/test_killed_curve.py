@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import insert, select
 
 from regraft.backfill_routes import events
-from service.tables import backfill_point
+from service.store.tables import backfill_point
 
 MARKS = 12
 

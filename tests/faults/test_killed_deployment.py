@@ -10,7 +10,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
-from service.tables import deployment, embedding, gallery, item
+from service.store.tables import deployment, embedding, gallery, item
 
 V1, V2 = 1, 2
 WAY = ("registered", "verified", "shadow", "canary", "current")

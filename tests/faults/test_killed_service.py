@@ -13,7 +13,7 @@ import numpy as np
 
 from index.encoder import Encoder
 from index.folder import load_version
-from service.stored import from_bytes
+from service.store.vector_codec import from_bytes
 
 V1, V2 = 1, 2
 

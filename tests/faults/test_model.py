@@ -18,12 +18,12 @@ import pytest
 from fastapi.testclient import TestClient
 
 from index.archive import pack_version
-from service.app import create_app
 from service.backfills import attempts
 from service.backfills.chunks import ChunkLost
 from service.backfills.worker import Worker
-from service.database import Database
+from service.http.app import create_app
 from service.settings import Settings
+from service.store.database import Database
 from staging.galleries import Model
 from staging.sight import look
 from staging.world import World

@@ -19,10 +19,10 @@ from sqlalchemy import update
 
 from index.archive import pack_version
 from index.version import Version
-from service.app import create_app
+from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
-from service.tables import backfill
+from service.store.tables import backfill
 
 names = (f"g{number}" for number in itertools.count())
 

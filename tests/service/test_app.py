@@ -17,11 +17,11 @@ import httpx
 import pytest
 
 from index.version import Version
-from service.deployments.freeing import Freeing
 from service.runtime import running
 from service.settings import Settings
+from service.upgrades.deployments.freeing import Freeing
 
-SERVE = "from service.app import serve; from service.settings import Settings; serve(Settings())"
+SERVE = "from service.http.app import serve; from service.settings import Settings; serve(Settings())"
 
 
 class Process:
@@ -189,7 +189,7 @@ def test_it_says_when_it_cannot_follow_its_database(
 
 
 def test_the_service_loads_faiss_with_one_thread() -> None:
-    code = "import service.app, faiss; print(faiss.omp_get_max_threads())"
+    code = "import service.http.app, faiss; print(faiss.omp_get_max_threads())"
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
 
     told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
-from service.app import serve
-from service.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
+from service.http.app import serve
+from service.http.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
 from service.settings import Settings
 
 KEY = "correct horse"

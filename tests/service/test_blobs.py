@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from service.blobs import MARKER, Blobs
+from service.store.blobs import MARKER, Blobs
 
 
 @pytest.fixture(params=["file", "memory"])

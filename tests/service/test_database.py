@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
-from service.database import Database, upgrade
 from service.settings import Settings
-from service.tables import gallery, item
+from service.store.database import Database, upgrade
+from service.store.tables import gallery, item
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from sqlalchemy import select
 
 from index.version import Version
 from regraft.cli import app as commands
-from service.app import create_app
 from service.backfills.worker import Worker
+from service.http.app import create_app
 from service.settings import Settings
-from service.tables import metadata
+from service.store.tables import metadata
 
 WITHOUT = {
     "POST /v1/galleries/{name}/query": "changes nothing",

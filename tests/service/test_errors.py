@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from index.errors import RegraftError
-from service.queries.replica import Replica
+from service.replica.replica import Replica
 
 Problem = Callable[..., dict[str, Any]]
 

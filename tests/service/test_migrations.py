@@ -10,11 +10,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
-import service.database
-from service.database import MIGRATIONS, Database, migrating, upgrade
-from service.deployments.history import history, standing
+import service.store.database
 from service.settings import Settings
-from service.tables import edge, embedding, gallery, item, metadata, version
+from service.store.database import MIGRATIONS, Database, migrating, upgrade
+from service.store.tables import edge, embedding, gallery, item, metadata, version
+from service.upgrades.deployments.history import history, standing
 from staging.together import together
 
 
@@ -101,7 +101,7 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Write the body of one more migration."""
     copied = tmp_path / "migrations"
     shutil.copytree(MIGRATIONS, copied)
-    monkeypatch.setattr(service.database, "MIGRATIONS", copied)
+    monkeypatch.setattr(service.store.database, "MIGRATIONS", copied)
     head = ScriptDirectory(str(copied)).get_current_head()
     return lambda body: (copied / "versions" / "9999_next.py").write_text(REVISION.format(body=body, head=head))
 

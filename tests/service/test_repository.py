@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, insert, select
 
-from service import listed, repository
-from service.database import Database, upgrade
-from service.embeddings import put_embeddings
 from service.errors import UnknownGallery, UnknownItem
-from service.repository import (
+from service.settings import Settings
+from service.store import repository
+from service.store import sql_arrays as listed
+from service.store.database import Database, upgrade
+from service.store.embeddings import put_embeddings
+from service.store.repository import (
     NewItem,
     changes,
     delete_gallery,
@@ -28,9 +30,8 @@ from service.repository import (
     store_items,
     take_seq,
 )
-from service.settings import Settings
-from service.stored import from_bytes, to_bytes
-from service.tables import embedding, item, version
+from service.store.tables import embedding, item, version
+from service.store.vector_codec import from_bytes, to_bytes
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from sqlalchemy import Connection, func, select
 from index.version import Version
 from service.backfills import attempts
 from service.backfills.worker import Worker
-from service.blobs import MARKER, Blobs, StoreUnreachable
 from service.settings import Settings
-from service.tables import backfill_failure, item
+from service.store.blobs import MARKER, Blobs, StoreUnreachable
+from service.store.tables import backfill_failure, item
 
 
 @pytest.fixture

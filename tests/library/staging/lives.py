@@ -13,8 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from service.queries.replica import Replica
-from service.versions.catalog import Catalog
+from service.registry.registry import Catalog
+from service.replica.replica import Replica
 from staging.galleries import Expected, Model, Move
 from staging.processes import Site, until
 from staging.sight import Sight, look

@@ -16,12 +16,12 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
-from service.backfills.routes import BackfillIn, start
 from service.backfills.worker import Worker
-from service.database import Database
+from service.http.backfills import BackfillIn, start
+from service.registry.registry import Catalog
 from service.settings import Settings
-from service.tables import backfill, deployment, embedding, gallery, item
-from service.versions.catalog import Catalog
+from service.store.database import Database
+from service.store.tables import backfill, deployment, embedding, gallery, item
 
 ROOT = Path(__file__).parents[3]
 LEASE_SECONDS = 0.5

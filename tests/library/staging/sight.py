@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from sqlalchemy import Connection, select
 
-from service.database import Database
-from service.repository import gallery_named
-from service.tables import backfill, deployment, embedding, item, version
+from service.store.database import Database
+from service.store.repository import gallery_named
+from service.store.tables import backfill, deployment, embedding, item, version
 
 
 @dataclass

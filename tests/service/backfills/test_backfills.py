@@ -12,7 +12,7 @@ from sqlalchemy import select, text
 from index.transform import load_transform
 from index.version import Version
 from service.backfills.worker import Worker
-from service.tables import backfill_chunk, item
+from service.store.tables import backfill_chunk, item
 
 pytestmark = pytest.mark.usefixtures("alone")
 

@@ -16,11 +16,11 @@ from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.outcome import Failed, Moved
 from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
-from service.database import Database, upgrade
 from service.errors import UnknownGallery
-from service.repository import NewItem, delete_gallery, delete_items, store_items, take_seq
 from service.settings import Settings
-from service.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, gallery, item, version
+from service.store.database import Database, upgrade
+from service.store.repository import NewItem, delete_gallery, delete_items, store_items, take_seq
+from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, gallery, item, version
 
 V1, V2, V3 = 1, 2, 3
 LEASE = 30.0

@@ -16,8 +16,8 @@ from sqlalchemy import select
 from index.version import Version
 from service.backfills import orders
 from service.backfills.worker import Worker
-from service.stored import from_bytes
-from service.tables import backfill_chunk, embedding, gallery, item, item_traffic
+from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
+from service.store.vector_codec import from_bytes
 
 pytestmark = pytest.mark.usefixtures("alone")
 

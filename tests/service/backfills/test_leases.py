@@ -1,10 +1,10 @@
-"""service.backfills.leases: signs of life for what is held, whatever happens to one of them."""
+"""service.store.leases: signs of life for what is held, whatever happens to one of them."""
 
 from __future__ import annotations
 
 import threading
 
-from service.backfills.leases import Leases
+from service.store.leases import Leases
 
 
 def test_what_is_held_is_extended_until_it_is_dropped() -> None:

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import event
 
 from regraft.backfill_routes import events
-from service.backfills import progress
 from service.backfills.worker import Worker
+from service.http import backfill_progress as progress
 
 pytestmark = pytest.mark.usefixtures("alone")
 

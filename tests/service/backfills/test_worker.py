@@ -21,8 +21,8 @@ from service.backfills import chunks, worker
 from service.backfills.moving import _embed
 from service.backfills.worker import Worker
 from service.settings import Settings
-from service.stored import from_bytes
-from service.tables import backfill_chunk, embedding, gallery, item
+from service.store.tables import backfill_chunk, embedding, gallery, item
+from service.store.vector_codec import from_bytes
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -242,7 +242,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
     a_worker = Worker(settings, threading.Event())
     with monkeypatch.context() as patch:
-        patch.setattr("service.blobs.Blobs._read", _unreachable)
+        patch.setattr("service.store.blobs.Blobs._read", _unreachable)
         assert not a_worker.step()
     assert "action=step_failed" in caplog.text
     assert last_backfill(served, path)["failed"] == 0

@@ -17,12 +17,12 @@ from sqlalchemy import event, func, select, update
 from index.image import decode_image
 from index.version import Version
 from regraft.backfill_routes import events
-from service.backfills import progress
-from service.backfills.leases import Leases
 from service.backfills.worker import Worker
-from service.curves import measure as curves
-from service.curves import points, scoring
-from service.tables import backfill_point, item
+from service.http import backfill_progress as progress
+from service.store.leases import Leases
+from service.store.tables import backfill_point, item
+from service.upgrades.curves import measure as curves
+from service.upgrades.curves import points, scoring
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -280,7 +280,7 @@ class TestValues:
     def test_a_big_gallery_is_asked_fewer_full_rankings(
         self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.curves.probes.MAX_PLACES", 160)
+        monkeypatch.setattr("service.upgrades.curves.probes.MAX_PLACES", 160)
 
         number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
 

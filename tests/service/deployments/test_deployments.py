@@ -11,10 +11,10 @@ from sqlalchemy import select
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.deployments.history import standing as standing_of
-from service.deployments.placement import preference
-from service.embeddings import put_embeddings
-from service.tables import gallery, gate_report, item
+from service.registry.placement import preference
+from service.store.embeddings import put_embeddings
+from service.store.tables import gallery, gate_report, item
+from service.upgrades.deployments.history import standing as standing_of
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,9 +14,9 @@ from sqlalchemy.exc import OperationalError
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.deployments import freeing
 from service.settings import Settings
-from service.tables import deployment, embedding, gallery, item
+from service.store.tables import deployment, embedding, gallery, item
+from service.upgrades.deployments import freeing
 
 
 @pytest.fixture

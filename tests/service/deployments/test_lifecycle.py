@@ -12,11 +12,11 @@ from sqlalchemy import func, select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.deployments.history import ON_ITS_WAY, State
-from service.deployments.lifecycle import BEGINNINGS, TRANSITIONS
-from service.embeddings import put_embeddings
-from service.repository import take_seq
-from service.tables import deployment, embedding, gallery, item
+from service.store.embeddings import put_embeddings
+from service.store.repository import take_seq
+from service.store.tables import deployment, embedding, gallery, item
+from service.upgrades.deployments.history import ON_ITS_WAY, State
+from service.upgrades.deployments.lifecycle import BEGINNINGS, TRANSITIONS
 
 WAY = ("registered", "verified", "gated", "shadow", "canary", "current")
 

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, select
 
 from index.version import Version
-from service.tables import gate_report
+from service.store.tables import gate_report
 
 
 @pytest.fixture(scope="module", autouse=True)

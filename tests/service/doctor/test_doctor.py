@@ -19,16 +19,16 @@ from sqlalchemy import Engine, delete, event, insert, select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.blobs import MARKER, Blobs
-from service.database import Database, upgrade
 from service.doctor import findings, vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
-from service.references import SOURCES
-from service.repository import take_seq
 from service.settings import Settings
-from service.stored import from_bytes, to_bytes
-from service.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
+from service.store.blob_references import SOURCES
+from service.store.blobs import MARKER, Blobs
+from service.store.database import Database, upgrade
+from service.store.repository import take_seq
+from service.store.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
+from service.store.vector_codec import from_bytes, to_bytes
 
 
 class Ward:

@@ -18,9 +18,9 @@ from sqlalchemy import select
 from index.errors import NoRoute
 from index.version import Version
 from service.backfills.worker import Worker
+from service.registry.incoming import INCOMING
 from service.runtime import Runtime, running
-from service.tables import calibration
-from service.versions.incoming import INCOMING
+from service.store.tables import calibration
 
 Problem = Callable[..., dict[str, Any]]
 
@@ -371,7 +371,7 @@ def hold(served: Any, version: str, vectors: np.ndarray, path: str | None = None
     """Give the items of the newest gallery, or of `path`, embeddings by a second version."""
     from sqlalchemy import insert, select
 
-    from service.tables import embedding, gallery, item
+    from service.store.tables import embedding, gallery, item
 
     runtime: Runtime = served.runtime
     unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype("<f4")
@@ -691,7 +691,7 @@ class TestOtherProcesses:
             assert other.catalog.route("bare2", "bare") is None
 
     def test_what_a_killed_upload_left_is_swept(self, served: Any, tmp_path: Path) -> None:
-        from service.versions.incoming import sweep
+        from service.registry.incoming import sweep
 
         (tmp_path / f"{INCOMING}abc").mkdir()
         (tmp_path / "v2").mkdir()

@@ -1,11 +1,11 @@
-"""service.gates.maps: the pairs that calibrations are fitted on."""
+"""service.upgrades.gates.maps: the pairs that calibrations are fitted on."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from service.gates.maps import PAIRS, draw_pairs
+from service.upgrades.gates.maps import PAIRS, draw_pairs
 
 
 @pytest.mark.parametrize("counts", [[4, 4], [1, 2, 7, 30], [2, 1, 1, 1, 1, 1]])

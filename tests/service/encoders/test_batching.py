@@ -1,4 +1,4 @@
-"""service.encoders.batching: who is encoded with whom; everyone gets their own rows whatever happens to the others."""
+"""service.registry.encoders.batching: who is encoded with whom; everyone gets their own rows whatever happens to the others."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import service.encoders.batching
-import service.encoders.entrances
+import service.registry.encoders.batching
+import service.registry.encoders.modalities
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder
 from index.image import preprocess
 from index.version import Version
-from service.encoders.batching import Batcher
-from service.encoders.entrances import Images
+from service.registry.encoders.batching import Batcher
+from service.registry.encoders.modalities import Images
 from service.settings import Settings
 
 LONG = 1000.0
@@ -226,7 +226,7 @@ def test_everyone_gets_their_own_rows_and_nothing_is_left(
 def test_a_quick_encoder_is_not_batched_until_it_turns_slow(model: Model, pool: ThreadPoolExecutor) -> None:
     batcher = Batcher(model, size=8, wait_seconds=LONG, runs=1)
     model.quick = True
-    while batcher._run_seconds >= service.encoders.batching.HAND_OVER_SECONDS:
+    while batcher._run_seconds >= service.registry.encoders.batching.HAND_OVER_SECONDS:
         batcher(lambda: [1])
     model.batches.clear()
     model.go.clear()
@@ -237,7 +237,7 @@ def test_a_quick_encoder_is_not_batched_until_it_turns_slow(model: Model, pool: 
     assert [future.result() for future in futures] == [[0], [1], [4]]
 
     model.quick = False
-    while batcher._run_seconds < service.encoders.batching.HAND_OVER_SECONDS:
+    while batcher._run_seconds < service.registry.encoders.batching.HAND_OVER_SECONDS:
         batcher(lambda: [1])
 
 
@@ -247,12 +247,12 @@ def test_embeddings_in_batches_are_those_of_one_by_one(
     make_image: Callable[..., Any],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(service.encoders.entrances, "free_runs", lambda threads: 1)
+    monkeypatch.setattr(service.registry.encoders.modalities, "free_runs", lambda threads: 1)
     encoder = Encoder(versions["v1"])
     images = Images(versions["v1"], Settings(batch_wait_ms=50))
     pixels = [preprocess(make_image(n % 5, n), encoder.spec) for n in range(200)]
 
-    monkeypatch.setattr(service.encoders.batching, "HAND_OVER_SECONDS", 0)
+    monkeypatch.setattr(service.registry.encoders.batching, "HAND_OVER_SECONDS", 0)
     sizes: list[int] = []
     encode = images.queries._encode
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from index.version import Version
-from service.encoders.entrances import Lazy
+from service.registry.encoders.modalities import Lazy
 from service.settings import Settings
 
 

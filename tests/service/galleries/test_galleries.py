@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from service.tables import metadata
+from service.store.tables import metadata
 
 Problem = Callable[..., dict[str, Any]]
 

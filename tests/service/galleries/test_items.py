@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-import service.galleries.ingest
+import service.http.ingest
 from index.version import Version
-from service.tables import embedding, item
+from service.store.tables import embedding, item
 
 Problem = Callable[..., dict[str, Any]]
 
@@ -373,7 +373,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
     served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = served.gallery("v1")
-    store = service.galleries.ingest._store
+    store = service.http.ingest._store
     seen: list[str] = []
 
     def deploy_first(runtime: Any, gallery_id: int, current: Any, *rest: Any) -> Any:
@@ -383,7 +383,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
         seen.append(current.name)
         return store(runtime, gallery_id, current, *rest)
 
-    monkeypatch.setattr(service.galleries.ingest, "_store", deploy_first)
+    monkeypatch.setattr(service.http.ingest, "_store", deploy_first)
     count = len(blobs(served))
 
     assert served.ingest(path, {"a": pictures[0]}).json()["stored"] == 1
@@ -505,7 +505,7 @@ def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
 ) -> None:
     from index.encoder import Encoder
     from index.image import decode_image
-    from service.stored import from_bytes
+    from service.store.vector_codec import from_bytes
 
     path = served.gallery("v2")
     served.ingest(path, {str(n): picture for n, picture in enumerate(pictures)})

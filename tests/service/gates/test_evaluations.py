@@ -12,7 +12,7 @@ from sqlalchemy import func, select
 
 from index.encoder import Encoder
 from index.version import Version
-from service.tables import calibration, evaluation_entry, gate_report
+from service.store.tables import calibration, evaluation_entry, gate_report
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -14,8 +14,9 @@ from index.evaluation import retrieval
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import Version
-from service.gates import routes, sides
-from service.tables import item
+from service.http import gates as routes
+from service.store.tables import item
+from service.upgrades.gates import sides
 
 
 @pytest.fixture(scope="module")

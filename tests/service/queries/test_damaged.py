@@ -14,11 +14,11 @@ from sqlalchemy import select, update
 
 from index.version import Version
 from service.backfills.worker import Worker
-from service.database import Database
-from service.queries.feed import usable
+from service.replica.feed import usable
 from service.settings import Settings
-from service.stored import DamagedEmbedding, from_bytes, to_bytes
-from service.tables import embedding, item
+from service.store.database import Database
+from service.store.tables import embedding, item
+from service.store.vector_codec import DamagedEmbedding, from_bytes, to_bytes
 
 DAMAGE = {
     "i0": np.ones(8),

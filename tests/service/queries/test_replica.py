@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import insert, update
 
 from index.version import Version
-from service.database import Database, upgrade
 from service.errors import NoCurrentVersion, UnknownGallery
-from service.queries.replica import Live, Replica
-from service.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
+from service.registry.registry import Catalog, insert_version
+from service.replica.replica import Live, Replica
 from service.settings import Settings
-from service.tables import embedding, gallery, item
-from service.versions.catalog import Catalog, insert_version
+from service.store.database import Database, upgrade
+from service.store.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
+from service.store.tables import embedding, gallery, item
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -284,7 +284,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
 def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     g = world.create()
     world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})
-    monkeypatch.setattr("service.repository.FEED_BLOCK", 10)
+    monkeypatch.setattr("service.store.repository.FEED_BLOCK", 10)
     sizes: list[int] = []
     apply = Replica._apply
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-import service.queries.question
-import service.queries.search
+import service.http.search
+import service.http.search_request
 from index.calibration import Calibration
 from index.encoder import Encoder
 from index.image import decode_image
@@ -174,9 +174,9 @@ def test_there_is_a_largest_number_of_queries_and_of_matches(
     problem(served.http.post(f"{filled}/query", json=many), 413, "body_too_large", "/embeddings")
     problem(served.query(filled, *[pictures[0]] * 101, k=1), 413, "body_too_large", "/images")
 
-    few = service.queries.question._check_size
+    few = service.http.search_request._check_size
     monkeypatch.setattr(
-        service.queries.question, "_check_size", lambda queries, offset, k, most: few(queries, offset, k, 30)
+        service.http.search_request, "_check_size", lambda queries, offset, k, most: few(queries, offset, k, 30)
     )
     problem(served.query(filled, pictures[0], pictures[1], k=16), 422, "invalid_argument", "/k")
     assert served.query(filled, pictures[0], pictures[1], k=15).status_code == 200
@@ -244,14 +244,14 @@ def test_an_item_deleted_while_it_is_found_is_not_shown(
 ) -> None:
     path = served.gallery()
     served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-    show, deleted = service.queries.search._show, []
+    show, deleted = service.http.search._show, []
 
     def delete_first(*arguments: Any) -> Any:
         if not deleted:
             deleted.append(served.http.delete(f"{path}/items/i3").status_code)
         return show(*arguments)
 
-    monkeypatch.setattr(service.queries.search, "_show", delete_first)
+    monkeypatch.setattr(service.http.search, "_show", delete_first)
 
     answer = served.query(path, pictures[3], k=5).json()
 

@@ -15,9 +15,9 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from index.version import Version
-from service.trials import watching
-from service.trials.tallies import Tally, bucket, exceeded, quantile, summary, tally_from_json
-from service.trials.watching import share_of
+from service.registry.rollout_records import Tally, bucket, exceeded, quantile, summary, tally_from_json
+from service.upgrades.rollouts import monitor as watching
+from service.upgrades.rollouts.monitor import share_of
 
 
 @pytest.fixture(scope="module", autouse=True)

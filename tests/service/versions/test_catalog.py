@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-import service.encoders.entrances
+import service.registry.encoders.modalities
 from index.errors import NoEncoder
 from index.version import Version
-from service.database import Database, upgrade
 from service.errors import UnknownVersion, VersionBroken
+from service.registry.registry import Catalog, insert_version
 from service.settings import Settings
-from service.versions.catalog import Catalog, insert_version
+from service.store.database import Database, upgrade
 
 
 @pytest.fixture
@@ -113,13 +113,13 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
     add("v1")
     add("bare", encoder=False)
     loads: list[str] = []
-    original = service.encoders.entrances.Encoder
+    original = service.registry.encoders.modalities.Encoder
 
     def counting(version: Version, threads: int) -> Any:
         loads.append(version.name)
         return original(version, threads)
 
-    monkeypatch.setattr(service.encoders.entrances, "Encoder", counting)
+    monkeypatch.setattr(service.registry.encoders.modalities, "Encoder", counting)
     catalog = Catalog(database, settings)
     catalog.sync()
     assert loads == []

@@ -14,12 +14,12 @@ import pytest
 from index.errors import RegraftError
 from index.version import Version
 from service.backfills.moving import Mover
-from service.database import Database
 from service.errors import EdgeBroken
-from service.references import open_blobs
+from service.registry.registry import Catalog
 from service.runtime import running
 from service.settings import Settings
-from service.versions.catalog import Catalog
+from service.store.blob_references import open_blobs
+from service.store.database import Database
 
 
 @pytest.fixture(scope="module")

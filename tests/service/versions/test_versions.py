@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-import service.versions.routes
+import service.http.versions
 from index.folder import write_card
 from index.version import Version
-from service.tables import edge, version
+from service.store.tables import edge, version
 
 Problem = Callable[..., dict[str, Any]]
 
@@ -217,7 +217,7 @@ def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
 ) -> None:
     made = make_version(tmp_path / step, f"after-{step.replace('_', '-')}", 4)
     rows = traces(served)[1:]
-    original = getattr(service.versions.routes, step)
+    original = getattr(service.http.versions, step)
     calls = []
 
     def crash(*arguments: Any) -> Any:
@@ -227,7 +227,7 @@ def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
             raise OSError("power cut")
         return original(*arguments)
 
-    monkeypatch.setattr(service.versions.routes, step, crash)
+    monkeypatch.setattr(service.http.versions, step, crash)
     assert served.register(made).status_code == 500
     assert calls
     assert rows == traces(served)[1:]

@@ -23,9 +23,9 @@ from regraft.client import Client
 from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders, NamedEdge
 from service.backfills.worker import Worker
-from service.edges import parcel
+from service.registry import edge_archive as parcel
 from service.settings import Settings
-from service.tables import embedding, gallery, item
+from service.store.tables import embedding, gallery, item
 
 ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the api key", "the worker key"
@@ -224,7 +224,7 @@ class TestProtocol:
     def test_what_a_replaced_edge_made_is_refused_as_a_whole_and_the_chunk_can_be_had_again(
         self, keyed: Any, drawn: dict[str, Any], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("service.edges.changes._check_unused", behind_its_back)
+        monkeypatch.setattr("service.upgrades.edges.changes._check_unused", behind_its_back)
         place, params = f"/work/{task['chunk']}", {"lease": task["lease"]}
         items = keyed.http.get(place, params=params).json()["items"]
         old = task["edges"][0]["id"]
@@ -280,7 +280,7 @@ def behind_its_back(backfills: Any) -> None:
 def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the_new_one(
     keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.edges.changes._check_unused", behind_its_back)
+    monkeypatch.setattr("service.upgrades.edges.changes._check_unused", behind_its_back)
     send(keyed, drawn["second"])
     path, number = fill(chunk_size=20)
     stop = threading.Event()

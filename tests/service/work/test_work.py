@@ -20,7 +20,7 @@ from regraft.remote import RemoteWorker
 from service.backfills import drained
 from service.backfills.worker import Worker
 from service.settings import Settings
-from service.tables import backfill_chunk, embedding, item
+from service.store.tables import backfill_chunk, embedding, item
 
 KEY, WORKER_KEY = "the api key", "the worker key"
 
@@ -206,7 +206,7 @@ class TestWorking:
 
 
 def held(keyed: Any, path: str, version: str) -> dict[str, Any]:
-    from service.tables import embedding, gallery
+    from service.store.tables import embedding, gallery
 
     registered = keyed.runtime.catalog.named(version)
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)

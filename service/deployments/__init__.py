@@ -1,1 +1,0 @@
-"""Deployments: the table of steps, trials beside live queries, what each step does to the items."""

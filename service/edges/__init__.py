@@ -1,1 +1,0 @@
-"""Edges between versions: accepted, fitted, claimed, removed."""

@@ -1,1 +1,0 @@
-"""Encoders at work: loaded when needed, run in batches, unloaded when idle."""

@@ -1,1 +1,0 @@
-"""Galleries and their items: create, ingest, read, delete."""

@@ -1,1 +1,0 @@
-"""Gates: evaluation sets, what is measured on them, the verdict, the score maps it leaves."""

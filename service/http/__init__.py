@@ -1,0 +1,1 @@
+"""Http of the service."""

@@ -1,0 +1,127 @@
+"""The HTTP application: its routes, its life, and the server that runs it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+
+from service import errors
+from service.http import backfill_failures as failures
+from service.http import backfill_progress as progress
+from service.http import (
+    backfills,
+    deployments,
+    edges,
+    evaluations,
+    galleries,
+    gates,
+    health,
+    items,
+    reference,
+    search,
+    versions,
+)
+from service.http import remote_worker_api as work
+from service.http.auth import Guard, check_exposure
+from service.registry.incoming import sweep
+from service.runtime import running
+from service.settings import Settings
+from service.store import audit
+
+# Tried in this order for every request: queries come first.
+ROUTERS = (
+    search.router,
+    health.router,
+    galleries.router,
+    versions.router,
+    edges.router,
+    items.router,
+    evaluations.router,
+    gates.router,
+    deployments.router,
+    backfills.router,
+    progress.router,
+    failures.router,
+    work.router,
+    audit.router,
+)
+
+NOT_STARTED = 3
+"""Exit code when the address could not be listened on."""
+GRACE_SECONDS = 10
+"""How long requests may take to end once the server was asked to stop."""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application; it opens its database when it starts and closes it when it stops."""
+
+    @asynccontextmanager
+    async def life(app: FastAPI) -> AsyncIterator[None]:
+        sweep(settings.versions)
+        sweep(settings.edges)
+        process = running(settings)
+        app.state.runtime = await run_in_threadpool(process.__enter__)
+        try:
+            yield
+        finally:
+            await run_in_threadpool(process.__exit__, None, None, None)
+
+    app = FastAPI(
+        title="Regraft",
+        version=health.VERSION,
+        lifespan=life,
+        separate_input_output_schemas=False,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(Guard, settings=settings)
+    errors.install(app)
+    for router in ROUTERS:
+        app.include_router(router, prefix="/v1")
+    app.include_router(reference.router)
+    return app
+
+
+def serve(settings: Settings) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests end.
+
+    Raises:
+        ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
+    """
+    check_exposure(settings)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    signal.signal(signal.SIGTERM, _ended)
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app, host=settings.host, port=settings.port, access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
+    )
+    server = _Server(config, app)
+    with suppress(KeyboardInterrupt):
+        server.run()
+    if not server.started:
+        sys.exit(NOT_STARTED)
+
+
+class _Server(uvicorn.Server):
+    """Tells streams to end before it waits for its connections."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if (runtime := getattr(self._app.state, "runtime", None)) is not None:
+            runtime.stopping.set()
+        super().handle_exit(sig, frame)
+
+
+def _ended(number: int, frame: FrameType | None) -> None:
+    """Uvicorn raises the signal that stopped it once more at its end; by then everything is closed."""

@@ -1,0 +1,81 @@
+"""The list of items that a backfill could not move."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, select
+
+from service.http.backfill_progress import backfill_row
+from service.http.cursors import decode_cursor, encode_cursor
+from service.registry.registry import Catalog
+from service.runtime import Service
+from service.schemas import Number
+from service.store.tables import backfill_failure, item
+
+router = APIRouter(tags=["backfills"])
+
+
+class Failure(BaseModel):
+    """An item that could not be moved, and why; it stays reachable in `version`. `next_try`: it will be tried again.
+
+    `code`: `image_missing`, `image_invalid`, `image_unreadable` or `refused` (by the encoder or the edge).
+    """
+
+    item: str
+    code: str
+    reason: str
+    attempts: int
+    next_try: float | None
+    version: str | None
+    at: float
+
+
+class Failures(BaseModel):
+    """A page of a backfill's failures, those that wait to be tried again too, and how many items were given up.
+
+    `next` is the cursor of the page behind it, null at the end.
+    """
+
+    failures: list[Failure]
+    failed: int
+    next: str | None
+
+
+@router.get("/backfills/{number}/failures")
+def failures(
+    number: Number,
+    service: Service,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    cursor: str = "",
+) -> Failures:
+    """Items that could not be moved, with the reason."""
+    after = decode_cursor(cursor)
+    with service.database.read() as connection:
+        row = backfill_row(connection, number)
+        rows = _failures(connection, number, after, limit + 1)
+    page = rows[:limit]
+    following = encode_cursor(page[-1].item_id) if len(rows) > limit else None
+    return Failures(failures=[_failure(service.catalog, f) for f in page], failed=row.failed, next=following)
+
+
+def _failures(connection: Connection, number: int, after: int, limit: int) -> Sequence[Row[Any]]:
+    columns = (item.c.external_id, item.c.active_id, backfill_failure)
+    statement = select(*columns).join(item, item.c.id == backfill_failure.c.item_id)
+    mine = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
+    return connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)).all()
+
+
+def _failure(catalog: Catalog, row: Row[Any]) -> Failure:
+    return Failure(
+        item=row.external_id,
+        code=row.code,
+        reason=row.reason,
+        attempts=row.attempts,
+        next_try=row.next_try,
+        version=None if row.active_id is None else catalog.by_id(row.active_id).name,
+        at=row.at,
+    )

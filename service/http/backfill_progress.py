@@ -1,0 +1,227 @@
+"""What a user sees of a backfill: its state, how far it is and how long it will take, once or as a stream of events.
+
+An event `progress` carries everything, so a watcher needs only the newest one: its id is the backfill's revision, which
+grows with every change. Each point of the curve is an event of its own as well, with the id just below that of the
+progress it made. A watcher that comes back with the last id it saw is told nothing twice and misses no point.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Header
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, func, select
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import StreamingResponse
+
+from index.errors import RegraftError
+from service.backfills.planner import ACTIVE, State
+from service.registry.registry import Catalog
+from service.runtime import Runtime, Service
+from service.schemas import Number
+from service.store.repository import gallery_row
+from service.store.tables import backfill, backfill_failure
+from service.upgrades.curves.points import Curve, CurveOut, CurveState, curve_of
+
+router = APIRouter(tags=["backfills"])
+
+LOOK_SECONDS = 0.25
+"""How often a watched backfill is looked at."""
+HEARTBEAT_SECONDS = 10.0
+"""A comment after so much silence keeps proxies from closing the stream."""
+EVENTS = "text/event-stream"
+NOTHING = -1
+"""The id of the last event of somebody who has seen none."""
+ID_DIGITS = 19
+"""No id is longer; Python refuses to read a number of thousands."""
+
+
+class UnknownBackfill(RegraftError):
+    """There is no backfill of this number."""
+
+    status = 404
+    code = "unknown_backfill"
+
+
+class BackfillOut(BaseModel):
+    """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`.
+
+    `retrying` of the `remaining` failed and will be tried again.
+    """
+
+    id: int
+    gallery: str
+    version: str
+    kind: str
+    order: str
+    state: str
+    total: int
+    done: int
+    skipped: int
+    failed: int
+    retrying: int
+    remaining: int
+    rate: float | None
+    share: float | None
+    limit: int | None
+    origin: str | None
+    filter: dict[str, Any] | None
+    attempts: int
+    created: float
+    finished: float | None
+    active_seconds: float
+    items_per_second: float | None
+    eta_seconds: float | None
+    curve: CurveOut | None
+
+
+@router.get(
+    "/backfills/{number}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}},
+)
+async def events(number: Number, service: Service, last_event_id: str | None = Header(None)) -> StreamingResponse:
+    """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
+
+    The stream ends when the backfill does and its curve, if it has one, will have no more points.
+    """
+    await run_in_threadpool(look, service, number)
+    stream = _events(service, number, last_event_id or "")
+    return StreamingResponse(
+        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )
+
+
+async def _events(service: Runtime, number: int, last: str) -> AsyncIterator[str]:
+    """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
+    silent_since = time.monotonic()
+    seen = _number(last)
+    while not service.stopping.is_set():
+        try:
+            now = await run_in_threadpool(look, service, number)
+        except UnknownBackfill:
+            yield "event: gone\ndata: {}\n\n"
+            return
+        for event in now.behind(seen):
+            yield event
+            silent_since = time.monotonic()
+        seen = now.revision
+        if now.over:
+            yield "event: end\ndata: {}\n\n"
+            return
+        if time.monotonic() - silent_since >= HEARTBEAT_SECONDS:
+            silent_since = time.monotonic()
+            yield ": still there\n\n"
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _number(last: str) -> int:
+    """The id of the last event; what is none counts as nothing seen, as an id from elsewhere does."""
+    return int(last) if last.isascii() and last.isdigit() and len(last) <= ID_DIGITS else NOTHING
+
+
+@dataclass(frozen=True)
+class Look:
+    """A backfill at one moment: its revision, what a user sees of it, and the ids of its points' events."""
+
+    revision: int
+    shown: BackfillOut
+    points: Sequence[int]
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing about it will change any more."""
+        curve = self.shown.curve
+        return self.shown.state not in ACTIVE and (curve is None or curve.state != CurveState.MEASURING)
+
+    def behind(self, seen: int) -> Iterator[str]:
+        """The events that a watcher who has seen this id has not; one from elsewhere has seen nothing."""
+        seen = NOTHING if seen > self.revision else seen
+        for event, point in zip(self.points, self.shown.curve.points if self.shown.curve else (), strict=True):
+            if event > seen:
+                yield _event(event, "point", point)
+        if self.revision > seen:
+            yield _event(self.revision, "progress", self.shown)
+
+
+def _event(number: int, name: str, data: BaseModel) -> str:
+    return f"id: {number}\nevent: {name}\ndata: {data.model_dump_json()}\n\n"
+
+
+def look(service: Runtime, number: int) -> Look:
+    """What there is to see of a backfill now. Raises UnknownBackfill."""
+    with service.database.read() as connection:
+        row = backfill_row(connection, number)
+        gallery = gallery_row(connection, row.gallery_id)
+        assert gallery is not None
+        curve = curve_of(connection, number)
+    shown = describe(service.catalog, gallery.name, row, curve)
+    return Look(row.revision, shown, curve.events if curve else ())
+
+
+def backfill_row(connection: Connection, number: int) -> Row[Any]:
+    """The backfill's row, with the number of items that wait to be tried again. Raises UnknownBackfill."""
+    row = connection.execute(_with_retrying().where(backfill.c.id == number)).first()
+    if row is None:
+        raise UnknownBackfill(f"there is no backfill {number}")
+    return row
+
+
+def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
+    """Every backfill of a gallery, oldest first, as `backfill_row` gives it."""
+    mine = _with_retrying().where(backfill.c.gallery_id == gallery_id)
+    return connection.execute(mine.order_by(backfill.c.id)).all()
+
+
+def describe(catalog: Catalog, gallery_name: str, row: Row[Any], curve: Curve | None) -> BackfillOut:
+    """What a user sees of a backfill and its curve."""
+    remaining = row.total - row.done - row.skipped - row.failed
+    active = _active_seconds(row)
+    processed = row.total - remaining
+    speed = processed / active if processed and active > 0 else None
+    # What a rate lets through at once at the start says nothing of how it goes on.
+    lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
+    return BackfillOut(
+        id=row.id,
+        gallery=gallery_name,
+        version=catalog.by_id(row.version_id).name,
+        kind=row.kind,
+        order=row.item_order,
+        state=row.state,
+        total=row.total,
+        done=row.done,
+        skipped=row.skipped,
+        failed=row.failed,
+        retrying=row.retrying,
+        remaining=remaining,
+        rate=row.rate,
+        share=row.share,
+        limit=row.item_limit,
+        origin=row.origin,
+        filter=row.filter,
+        attempts=row.attempts,
+        created=row.created,
+        finished=row.finished,
+        active_seconds=active,
+        items_per_second=speed,
+        eta_seconds=remaining / lasting if lasting and row.state == State.RUNNING else None,
+        curve=None if curve is None else curve.shown,
+    )
+
+
+def _with_retrying() -> Any:
+    waiting = select(func.count()).where(
+        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
+    )
+    return select(backfill, waiting.scalar_subquery().label("retrying"))
+
+
+def _active_seconds(row: Row[Any]) -> float:
+    """How long it has been running, pauses left out; a clock that was set back counts nothing."""
+    now_running = 0.0 if row.resumed is None else max(time.time() - row.resumed, 0.0)
+    return float(row.active_seconds + now_running)

@@ -1,0 +1,275 @@
+"""Backfills: start, list, pause, resume, cancel. `progress` shows them, `worker` does the work."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, Row, insert, select
+
+from index.errors import NoEncoder, NoRoute, RegraftError
+from index.filter import parse_filter
+from service.backfills.estimates import EstimateOut, estimate
+from service.backfills.moving import Mover
+from service.backfills.orders import Scope, uncertainties
+from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
+from service.errors import NoCurrentVersion
+from service.http.backfill_progress import BackfillOut, backfill_row, backfill_rows, describe, look
+from service.http.request_context import Change, Terms
+from service.registry.registry import Catalog, Registered
+from service.runtime import Runtime, Service
+from service.schemas import Body, Number
+from service.store.audit import record
+from service.store.repository import gallery_named, gallery_row, take_seq
+from service.store.tables import backfill
+from service.upgrades.curves.measure import Begun
+from service.upgrades.curves.points import curve_of
+from service.upgrades.curves.probes import CurveIn
+
+router = APIRouter(tags=["backfills"])
+
+CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
+"""Items a worker takes at once: enough that claiming and committing them costs little beside computing them."""
+RATED_SECONDS = 0.5
+"""A chunk of a rated backfill is worth no more than so long, or its first chunk alone would pass the rate."""
+
+
+class BackfillActive(RegraftError):
+    """The gallery has a backfill that is running or paused."""
+
+    status = 409
+    code = "backfill_active"
+
+
+class BackfillEnded(RegraftError):
+    """The backfill is done or cancelled."""
+
+    status = 409
+    code = "backfill_ended"
+
+
+class NotCurrent(RegraftError):
+    """A backfill moves items to the gallery's current version only."""
+
+    status = 409
+    code = "not_current"
+
+
+class BackfillIn(Body):
+    """What to move, in which order, and how fast: `rate` is items per second over all workers.
+
+    `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
+    moved; `origin` leaves out items whose active embedding came about otherwise, `filter` those whose metadata does not
+    pass it (docs/filters.md) when they are planned. `attempts` at an item before it is given up. `curve`: what to
+    measure meanwhile.
+    """
+
+    version: str | None = None
+    kind: Literal["reencode", "transform"] = "reencode"
+    order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
+    chunk_size: Annotated[int | None, Field(ge=1, le=4096)] = None
+    rate: Annotated[float | None, Field(ge=0.001)] = None
+    share: Annotated[float | None, Field(gt=0, le=1)] = None
+    limit: Annotated[int | None, Field(ge=1, lt=1 << 31)] = None
+    origin: Literal["encoded", "transformed", "supplied"] | None = None
+    filter: dict[str, Any] | None = None
+    attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    curve: CurveIn | None = None
+
+
+class Backfills(BaseModel):
+    """Every backfill of a gallery, oldest first."""
+
+    backfills: list[BackfillOut]
+
+
+@router.post("/galleries/{name}/backfills", status_code=202)
+def create(
+    name: str, body: BackfillIn, response: Response, service: Service, terms: Terms
+) -> BackfillOut | EstimateOut:
+    """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
+    if terms.dry_run:
+        response.status_code = 200
+        return _estimate(service, name, body)
+    uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
+    begun = None if body.curve is None else _begin(service, name, body, body.curve)
+    # The version that was measured is the one to move to, not one that was deployed meanwhile.
+    planned = body if begun is None else body.model_copy(update={"version": begun.version})
+    with service.database.write() as connection:
+        row = start(connection, service.catalog, gallery_named(connection, name).id, planned, uncertain)
+        record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
+        if begun is not None:
+            service.curves.open(connection, row.id, begun)
+        shown = describe(service.catalog, name, row, curve_of(connection, row.id))
+    if begun is not None:
+        service.curves.keep(row.id, begun)
+    response.headers["Location"] = f"/v1/backfills/{row.id}"
+    return shown
+
+
+@router.get("/galleries/{name}/backfills")
+def list_all(name: str, service: Service) -> Backfills:
+    """Every backfill of a gallery, oldest first."""
+    with service.database.read() as connection:
+        rows = backfill_rows(connection, gallery_named(connection, name).id)
+        return Backfills(backfills=[describe(service.catalog, name, row, curve_of(connection, row.id)) for row in rows])
+
+
+@router.get("/backfills/{number}")
+def show(number: Number, service: Service) -> BackfillOut:
+    """State and progress of a backfill."""
+    return look(service, number).shown
+
+
+@router.post("/backfills/{number}/pause")
+def pause(number: Number, service: Service, terms: Terms) -> BackfillOut:
+    """Let no chunk be claimed or committed until it is resumed."""
+    return _turn(service, number, (State.RUNNING,), State.PAUSED, terms)
+
+
+@router.post("/backfills/{number}/resume")
+def resume(number: Number, service: Service, terms: Terms) -> BackfillOut:
+    """Go on with a paused backfill."""
+    return _turn(service, number, (State.PAUSED,), State.RUNNING, terms)
+
+
+@router.post("/backfills/{number}/cancel")
+def cancel(number: Number, service: Service, terms: Terms) -> BackfillOut:
+    """End a backfill; what it moved stays moved."""
+    return _turn(service, number, ACTIVE, State.CANCELLED, terms)
+
+
+def start(
+    connection: Connection,
+    catalog: Catalog,
+    gallery_id: int,
+    asked: BackfillIn,
+    uncertain: Mapping[int, float] | None = None,
+) -> Row[Any]:
+    """Add a backfill with its chunks and return its row; one without any item to move is done at once.
+
+    `uncertain` is what `orders.uncertainties` says of the items, for the order `uncertainty`.
+
+    Raises:
+        NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
+        VersionBroken, EdgeBroken: the target, or an item edge to it, is set aside.
+        BackfillActive: another one is running or paused.
+        NoEncoder: `reencode` to a version that takes embeddings only.
+        NoRoute: `transform` to a version without any item edge.
+    """
+    if asked.filter is not None:
+        parse_filter(asked.filter)
+    take_seq(connection, gallery_id, 0)
+    target = _target(connection, catalog, gallery_id, asked.version)
+    _check_free(connection, gallery_id)
+    _check_possible(connection, catalog, Kind(asked.kind), target)
+    now = time.time()
+    values = {
+        "gallery_id": gallery_id,
+        "version_id": target.id,
+        "kind": asked.kind,
+        "item_order": asked.order,
+        "state": State.RUNNING,
+        "chunk_size": _chunk_size(asked),
+        "rate": asked.rate,
+        "next_claim": now,
+        "total": 0,
+        "created": now,
+        "resumed": now,
+        "share": asked.share,
+        "item_limit": asked.limit,
+        "origin": asked.origin,
+        "filter": asked.filter,
+        "attempts": asked.attempts,
+    }
+    row = connection.execute(insert(backfill).values(values).returning(backfill)).one()
+    if not plan(connection, row, uncertain):
+        turn(connection, row.id, (State.RUNNING,), State.DONE)
+    return backfill_row(connection, row.id)
+
+
+def _chunk_size(asked: BackfillIn) -> int:
+    size = asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)]
+    return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
+
+
+def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, float]:
+    """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
+    with _asked(service, name, asked) as (connection, mover, _, scope):
+        return uncertainties(connection, service.catalog, mover, scope)
+
+
+def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
+    """Before the transaction that plans, like `_uncertain`: embedding the queries takes a while."""
+    with _asked(service, name, asked) as (connection, _, target, scope):
+        chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
+    return service.curves.begin(name, target, chosen)
+
+
+def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
+    with _asked(service, name, asked) as (connection, mover, target, scope):
+        if asked.order == "uncertainty":
+            uncertainties(connection, service.catalog, mover, scope)
+        if asked.curve is not None:
+            service.curves.choose(connection, scope.gallery_id, target, asked.curve)
+        return estimate(service, connection, mover, target, scope, asked)
+
+
+@contextmanager
+def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Connection, Mover, Registered, Scope]]:
+    """What a backfill would move, with one view of the database. Raises as `start` does."""
+    with service.database.read() as connection:
+        gallery_id = gallery_named(connection, name).id
+        target = _target(connection, service.catalog, gallery_id, asked.version)
+        _check_free(connection, gallery_id)
+        _check_possible(connection, service.catalog, Kind(asked.kind), target)
+        yield connection, service.mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
+
+
+def _target(connection: Connection, catalog: Catalog, gallery_id: int, asked: str | None) -> Registered:
+    row = gallery_row(connection, gallery_id)
+    assert row is not None
+    if row.current_id is None:
+        raise NoCurrentVersion(f"gallery {row.name!r} has no current version: deploy one first")
+    current = catalog.by_id(row.current_id)
+    if asked is not None and catalog.named(asked) is not current:
+        raise NotCurrent(f"version {asked!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
+    return current
+
+
+def _check_free(connection: Connection, gallery_id: int) -> None:
+    active = select(backfill).where(backfill.c.gallery_id == gallery_id, backfill.c.state.in_(ACTIVE))
+    if row := connection.execute(active).first():
+        raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
+
+
+def _check_possible(connection: Connection, catalog: Catalog, kind: Kind, target: Registered) -> None:
+    target.check()
+    if kind is Kind.REENCODE and not target.card.encoder:
+        raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
+    if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
+        raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
+    for declared in catalog.item_edges_to(target) if kind is Kind.TRANSFORM else ():
+        declared.check()
+
+
+def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillOut:
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        turned = turn(connection, number, before, after)
+        row = backfill_row(connection, number)
+        if row.state != after:
+            raise BackfillEnded(f"backfill {number} is {row.state}")
+        name = _gallery_name(connection, row)
+        if turned:
+            record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
+        return describe(service.catalog, name, row, curve_of(connection, number))
+
+
+def _gallery_name(connection: Connection, row: Row[Any]) -> str:
+    found = gallery_row(connection, row.gallery_id)
+    assert found is not None
+    return str(found.name)

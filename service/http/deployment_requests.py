@@ -1,0 +1,81 @@
+"""What a request may ask of a deployment: which steps, and which options each of them looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from index.errors import InvalidArgument
+from service.registry.rollout_records import CanaryIn, ShadowIn
+from service.schemas import Body, Number, Reason
+from service.upgrades.deployments.history import State
+from service.upgrades.deployments.lifecycle import Order
+
+OPTIONS: dict[str, set[State]] = {
+    "gate": {State.GATED},
+    "override": {State.GATED, State.CANARY, State.CURRENT},
+    "shadow": {State.SHADOW},
+    "canary": {State.CANARY},
+}
+"""Which steps look at an option of a change."""
+
+
+class StepIn(Body):
+    """What a step needs: `gate` is the report it rests on, `override` why it goes on despite a refusal."""
+
+    gate: Number | None = None
+    override: Reason | None = None
+    reason: Reason = ""
+    shadow: ShadowIn | None = None
+    canary: CanaryIn | None = None
+
+
+class DeploymentIn(StepIn):
+    """A version to be deployed, step by step until `until`; an option that none of these steps has is refused."""
+
+    version: str
+    until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"
+
+
+class AdvanceIn(StepIn):
+    """The next step of a deployment; an option that belongs to another step is refused."""
+
+    to: Literal["verified", "gated", "shadow", "canary", "current"]
+
+
+def steps_to(until: State, gate: int | None) -> list[State]:
+    """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
+    if until in (State.REGISTERED, State.VERIFIED):
+        return [State.VERIFIED] if until is State.VERIFIED else []
+    gated = [State.GATED] if gate is not None or until is State.GATED else []
+    return [State.VERIFIED, *gated, *([until] if until is not State.GATED else [])]
+
+
+def check_options(body: StepIn, steps: Sequence[State]) -> None:
+    """Refuse an option that none of the steps would look at: what was asked for must not be dropped in silence.
+
+    Raises:
+        InvalidArgument: names the field, the steps it belongs to, and what is legal here.
+    """
+    legal = [name for name, belongs in OPTIONS.items() if belongs & set(steps)]
+    for name, belongs in OPTIONS.items():
+        if getattr(body, name) is not None and name not in legal:
+            taken = ", ".join(step.value for step in steps) or "registered"
+            where = " or ".join(step.value for step in State if step in belongs)
+            here = ", ".join(legal) or "none"
+            why = f"{name}: belongs to the step {where}; the steps of this call ({taken}) take: {here}"
+            raise InvalidArgument(why, pointer=f"/{name}")
+
+
+def order_of(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
+    """The steps' order; of a trial's settings those that were given, null included."""
+    settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
+    return Order(
+        who=who,
+        why=body.reason,
+        if_match=if_match,
+        gate=body.gate,
+        override=body.override,
+        settings=settings.model_dump(exclude_unset=True) if settings else {},
+        checked=checked,
+    )

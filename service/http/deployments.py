@@ -1,0 +1,248 @@
+"""Deployments over HTTP: begin, advance, list, show, roll back, retire. `lifecycle` says what is legal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, select
+
+from index.encoder import verify_version
+from index.errors import RegraftError
+from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
+from service.http.request_context import Change, IfMatchTerms
+from service.registry.registry import Catalog, Registered
+from service.registry.rollout_records import report_of, summary
+from service.runtime import Runtime, Service
+from service.schemas import Body, Number, Reason
+from service.store.repository import gallery_named
+from service.store.tables import deployment
+from service.upgrades.deployments.history import State, etag, history, transitions
+from service.upgrades.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
+from service.upgrades.deployments.retiring import retire
+
+router = APIRouter(tags=["deployments"])
+
+
+class UnknownDeployment(RegraftError):
+    """The gallery has no deployment of this number."""
+
+    status = 404
+    code = "unknown_deployment"
+
+
+class RollbackIn(Body):
+    """Why a gallery goes back."""
+
+    reason: Reason = ""
+
+
+class RetireIn(Body):
+    """A version whose embeddings are to be freed, and why."""
+
+    version: str
+    reason: Reason = ""
+
+
+class DeploymentOut(BaseModel):
+    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`."""
+
+    id: int | None
+    version: str
+    previous: str | None
+    state: str
+    gate: int | None
+    reason: str
+    created: float
+    activated: int
+
+
+class Deployments(BaseModel):
+    """Every deployment of a gallery, oldest first."""
+
+    deployments: list[DeploymentOut]
+
+
+class TransitionOut(BaseModel):
+    """One step of a deployment: who took it when, why, and what it rests on. `before` is null at its beginning."""
+
+    before: str | None
+    after: str
+    who: str
+    why: str
+    evidence: dict[str, Any]
+    at: float
+
+
+class DeploymentDetail(DeploymentOut):
+    """A deployment with its record; `since` is when it became current. `trial` is what shadow or canary counted."""
+
+    since: float | None
+    undoes: int | None
+    settings: dict[str, Any] | None
+    transitions: list[TransitionOut]
+    trial: dict[str, dict[str, Any]]
+
+
+class Retired(BaseModel):
+    """What retiring a version freed: embeddings, and about how many bytes."""
+
+    version: str
+    deployments: list[int]
+    embeddings: int
+    bytes: int
+
+
+@router.post("/galleries/{name}/deployments", status_code=201)
+def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
+    """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
+    service.catalog.sync()
+    version = service.catalog.named(body.version)
+    until = State(body.until)
+    steps = steps_to(until, body.gate)
+    check_options(body, steps)
+    # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
+    checked = {} if until is State.REGISTERED else check_folder(service, version)
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        order = order_of(body, terms.who, until, terms.if_match, checked)
+        moving = begin(connection, service.catalog, gallery_id, version, order)
+        for step in steps:
+            move(moving, step)
+    return _answer(service, response, gallery_id, moving.row, terms)
+
+
+@router.get("/galleries/{name}/deployments")
+def list_all(name: str, response: Response, service: Service) -> Deployments:
+    """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
+    with service.database.read() as connection:
+        gallery_id = gallery_named(connection, name).id
+        rows = history(connection, gallery_id)
+        response.headers["ETag"] = etag(connection, gallery_id)
+    return Deployments(deployments=[describe(service.catalog, row) for row in rows])
+
+
+@router.get("/galleries/{name}/deployments/{number}")
+def show(name: str, number: Number, response: Response, service: Service) -> DeploymentDetail:
+    """A deployment, every step it took, and what its shadow or canary has counted."""
+    with service.database.read() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+        steps = transitions(connection, number)
+        reports = report_of(connection, number)
+        response.headers["ETag"] = etag(connection, row.gallery_id)
+    return DeploymentDetail(
+        **describe(service.catalog, row).model_dump(),
+        since=row.since,
+        undoes=row.undoes_id,
+        settings=row.settings,
+        transitions=[TransitionOut.model_validate(step, from_attributes=True) for step in steps],
+        trial={phase: summary(report) for phase, report in reports.items()},
+    )
+
+
+@router.post("/galleries/{name}/deployments/{number}/advance")
+def advance(
+    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
+) -> DeploymentOut:
+    """Take one step of a deployment."""
+    to = State(body.to)
+    check_options(body, [to])
+    with service.database.lookup() as connection:
+        row = _row(connection, gallery_named(connection, name).id, number)
+    checked = check_folder(service, service.catalog.by_id(row.version_id)) if to is State.VERIFIED else {}
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        locked = lock(connection, gallery_id, terms.if_match)
+        order = order_of(body, terms.who, to, None, checked)
+        moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
+        move(moving, to)
+    return _answer(service, response, gallery_id, moving.row, terms, done=200)
+
+
+@router.post("/galleries/{name}/rollback", status_code=201)
+def create_rollback(
+    name: str, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
+) -> DeploymentOut:
+    """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
+
+    Items that hold embeddings of the version that is current again return to it at once.
+    """
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        order = Order(terms.who, body.reason if body else "", terms.if_match)
+        row = roll_back(connection, service.catalog, gallery_id, order)
+    return _answer(service, response, gallery_id, row, terms)
+
+
+@router.post("/galleries/{name}/retire")
+def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
+    """Free a version's embeddings and shards; refused while items depend on them."""
+    service.catalog.sync()
+    version = service.catalog.named(body.version)
+    with _change(service, name, response, terms) as (connection, gallery_id):
+        order = Order(terms.who, body.reason, terms.if_match)
+        numbers = retire(connection, service.catalog, gallery_id, version, order)
+        freed = transitions(connection, numbers[-1])[-1].evidence
+    if not terms.dry_run:
+        service.freeing.free(gallery_id, version.id)
+        service.replica.refresh(gallery_id)
+    return Retired(version=version.name, deployments=numbers, **freed)
+
+
+@contextmanager
+def _change(service: Runtime, name: str, response: Response, terms: Change) -> Iterator[tuple[Connection, int]]:
+    """A transaction on a gallery's deployments. The ETag it gives out is that of a state there is.
+
+    A rehearsal's own state never comes to be, and another change could get its number: it shows what it started from.
+    """
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        before = etag(connection, gallery_id)
+        yield connection, gallery_id
+        after = etag(connection, gallery_id)
+    response.headers["ETag"] = before if terms.dry_run else after
+
+
+def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
+    """Everything a registration checks, once more, and that the folder is still the one that was registered.
+
+    Raises:
+        VersionBroken: it is set aside, from now on if its folder has changed; names the file.
+    """
+    version.check_folder()
+    with version.opening():
+        verify_version(version.version.folder, {known.name: known.card for known in service.catalog.all()})
+    return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
+
+
+def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
+    """What a user sees of a deployment."""
+    return DeploymentOut(
+        id=row.id,
+        version=catalog.by_id(row.version_id).name,
+        previous=None if row.previous_id is None else catalog.by_id(row.previous_id).name,
+        state=row.state,
+        gate=row.gate_id,
+        reason=row.reason,
+        created=row.created,
+        activated=row.activated,
+    )
+
+
+def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
+    row = connection.execute(select(deployment).where(*mine)).first()
+    if row is None:
+        raise UnknownDeployment(f"this gallery has no deployment {number}")
+    return row
+
+
+def _answer(
+    service: Runtime, response: Response, gallery_id: int, row: Row[Any], terms: Change, done: int = 201
+) -> DeploymentOut:
+    response.status_code = terms.status(done)
+    described = describe(service.catalog, row)
+    if terms.dry_run:
+        return described.model_copy(update={"id": None})
+    service.replica.refresh(gallery_id)
+    return described

@@ -1,0 +1,299 @@
+"""Edges: list with their evidence, add, fit on stored items, remove. `service.upgrades.edges.changes` makes the changes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from index.archive import unpack_version
+from index.edge_maps import check_calibration
+from index.errors import InvalidArgument
+from index.folder import load_edge
+from index.transform import load_transform
+from index.version import EDGE, Edge, EdgeKind
+from service.errors import InvalidBody
+from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.request_context import Change, Terms
+from service.registry.edge_records import Declared, EdgeOrigin
+from service.registry.incoming import incoming_folder
+from service.registry.registry import Registered
+from service.runtime import Runtime, Service
+from service.schemas import Body, Reason, parse_json
+from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
+from service.upgrades.edges.claims import VerifyIn, verify
+from service.upgrades.edges.fitting import FitIn, fit
+
+router = APIRouter(tags=["edges"])
+
+FLAG = {"true": True, "false": False}
+
+ADD_BODY = {
+    "requestBody": {
+        "content": {
+            FORM: {
+                "schema": {
+                    "type": "object",
+                    "required": ["archive", "new", "old"],
+                    "properties": {
+                        "archive": {"type": "string", "format": "binary"},
+                        "new": {"type": "string"},
+                        "old": {"type": "string"},
+                        "replace": {"type": "boolean", "default": False},
+                    },
+                }
+            },
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["new", "old", "kind"],
+                    "properties": {
+                        "new": {"type": "string"},
+                        "old": {"type": "string"},
+                        "kind": {"type": "string", "enum": ["identity", "truncate", "zero_pad"]},
+                        "verify": {
+                            "type": "object",
+                            "properties": {
+                                "gallery": {"type": "string"},
+                                "items": {"type": "integer", "minimum": 1, "default": 100},
+                                "seed": {"type": "integer", "default": 0},
+                            },
+                        },
+                        "replace": {"type": "boolean", "default": False},
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+class EdgeIn(Body):
+    """An edge that needs no files; `verify` says how an `identity` is checked."""
+
+    new: str
+    old: str
+    kind: Literal["identity", "truncate", "zero_pad"]
+    verify: VerifyIn | None = None
+    replace: bool = False
+
+
+class EdgeDetail(BaseModel):
+    """An edge and its evidence.
+
+    `origin` says how it came to be known: `registered` with its version, `added`, `fitted` on stored items or `claimed`
+    and verified; `made` on what. `support` is the number of pairs it was fitted on. `problem`: why it is not used.
+    `created` is null in a rehearsal.
+    """
+
+    new: str
+    old: str
+    kind: str
+    direction: str
+    origin: str
+    scores: dict[str, dict[str, float]]
+    support: int
+    calibration: dict[str, Any] | None
+    old_encoder: str
+    made: dict[str, Any]
+    files: dict[str, str]
+    created: float | None
+    warning: str | None
+    problem: str | None
+
+
+class EdgeList(BaseModel):
+    """Declared edges, in the order in which they were."""
+
+    edges: list[EdgeDetail]
+
+
+class ReroutedOut(BaseModel):
+    """Items of a version that are reached along the edge, and how without it; `after` null: not at all."""
+
+    version: str
+    items: int
+    before: list[str]
+    after: list[str] | None
+
+
+class DependentOut(BaseModel):
+    """What a removal does to a gallery: `moved` items go to another embedding they hold, `lost` cannot be reached."""
+
+    gallery: str
+    version: str
+    routes: list[ReroutedOut]
+    moved: int
+    lost: int
+
+
+class RemovalOut(BaseModel):
+    """A removed edge, or with `dry_run` what removing it would do; `blocked_by` are backfills that apply it."""
+
+    edge: EdgeDetail
+    removed: bool
+    dependents: list[DependentOut]
+    blocked_by: list[int]
+
+
+@router.get("/edges")
+def list_all(service: Service, new: str | None = None, old: str | None = None) -> EdgeList:
+    """Every edge, or those from `new`, or those to `old`."""
+    service.catalog.sync()
+    for name in (n for n in (new, old) if n is not None):
+        service.catalog.named(name)
+    found = [d for d in service.catalog.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
+    return EdgeList(edges=[describe(declared) for declared in found])
+
+
+@router.get("/edges/{new}/{old}/{kind}")
+def show(new: str, old: str, kind: str, service: Service) -> EdgeDetail:
+    """One edge."""
+    service.catalog.sync()
+    return describe(find(service.catalog, (new, old, kind)))
+
+
+@router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
+async def add(request: Request, response: Response, service: Service, terms: Terms) -> EdgeDetail:
+    """Add an edge: an edge folder sent as the .zip file `archive`, or as JSON a kind that needs no files.
+
+    As JSON an `identity` claims that both versions are one model; it is verified before it is accepted.
+    """
+    response.status_code = terms.status(201)
+    if media_type(request, JSON, FORM) == JSON:
+        return describe(await service.hop(add_plain, service, await request.body(), terms))
+    names = {"new", "old", "replace"}
+    async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
+        return describe(await service.hop(add_archive, service, form, terms))
+
+
+@router.post("/edges:fit", status_code=201)
+def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeDetail:
+    """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
+    response.status_code = terms.status(201)
+    return describe(fit(service, body, terms))
+
+
+@router.delete("/edges/{new}/{old}/{kind}")
+def delete(
+    new: str,
+    old: str,
+    kind: str,
+    service: Service,
+    terms: Terms,
+    force: bool = False,
+    reason: Reason = "",
+) -> RemovalOut:
+    """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
+    removal = remove(service, (new, old, kind), terms, force=force, reason=reason)
+    return RemovalOut(
+        edge=describe(removal.edge),
+        removed=not terms.dry_run,
+        dependents=[_dependent(d) for d in removal.dependents],
+        blocked_by=list(removal.blocked_by),
+    )
+
+
+def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
+    """Unpack, check and accept the folder of an edge.
+
+    Raises:
+        InvalidBody: a field is missing or wrong.
+        InvalidVersionFolder: names the file and field at fault.
+    """
+    if missing := next((name for name in ("new", "old") if name not in form.fields), None):
+        raise InvalidBody(f"the form needs the field {missing!r}, the name of a version", pointer=f"/{missing}")
+    if not form.files:
+        raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
+    replacing = FLAG.get(form.fields.get("replace", "false"))
+    if replacing is None:
+        raise InvalidBody("replace must be true or false", pointer="/replace")
+    service.catalog.sync()
+    new, old = _ends(service, form.fields["new"], form.fields["old"])
+    with incoming_folder(service.settings.edges) as place:
+        packed, folder = place / "archive.zip", place / "folder"
+        _save(form.files[0].file, packed)
+        unpack_version(packed, folder, EDGE)
+        edge = load_edge(folder, new.name, old.name)
+        if edge.kind is EdgeKind.IDENTITY and not edge.scores:
+            raise InvalidArgument(
+                "an identity edge without scores is a claim: send it as JSON, so that it is verified",
+                pointer="/archive",
+            )
+        _check(service, edge, new, old, replacing)
+        return accept(service, Declared(edge, EdgeOrigin.ADDED), terms, replacing=replacing)
+
+
+def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
+    """Accept an edge that needs no files.
+
+    Raises:
+        RequestValidationError: the body is not an `EdgeIn`.
+        NotIdentical, NothingToVerifyOn: an `identity` that was not confirmed.
+    """
+    try:
+        asked = EdgeIn.model_validate(parse_json(raw))
+    except ValidationError as error:
+        raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
+    service.catalog.sync()
+    new, old = _ends(service, asked.new, asked.old)
+    kind = EdgeKind(asked.kind)
+    if asked.verify is not None and kind is not EdgeKind.IDENTITY:
+        raise InvalidArgument("only an identity is verified", pointer="/verify")
+    edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder)
+    _check(service, edge, new, old, asked.replace)
+    if kind is not EdgeKind.IDENTITY:
+        made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
+        return accept(service, Declared(edge, EdgeOrigin.ADDED, made), terms, replacing=asked.replace)
+    evidence, scores = verify(service, new, old, asked.verify or VerifyIn())
+    claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
+    return accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), terms, replacing=asked.replace)
+
+
+def describe(declared: Declared) -> EdgeDetail:
+    """What a user sees of an edge."""
+    evidence = declared.edge.as_json()
+    made = {name: value for name, value in declared.made.items() if name != "warning"}
+    return EdgeDetail(
+        new=declared.edge.new,
+        old=declared.edge.old,
+        origin=declared.origin.value,
+        made=made,
+        files=dict(declared.files),
+        created=declared.created or None,
+        warning=declared.made.get("warning"),
+        problem=declared.problem or None,
+        **evidence,
+    )
+
+
+def _dependent(dependent: Dependent) -> DependentOut:
+    return DependentOut(
+        gallery=dependent.gallery,
+        version=dependent.version,
+        routes=[ReroutedOut.model_validate(r, from_attributes=True) for r in dependent.routes],
+        moved=dependent.moved,
+        lost=dependent.lost,
+    )
+
+
+def _ends(service: Runtime, new: str, old: str) -> tuple[Registered, Registered]:
+    if new == old:
+        raise InvalidArgument("new and old must be two versions", pointer="/old")
+    return service.catalog.named(new), service.catalog.named(old)
+
+
+def _check(service: Runtime, edge: Edge, new: Registered, old: Registered, replacing: bool) -> None:
+    """Everything a registration checks of an edge, and that its place is free."""
+    check_free(service.catalog, edge.key, replacing)
+    check_calibration(edge, new.card, old.card)
+    load_transform(edge, new.card, old.card)
+
+
+def _save(stream: BinaryIO, to: Path) -> None:
+    with to.open("wb") as out:
+        shutil.copyfileobj(stream, out, 1 << 20)

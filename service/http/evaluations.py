@@ -1,0 +1,294 @@
+"""Evaluation sets: labelled images or embeddings that a user uploads once, for gates to measure on.
+
+They belong to a gallery and are no items of it. A set is stored whole or not at all: one bad entry refuses it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, delete, insert, select
+
+from index.errors import RegraftError
+from index.image import decode_image
+from index.space import Vectors, space_from_json
+from service.errors import BodyTooLarge, InvalidBody
+from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.request_context import Change, Terms
+from service.registry.embedding import DECODING, pointing
+from service.runtime import Runtime, Service
+from service.schemas import Number, check_embeddings, parse_json, take_object
+from service.store.audit import record
+from service.store.repository import gallery_named, take_seq
+from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
+from service.store.vector_codec import to_bytes
+from service.upgrades.gates.samples import evaluation_row
+
+router = APIRouter(tags=["gates"])
+
+MAX_NAME = 128
+
+EVALUATION_BODY = {
+    "requestBody": {
+        "content": {
+            FORM: {
+                "schema": {
+                    "type": "object",
+                    "required": ["entries", "images"],
+                    "properties": {
+                        "name": {"type": "string", "maxLength": MAX_NAME},
+                        "entries": {
+                            "type": "string",
+                            "description": 'JSON list of {"label", "metadata", "image": "<file name of a part>"}',
+                        },
+                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    },
+                }
+            },
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["entries", "embeddings"],
+                    "properties": {
+                        "name": {"type": "string", "maxLength": MAX_NAME},
+                        "entries": {
+                            "type": "array",
+                            "items": {"type": "object", "properties": {"label": {}, "metadata": {"type": "object"}}},
+                        },
+                        "embeddings": {
+                            "type": "object",
+                            "description": "version -> one embedding for each entry",
+                            "additionalProperties": {
+                                "type": "array",
+                                "items": {"type": "array", "items": {"type": "number"}},
+                            },
+                        },
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+class EvaluationOut(BaseModel):
+    """An evaluation set: `kind` is `images` or `embeddings`; `labelled` of its `size` entries have a label."""
+
+    id: int | None
+    name: str
+    kind: str
+    size: int
+    labelled: int
+    versions: list[str]
+    created: float
+
+
+class Evaluations(BaseModel):
+    """Every evaluation set of a gallery, oldest first."""
+
+    evaluations: list[EvaluationOut]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A checked evaluation set: labels and metadata of each entry, and its images or its embeddings by version."""
+
+    name: str
+    entries: Sequence[Mapping[str, Any]]
+    images: Sequence[bytes]
+    embeddings: Mapping[str, Vectors]
+
+    @property
+    def kind(self) -> str:
+        """What it holds."""
+        return "embeddings" if self.embeddings else "images"
+
+
+@router.post(
+    "/galleries/{name}/evaluations", status_code=201, response_model=EvaluationOut, openapi_extra=EVALUATION_BODY
+)
+async def create(name: str, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationOut:
+    """Keep labelled images, or embeddings by every version that will be compared."""
+    settings = service.settings
+    response.status_code = terms.status(201)
+    if media_type(request, JSON, FORM) == JSON:
+        raw = await request.body()
+        return await service.hop(lambda: _store(service, name, by_embeddings(service, raw), terms))
+    async with read_form(
+        request,
+        files="images",
+        fields={"name", "entries"},
+        max_files=settings.max_batch,
+        max_field_bytes=settings.max_body_bytes,
+    ) as form:
+        return await service.hop(lambda: _store(service, name, by_images(service, form), terms))
+
+
+@router.get("/galleries/{name}/evaluations")
+def list_all(name: str, service: Service) -> Evaluations:
+    """Every evaluation set of a gallery, oldest first."""
+    with service.database.read() as connection:
+        mine = select(evaluation).where(evaluation.c.gallery_id == gallery_named(connection, name).id)
+        rows = connection.execute(mine.order_by(evaluation.c.id)).all()
+        return Evaluations(evaluations=[_describe(service, connection, row) for row in rows])
+
+
+@router.get("/galleries/{name}/evaluations/{number}")
+def show(name: str, number: Number, service: Service) -> EvaluationOut:
+    """One evaluation set."""
+    with service.database.read() as connection:
+        row = evaluation_row(connection, gallery_named(connection, name).id, number)
+        return _describe(service, connection, row)
+
+
+@router.delete(
+    "/galleries/{name}/evaluations/{number}",
+    status_code=204,
+    response_class=Response,
+    responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
+)
+def remove(name: str, number: Number, service: Service, terms: Terms) -> Response:
+    """Delete an evaluation set; gate reports that were measured on it stay."""
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        row = evaluation_row(connection, gallery_id, number)
+        described = _describe(service, connection, row)
+        mine = evaluation_entry.c.evaluation_id == row.id
+        blobs = list(connection.execute(select(evaluation_entry.c.blob).where(mine)).scalars())
+        connection.execute(delete(evaluation_entry).where(mine))
+        connection.execute(delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == row.id))
+        connection.execute(delete(evaluation).where(evaluation.c.id == row.id))
+        record(connection, terms.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
+    if terms.dry_run:
+        return JSONResponse(described.model_dump())
+    service.blobs.remove(blob for blob in blobs if blob is not None)
+    return Response(status_code=204)
+
+
+def by_images(service: Runtime, form: Form) -> Draft:
+    """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
+    if "entries" not in form.fields:
+        raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
+    listed = _entries(parse_json(form.fields["entries"]), {"label", "metadata", "image"}, service.settings.max_batch)
+    files = {file.filename or "": file for file in form.files}
+    if len(files) < len(form.files):
+        raise InvalidBody("two files of the form have the same name", pointer="/images")
+    images = []
+    for number, entry in enumerate(listed):
+        if not isinstance(entry.get("image"), str) or entry["image"] not in files:
+            why = "image must be the file name of one of the form's files"
+            raise InvalidBody(why, pointer=f"/entries/{number}/image")
+        file = files[entry["image"]].file
+        file.seek(0)
+        images.append(file.read())
+        with pointing(f"/entries/{number}/image"), DECODING:
+            decode_image(images[-1], max_pixels=service.settings.max_image_pixels)
+    return Draft(_name(form.fields.get("name", "")), listed, images, {})
+
+
+def by_embeddings(service: Runtime, raw: bytes) -> Draft:
+    """An evaluation set out of JSON. Raises InvalidBody, BodyTooLarge or InvalidVector, naming the entry."""
+    body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
+    listed = _entries(body.get("entries"), {"label", "metadata"}, service.settings.max_batch)
+    given = body.get("embeddings")
+    if not isinstance(given, dict) or not given:
+        raise InvalidBody("embeddings must be an object: version -> embeddings", pointer="/embeddings")
+    embeddings = {}
+    for version, rows in given.items():
+        with pointing("/embeddings"):
+            card = service.catalog.named(version).card
+        if not isinstance(rows, list) or len(rows) != len(listed):
+            why = f"there must be one embedding for each of the {len(listed)} entries"
+            raise InvalidBody(why, pointer=f"/embeddings/{version}")
+        embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), f"/embeddings/{version}")
+    return Draft(_name(body.get("name", "")), listed, (), embeddings)
+
+
+def _entries(listed: object, legal: set[str], most: int) -> list[dict[str, Any]]:
+    if not isinstance(listed, list) or len(listed) < 2:
+        raise InvalidBody("entries must be a JSON list of at least two entries", pointer="/entries")
+    if len(listed) > most:
+        raise BodyTooLarge(f"entries holds {len(listed)} entries; at most {most}", pointer="/entries")
+    for number, entry in enumerate(listed):
+        take_object(entry, legal, f"/entries/{number}")
+        if not isinstance(entry.get("metadata", {}), dict):
+            raise InvalidBody("metadata must be a JSON object", pointer=f"/entries/{number}/metadata")
+    try:
+        json.dumps(listed, allow_nan=False)
+    except ValueError:
+        raise InvalidBody("labels and metadata must hold finite numbers (float64)", pointer="/entries") from None
+    return listed
+
+
+def _name(given: object) -> str:
+    if not isinstance(given, str) or len(given) > MAX_NAME or not (given.isprintable() or not given):
+        raise InvalidBody(f"name must be up to {MAX_NAME} printable characters", pointer="/name")
+    return given
+
+
+def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> EvaluationOut:
+    with service.database.lookup() as connection:
+        gallery_id = gallery_named(connection, name).id
+    keys = [] if terms.dry_run else service.blobs.write(gallery_id, draft.images)
+    try:
+        with service.database.write(dry_run=terms.dry_run) as connection:
+            take_seq(connection, gallery_id, 0)
+            row = _insert(connection, service, gallery_id, draft, keys)
+            record(connection, terms.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
+            described = _describe(service, connection, row)
+    except RegraftError:
+        # After any other error nobody knows whether it was committed: at worst the images are orphans.
+        service.blobs.remove(keys)
+        raise
+    return described.model_copy(update={"id": None}) if terms.dry_run else described
+
+
+def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Draft, keys: Sequence[str]) -> Row[Any]:
+    values = {
+        "gallery_id": gallery_id,
+        "name": draft.name,
+        "kind": draft.kind,
+        "size": len(draft.entries),
+        "labelled": sum(entry.get("label") is not None for entry in draft.entries),
+        "created": time.time(),
+    }
+    row = connection.execute(insert(evaluation).values(values).returning(evaluation)).one()
+    entries = [
+        {
+            "evaluation_id": row.id,
+            "number": number,
+            "label": entry.get("label"),
+            "metadata": entry.get("metadata", {}),
+            "blob": keys[number] if keys else None,
+        }
+        for number, entry in enumerate(draft.entries)
+    ]
+    connection.execute(insert(evaluation_entry), entries)
+    held = [
+        {"evaluation_id": row.id, "version_id": service.catalog.named(version).id, "vectors": to_bytes(vectors)}
+        for version, vectors in draft.embeddings.items()
+    ]
+    if held:
+        connection.execute(insert(evaluation_embedding), held)
+    return row
+
+
+def _describe(service: Runtime, connection: Connection, row: Row[Any]) -> EvaluationOut:
+    mine = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
+    versions = sorted(service.catalog.by_id(v).name for v in connection.execute(mine).scalars())
+    return EvaluationOut(
+        id=row.id,
+        name=row.name,
+        kind=row.kind,
+        size=row.size,
+        labelled=row.labelled,
+        versions=versions,
+        created=row.created,
+    )

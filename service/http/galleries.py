@@ -1,0 +1,67 @@
+"""Galleries: create, list, show, delete."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from sqlalchemy.exc import IntegrityError
+
+from index.errors import InvalidArgument
+from index.version import NAME
+from service.errors import GalleryExists
+from service.http.request_context import Terms
+from service.replica.replica import Live
+from service.runtime import Service
+from service.schemas import Galleries, GalleryIn, GalleryOut
+from service.store.audit import record
+from service.store.repository import delete_gallery, gallery_named, insert_gallery
+
+router = APIRouter(tags=["galleries"])
+
+
+@router.post("/galleries", status_code=201)
+def create(body: GalleryIn, request: Request, service: Service) -> GalleryOut:
+    """Create an empty gallery."""
+    if not NAME.fullmatch(body.name):
+        legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
+        raise InvalidArgument(f"name must be {legal}", pointer="/name")
+    try:
+        with service.database.write() as connection:
+            insert_gallery(connection, body.name)
+            record(connection, request.state.who, "gallery_created", body.name)
+    except IntegrityError:
+        raise GalleryExists(f"gallery {body.name!r} exists already", pointer="/name") from None
+    return describe(service.replica.find(body.name))
+
+
+@router.get("/galleries")
+def list_all(service: Service) -> Galleries:
+    """Every gallery."""
+    return Galleries(galleries=[describe(live) for live in service.replica.all()])
+
+
+@router.get("/galleries/{name}")
+def show(name: str, service: Service) -> GalleryOut:
+    """One gallery."""
+    return describe(service.replica.find(name))
+
+
+@router.delete("/galleries/{name}", status_code=204)
+def remove(name: str, service: Service, terms: Terms) -> None:
+    """Delete a gallery with its items, images, deployments and backfills."""
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        if terms.dry_run:
+            return
+        delete_gallery(connection, gallery_id)
+        record(connection, terms.who, "gallery_deleted", name, gallery=gallery_id)
+    service.replica.forget(gallery_id)
+    service.blobs.remove_gallery(gallery_id)
+
+
+def describe(live: Live) -> GalleryOut:
+    """What a user sees of a gallery."""
+    mix = live.gallery.mix()
+    current = live.current and live.current.name
+    return GalleryOut(
+        name=live.name, current=current, items=sum(mix.values()), mix=mix, seq=live.seq, created=live.created
+    )

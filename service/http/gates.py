@@ -1,0 +1,249 @@
+"""Gates over HTTP: measure a version against the current one, keep the report, show it as JSON or as a page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, Row, insert, select
+
+from index.errors import InvalidArgument, RegraftError
+from service.errors import NoCurrentVersion
+from service.http.gate_page import page
+from service.http.request_context import Terms
+from service.registry.calibrations import store
+from service.registry.registry import Registered
+from service.runtime import Runtime, Service
+from service.schemas import Body, FieldPath, Number, Seed
+from service.store.repository import gallery_named, take_seq
+from service.store.tables import gate_report
+from service.upgrades.gates.maps import Place, fit, live_places
+from service.upgrades.gates.measuring import RECALL, measure
+from service.upgrades.gates.samples import (
+    Entry,
+    Sample,
+    embed,
+    evaluation_row,
+    labelled_ones,
+    read_embeddings,
+    read_entries,
+)
+from service.upgrades.gates.sides import Wanted, draw_sides, embed_sides
+
+router = APIRouter(tags=["gates"])
+
+
+class UnknownGate(RegraftError):
+    """The gallery has no gate report of this number."""
+
+    status = 404
+    code = "unknown_gate"
+
+
+class GateIn(Body):
+    """What to measure on: the evaluation set `evaluation`, else items of the gallery.
+
+    Up to `sample` items, drawn by `seed`, are queries over the whole gallery, as far as that is affordable. Items that
+    share a value of the metadata field `label` belong together, as do entries of an evaluation set, which else bring
+    labels of their own; without labels only `recall@k` can be measured. `slice` is a metadata field whose values are
+    also looked at one by one. A field is a key, or a path of keys as `outer.inner`.
+    """
+
+    version: str
+    label: FieldPath | None = None
+    evaluation: Number | None = None
+    slice: FieldPath | None = None
+    sample: Annotated[int, Field(ge=2, le=100_000)] = 1000
+    metric: Literal["cmc@1", "cmc@5", "mAP@1.0", "TAR@FAR", "recall@k"] | None = None
+    far: Annotated[float, Field(gt=0, lt=1)] = 0.01
+    k: Annotated[int, Field(ge=1, le=1000)] = 10
+    seed: Seed = 0
+
+
+class ScoreOut(BaseModel):
+    """A metric with its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class SliceOut(BaseModel):
+    """The queries that share a value of the metadata field `slice`."""
+
+    value: str
+    queries: int
+    old_old: float
+    new_old: float
+    difference: ScoreOut
+
+
+class LatencyOut(BaseModel):
+    """Milliseconds to encode one image."""
+
+    p50: float
+    p99: float
+
+
+class GateOut(BaseModel):
+    """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
+
+    `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
+    whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
+    is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
+    and did not ask; `unlabelled` entries are left out where labels decide. `slices` are worst first, each `value` is
+    JSON. `calibrations` maps were fitted, which a deployment by this gate brings into force. A rehearsal has no `id`.
+    """
+
+    id: int | None
+    version: str
+    current: str
+    verdict: Literal["pass", "warn", "refuse"]
+    metric: str
+    old_old: ScoreOut
+    new_old: ScoreOut
+    new_new: ScoreOut | None
+    difference: ScoreOut
+    negative_flips: int
+    gap_closed: float | None
+    queries: int
+    items: int
+    new_new_items: int | None = None
+    whole: bool = False
+    exhaustive: bool = False
+    unreadable: int
+    unlabelled: int = 0
+    route: list[str]
+    label: str | None
+    evaluation: int | None = None
+    labelled: bool = True
+    slice: str | None = None
+    slices: list[SliceOut] = []
+    latency_ms: dict[str, LatencyOut] = {}
+    calibrations: int = 0
+    who: str = "local"
+    sample: int
+    seed: int
+    created: float
+
+
+class Gates(BaseModel):
+    """Every gate report of a gallery, oldest first."""
+
+    gates: list[GateOut]
+
+
+@router.post("/galleries/{name}/gates", status_code=201)
+def create(name: str, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
+    """Compare a version with the current one; also fit the calibrations that deploying it would need."""
+    service.catalog.sync()
+    new = service.catalog.named(body.version)
+    with service.database.read() as connection:
+        gallery = gallery_named(connection, name)
+        if gallery.current_id is None:
+            raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
+        places = live_places(connection, service.catalog, gallery.id)
+    old = service.catalog.by_id(gallery.current_id)
+    sample = take(service, gallery.id, old, new, places, body)
+    report = measure(service.catalog, old, new, sample, body.model_dump())
+    maps = fit(service.catalog, old, new, sample, places, body.seed)
+    report |= {"calibrations": len(maps), "who": terms.who}
+    response.status_code = terms.status(201)
+    row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
+    with service.database.write(dry_run=terms.dry_run) as connection:
+        # Not by its name again: another gallery may have it by now.
+        take_seq(connection, gallery.id, 0)
+        stored = connection.execute(insert(gate_report).values(**row, created=time.time()).returning(gate_report)).one()
+        evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
+        store(connection, service.catalog, gallery.id, stored.id, maps, evidence)
+    shown = describe(stored)
+    return shown.model_copy(update={"id": None}) if terms.dry_run else shown
+
+
+@router.get("/galleries/{name}/gates")
+def list_all(name: str, service: Service) -> Gates:
+    """Every gate report of a gallery, oldest first."""
+    with service.database.read() as connection:
+        mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
+        rows = connection.execute(mine.order_by(gate_report.c.id)).all()
+    return Gates(gates=[describe(row) for row in rows])
+
+
+@router.get("/galleries/{name}/gates/{number}")
+def show(name: str, number: Number, service: Service) -> GateOut:
+    """A gate report."""
+    with service.database.read() as connection:
+        return describe(_row(connection, name, number))
+
+
+@router.get("/galleries/{name}/gates/{number}/page", response_class=Response)
+def show_page(name: str, number: Number, service: Service) -> Response:
+    """A gate report as one HTML page with plots, which needs nothing from elsewhere."""
+    with service.database.read() as connection:
+        row = _row(connection, name, number)
+    content = page(name, describe(row).model_dump())
+    headers = {
+        "Content-Disposition": f'inline; filename="gate-{number}.html"',
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+    }
+    return Response(content, media_type="text/html", headers=headers)
+
+
+def take(
+    service: Runtime, gallery_id: int, old: Registered, new: Registered, places: dict[Place, int], asked: GateIn
+) -> Sample:
+    """What to measure on, embedded by both versions, and by others whose items need a calibration too.
+
+    Raises:
+        UnknownEvaluation: the gallery has no such evaluation set.
+        InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
+        NoEncoder: one of the two versions takes embeddings only.
+    """
+    helping = {version: None for version, _ in places if version.card.encoder and version not in (old, new)}
+    with service.database.read() as connection:
+        if asked.evaluation is None:
+            wanted = Wanted(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
+            drawn = draw_sides(connection, gallery_id, old, new, wanted)
+            _check_slice(asked, drawn.entries)
+        else:
+            held = evaluation_row(connection, gallery_id, asked.evaluation)
+            entries = read_entries(connection, held.id, asked.slice, asked.label)
+            used = entries if asked.metric == RECALL else labelled_ones(entries)
+            _check_slice(asked, used)
+            if held.kind == "embeddings":
+                sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
+                return replace(sample, unlabelled=len(entries) - len(used))
+    most = service.settings.max_image_pixels
+    if asked.evaluation is None:
+        return embed_sides(service.blobs, most, drawn, old, new, list(helping))
+    sample = embed(service.blobs, most, used, [old, new, *helping])
+    if len(sample) < 2:
+        raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
+    return replace(sample, unlabelled=len(entries) - len(used))
+
+
+def _by_ranking(asked: GateIn) -> bool:
+    """Whether the new version's own ranking says what is right, and has to be over the same items."""
+    return asked.metric == RECALL or (asked.metric is None and asked.label is None)
+
+
+def _check_slice(asked: GateIn, entries: Sequence[Entry]) -> None:
+    if asked.slice is not None and all(entry.slice is None for entry in entries):
+        raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
+
+
+def describe(row: Row[Any]) -> GateOut:
+    """What a user sees of a gate report."""
+    return GateOut(id=row.id, created=row.created, **row.report)
+
+
+def _row(connection: Connection, name: str, number: int) -> Row[Any]:
+    mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_named(connection, name).id)
+    row = connection.execute(select(gate_report).where(*mine)).first()
+    if row is None:
+        raise UnknownGate(f"gallery {name!r} has no gate report {number}")
+    return row

@@ -1,0 +1,322 @@
+"""INGEST PATH: check everything, encode, write the images, then one transaction; nothing is half applied.
+
+A bad item is reported by its index and the rest is stored, unless the batch is atomic or nothing is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+from starlette.datastructures import UploadFile
+
+from index.encoder import BATCH
+from index.errors import NoRoute, RegraftError
+from index.image import Pixels
+from index.space import Space, Vectors, space_from_json
+from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
+from service.http.forms import Form
+from service.registry.embedding import pointing, read_pixels
+from service.registry.registry import Registered
+from service.registry.sight import Sight
+from service.runtime import Runtime
+from service.schemas import check_embeddings, parse_json, take_object
+from service.store.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
+
+MAX_ID = 256
+"""Characters in an item's id."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An item as the client described it: `content` is its image's file name or its embedding, still unchecked."""
+
+    index: int
+    id: str
+    metadata: dict[str, Any]
+    content: Any
+
+
+@dataclass
+class Batch:
+    """What is known about a batch: items that are good so far, the errors of the others, and what was not seen."""
+
+    size: int
+    drafts: list[Draft] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    sight: Sight = field(default_factory=Sight)
+
+    def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
+        """Note why one item cannot be stored."""
+        named = item_id if isinstance(item_id, str) else None
+        pointer = f"/items/{index}{error.pointer}"
+        self.errors.append(
+            {"index": index, "id": named, "code": error.code, "detail": error.message, "pointer": pointer}
+        )
+
+    def settle(self, atomic: bool) -> None:
+        """Raise ItemsRefused if nothing may be stored."""
+        self.errors.sort(key=lambda error: error["index"])
+        if len(self.errors) == self.size:
+            raise ItemsRefused(f"none of the {self.size} items can be stored", self.errors)
+        if atomic and self.errors:
+            raise ItemsRefused(
+                f"{len(self.errors)} of {self.size} items cannot be stored, and the batch is atomic", self.errors
+            )
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What became of a batch."""
+
+    stored: int
+    seq: int
+    errors: Sequence[Mapping[str, Any]]
+    warnings: Sequence[Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The response."""
+        return {
+            "stored": self.stored,
+            "failed": len(self.errors),
+            "seq": self.seq,
+            "errors": self.errors,
+            "warnings": self.warnings,
+        }
+
+
+class _CurrentChanged(Exception):
+    """Another version was deployed while this batch was encoded for the one before."""
+
+
+def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Ingested:
+    """Store images, embedded by the gallery's current version.
+
+    Raises:
+        UnknownGallery: there is no such gallery.
+        NoCurrentVersion: nothing is deployed yet.
+        NoEncoder: the current version takes embeddings only.
+        InvalidBody: the form is not what this route reads.
+        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+    """
+
+    def attempt() -> Ingested:
+        gallery_id, current = _open(service, name)
+        batch = read_batch(parse_json(_listed(form)), "image", service.settings.max_batch)
+        files = _files(form, batch)
+        items = _encode(batch, files, current, service.settings.max_image_pixels)
+        batch.settle(atomic)
+        keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
+        stored = [replace(item, blob=key) for (_, item), key in zip(items, keys, strict=True)]
+        try:
+            return _store(service, gallery_id, current, current, stored, batch)
+        except (_CurrentChanged, RegraftError):
+            service.blobs.remove(keys)
+            raise
+
+    return _while_current_holds(attempt)
+
+
+def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool) -> Ingested:
+    """Store embeddings made elsewhere, of the named version or else the gallery's current one.
+
+    Raises:
+        UnknownGallery, UnknownVersion: there is no such gallery or version.
+        NoCurrentVersion: nothing is deployed yet.
+        NoRoute: queries by the current version could not reach items of the named one.
+        InvalidBody: the JSON is not what this route reads.
+        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+    """
+
+    def attempt() -> Ingested:
+        gallery_id, current = _open(service, name)
+        body = take_object(parse_json(raw), {"version", "items"}, "")
+        version = _version(service, body.get("version", current.name), current)
+        batch = read_batch(body.get("items"), "embedding", service.settings.max_batch)
+        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space))
+        batch.settle(atomic)
+        return _store(service, gallery_id, current, version, items, batch)
+
+    return _while_current_holds(attempt)
+
+
+def read_batch(listed: object, content: str, max_batch: int) -> Batch:
+    """Check the shape of a batch's items, whose content is in the field `content`; bad ones become errors.
+
+    Raises:
+        InvalidBody: it is no list, or an empty one.
+        BodyTooLarge: more than `max_batch` items.
+    """
+    if not isinstance(listed, list) or not listed:
+        raise InvalidBody("items must be a JSON list of at least one item", pointer="/items")
+    if len(listed) > max_batch:
+        raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
+    batch = Batch(len(listed))
+    seen: set[str] = set()
+    for index, value in enumerate(listed):
+        try:
+            draft = _draft(index, value, content)
+            if draft.id in seen:
+                raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
+        except RegraftError as error:
+            batch.refuse(index, value.get("id") if isinstance(value, dict) else None, error)
+        else:
+            batch.drafts.append(draft)
+            seen.add(draft.id)
+    if not _can_be_sent([draft.metadata for draft in batch.drafts]):
+        _refuse_unsendable(batch)
+    return batch
+
+
+def _draft(index: int, value: object, content: str) -> Draft:
+    fields = take_object(value, {"id", "metadata", content}, "")
+    given = fields.get("id")
+    if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID or not given.isprintable():
+        raise InvalidItem(f"id must be a string of 1 to {MAX_ID} printable characters", pointer="/id")
+    if content not in fields:
+        raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
+    metadata = fields.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
+    return Draft(index, given, metadata, fields[content])
+
+
+def _can_be_sent(value: object) -> bool:
+    """Whether what was read can be written again: not so a number beyond float64, which is read as infinite."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
+
+
+def _refuse_unsendable(batch: Batch) -> None:
+    for draft in [draft for draft in batch.drafts if not _can_be_sent(draft.metadata)]:
+        batch.drafts.remove(draft)
+        infinite = InvalidItem("metadata must hold finite numbers (float64)", pointer="/metadata")
+        batch.refuse(draft.index, draft.id, infinite)
+
+
+def _open(service: Runtime, name: str) -> tuple[int, Registered]:
+    """The gallery's id and its current version."""
+    with service.database.lookup() as connection:
+        row = gallery_named(connection, name)
+    if row.current_id is None:
+        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
+    return row.id, service.catalog.by_id(row.current_id)
+
+
+def _version(service: Runtime, name: object, current: Registered) -> Registered:
+    if not isinstance(name, str):
+        raise InvalidBody("version must be the name of a registered version", pointer="/version")
+    version = service.catalog.named(name)
+    if version is not current and service.catalog.route(current.name, name) is None:
+        why = f"no route leads from the current version {current.name!r} to {name!r}: the items could not be found"
+        raise NoRoute(why, pointer="/version")
+    return version
+
+
+def _listed(form: Form) -> str:
+    if "items" not in form.fields:
+        raise InvalidBody("the form needs the field 'items', a JSON list", pointer="/items")
+    return form.fields["items"]
+
+
+def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
+    """The files by name; items that name none become errors."""
+    files = {file.filename or "": file for file in form.files}
+    if len(files) < len(form.files):
+        raise InvalidBody("two files of the form have the same name", pointer="/images")
+    for draft in [d for d in batch.drafts if not isinstance(d.content, str) or d.content not in files]:
+        batch.drafts.remove(draft)
+        missing = InvalidItem("image must be the file name of one of the form's files", pointer="/image")
+        batch.refuse(draft.index, draft.id, missing)
+    return files
+
+
+def _encode(
+    batch: Batch, files: Mapping[str, UploadFile], current: Registered, max_pixels: int
+) -> list[tuple[Draft, NewItem]]:
+    """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
+    blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
+    return [item for block in blocks for item in _encode_block(batch, block, files, current, max_pixels)]
+
+
+def _encode_block(
+    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: Registered, max_pixels: int
+) -> list[tuple[Draft, NewItem]]:
+    images = current.images()
+    spec = images.encoder.spec
+    readable: list[tuple[Draft, Pixels]] = []
+    for draft in block:
+        try:
+            with pointing("/image"):
+                note = functools.partial(batch.sight.note, current.name, spec, f"/items/{draft.index}/image")
+                readable.append((draft, read_pixels(files[draft.content], spec, max_pixels, note)))
+        except RegraftError as error:
+            batch.refuse(draft.index, draft.id, error)
+    if not readable:
+        return []
+    rows = images.items(lambda: [pixels for _, pixels in readable])
+    return [
+        (draft, NewItem(draft.id, draft.metadata, "encoded", vector, side))
+        for (draft, _), (vector, side) in zip(readable, rows, strict=True)
+    ]
+
+
+def _read(file: UploadFile) -> bytes:
+    file.file.seek(0)
+    return file.file.read()
+
+
+def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[NewItem]:
+    """All at once when all are good, which is the rule, else one by one to say which are not."""
+    drafts, vectors = batch.drafts, None
+    with suppress(RegraftError):
+        vectors = check_embeddings([draft.content for draft in drafts], dim, space, "")
+    if vectors is None:
+        good = [(draft, _one_embedding(batch, draft, dim, space)) for draft in drafts]
+        return [NewItem(d.id, d.metadata, "supplied", vector) for d, vector in good if vector is not None]
+    return [NewItem(d.id, d.metadata, "supplied", vector) for d, vector in zip(drafts, vectors, strict=True)]
+
+
+def _one_embedding(batch: Batch, draft: Draft, dim: int, space: Space) -> Vectors | None:
+    try:
+        (vector,) = check_embeddings([draft.content], dim, space, "/embedding")
+    except RegraftError as error:
+        error.pointer = "/embedding"
+        batch.refuse(draft.index, draft.id, error)
+        return None
+    else:
+        return cast(Vectors, vector)
+
+
+def _store(
+    service: Runtime,
+    gallery_id: int,
+    current: Registered,
+    version: Registered,
+    items: Sequence[NewItem],
+    batch: Batch,
+) -> Ingested:
+    with service.database.write() as connection:
+        first = take_seq(connection, gallery_id, len(items))
+        row = gallery_row(connection, gallery_id)
+        if row is None or row.current_id != current.id:
+            raise _CurrentChanged
+        orphans = store_items(connection, gallery_id, version.id, items, first)
+    service.blobs.remove(orphans)
+    service.replica.refresh(gallery_id)
+    return Ingested(len(items), first + len(items) - 1, batch.errors, batch.sight.as_json())
+
+
+def _while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:
+    while True:
+        try:
+            return attempt()
+        except _CurrentChanged:
+            continue

@@ -1,0 +1,178 @@
+"""Items: ingest as images or embeddings, list, show, fetch the image, delete."""
+
+from __future__ import annotations
+
+import io
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+from PIL import Image, UnidentifiedImageError
+from sqlalchemy import Row
+from starlette.responses import JSONResponse
+
+from index.errors import InvalidArgument
+from service.errors import BodyTooLarge, NoImage
+from service.http.cursors import decode_cursor, encode_cursor
+from service.http.forms import FORM, JSON, media_type, read_form
+from service.http.ingest import ingest_embeddings, ingest_images
+from service.runtime import Runtime, Service
+from service.schemas import Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
+from service.store.embeddings import embeddings_of
+from service.store.repository import delete_items, gallery_named, items_after, live_item
+
+router = APIRouter(tags=["items"])
+
+MAX_PAGE = 1000
+
+INGEST_BODY = {
+    "requestBody": {
+        "content": {
+            FORM: {
+                "schema": {
+                    "type": "object",
+                    "required": ["items", "images"],
+                    "properties": {
+                        "items": {
+                            "type": "string",
+                            "description": 'JSON list of {"id", "metadata", "image": "<file name of a part>"}',
+                        },
+                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                    },
+                }
+            },
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "required": ["items"],
+                    "properties": {
+                        "version": {"type": "string", "description": "default: the gallery's current version"},
+                        "items": {
+                            "type": "array",
+                            "items": {
+                                "type": "object",
+                                "required": ["id", "embedding"],
+                                "properties": {
+                                    "id": {"type": "string", "minLength": 1, "maxLength": 256},
+                                    "metadata": {"type": "object"},
+                                    "embedding": {"type": "array", "items": {"type": "number"}},
+                                },
+                            },
+                        },
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+@router.post("/galleries/{name}/items", response_model=Ingested, openapi_extra=INGEST_BODY)
+async def ingest(name: str, request: Request, service: Service, atomic: bool = False) -> Response:
+    """Store items, replacing those of the same id; with `atomic` either all or none."""
+    settings = service.settings
+    if media_type(request, JSON, FORM) == JSON:
+        done = await service.hop(ingest_embeddings, service, name, await request.body(), atomic)
+        return JSONResponse(done.as_json())
+    async with read_form(
+        request,
+        files="images",
+        fields={"items"},
+        max_files=settings.max_batch,
+        max_field_bytes=settings.max_body_bytes,
+    ) as form:
+        done = await service.hop(ingest_images, service, name, form, atomic)
+    return JSONResponse(done.as_json())
+
+
+@router.get("/galleries/{name}/items")
+def list_page(
+    name: str, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
+) -> Items:
+    """A page of the gallery's items."""
+    after = decode_cursor(cursor)
+    with service.database.read() as connection:
+        rows = items_after(connection, gallery_named(connection, name).id, after, limit + 1)
+    page = rows[:limit]
+    following = encode_cursor(page[-1].id) if len(rows) > limit else None
+    return Items(items=[ItemOut(**_item(service, row)) for row in page], next=following)
+
+
+@router.post("/galleries/{name}/items:delete")
+def remove_many(name: str, body: IdsIn, service: Service) -> Deleted:
+    """Delete items by their ids; unknown ones are named and the rest is deleted."""
+    if not body.ids:
+        raise InvalidArgument("ids must name at least one item", pointer="/ids")
+    if len(body.ids) > service.settings.max_batch:
+        raise BodyTooLarge(f"ids names {len(body.ids)} items; at most {service.settings.max_batch}", pointer="/ids")
+    ids = list(dict.fromkeys(body.ids))
+    there = _delete(service, name, ids)
+    return Deleted(deleted=len(there), missing=[i for i in ids if i not in there])
+
+
+@router.get("/galleries/{name}/items/{item_id:path}/image")
+def show_image(name: str, item_id: str, request: Request, service: Service) -> Response:
+    """The image as it was given."""
+    if request.scope["raw_path"].upper().endswith(b"%2FIMAGE"):
+        return JSONResponse(show(name, f"{item_id}/image", service).model_dump())  # the id itself ends in /image
+    while True:
+        key = _blob_of(service, name, item_id)
+        image = service.blobs.fetch(key)
+        if image is None:
+            if _blob_of(service, name, item_id) == key:
+                raise NoImage("the image of this item is gone")
+            continue  # replaced between the two looks
+        return Response(image, media_type=_mime(image), headers={"X-Content-Type-Options": "nosniff"})
+
+
+@router.get("/galleries/{name}/items/{item_id:path}")
+def show(name: str, item_id: str, service: Service) -> ItemDetail:
+    """One item and the embeddings it holds."""
+    with service.database.read() as connection:
+        row = live_item(connection, gallery_named(connection, name).id, item_id)
+        held = embeddings_of(connection, row.id)
+    embeddings = [EmbeddingOut(version=service.catalog.by_id(v).name, origin=origin) for v, origin in held]
+    return ItemDetail(**_item(service, row), embeddings=embeddings)
+
+
+@router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
+def remove(name: str, item_id: str, service: Service) -> None:
+    """Delete one item."""
+    if not _delete(service, name, [item_id]):
+        with service.database.read() as connection:
+            live_item(connection, gallery_named(connection, name).id, item_id)
+
+
+def _delete(service: Runtime, name: str, ids: list[str]) -> set[str]:
+    with service.database.write() as connection:
+        gallery_id = gallery_named(connection, name).id
+        there, blobs = delete_items(connection, gallery_id, ids)
+    service.blobs.remove(blobs)
+    service.replica.refresh(gallery_id)
+    return there
+
+
+def _blob_of(service: Runtime, name: str, item_id: str) -> str:
+    with service.database.read() as connection:
+        row = live_item(connection, gallery_named(connection, name).id, item_id)
+    if row.blob is None:
+        raise NoImage(f"item {item_id!r} was stored as an embedding, without an image")
+    return str(row.blob)
+
+
+def _mime(image: bytes) -> str:
+    try:
+        with Image.open(io.BytesIO(image)) as opened:
+            return Image.MIME[opened.format or ""]
+    except UnidentifiedImageError:  # damaged since it was stored
+        return "application/octet-stream"
+
+
+def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.external_id,
+        "metadata": row.metadata,
+        "active": service.catalog.by_id(row.active_id).name,
+        "image": row.blob is not None,
+        "seq": row.seq,
+        "created": row.created,
+    }

@@ -1,0 +1,140 @@
+"""What a remote worker gives back: its form, and everything that is checked before it is accepted."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+from sqlalchemy import Connection, select
+
+from index.errors import InvalidVector, RegraftError
+from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_from_json
+from service.backfills import chunks
+from service.backfills.chunks import Chunk
+from service.backfills.outcome import Moved
+from service.backfills.planner import Kind
+from service.errors import InvalidBody
+from service.registry.registry import Registered
+from service.schemas import Body, Number, Reason
+from service.store.tables import edge
+from service.store.vector_codec import STORED
+
+ROUNDING = 1e-6
+"""How far rounding to float32 takes a vector from unit length."""
+
+
+class EdgeReplaced(RegraftError):
+    """An edge that these embeddings were made by was replaced meanwhile: give the chunk back and claim it again."""
+
+    status = 409
+    code = "edge_replaced"
+
+
+class MovedIn(Body):
+    """A new embedding of an item as it was at `seq`."""
+
+    item: int
+    seq: int
+    vector: str
+    side: str | None = None
+    uncertainty: Annotated[float | None, Field(ge=0)] = None
+
+
+class FailedIn(Body):
+    """An item that could not be moved; `retry`: another attempt may go better."""
+
+    item: int
+    seq: int
+    reason: Reason
+    code: Literal["image_missing", "image_invalid", "image_unreadable", "refused"] = "refused"
+    retry: bool = False
+
+
+class ResultIn(Body):
+    """What became of the items of a chunk: each one that still waits is in one of the two.
+
+    `edges` are the numbers of the edges that were applied; a result of one that was replaced since is refused.
+    """
+
+    moved: list[MovedIn]
+    failed: Sequence[FailedIn] = ()
+    edges: Annotated[Sequence[Number], Field(max_length=1000)] = ()
+
+
+def check_complete(connection: Connection, chunk: Chunk, body: ResultIn) -> None:
+    """Raise InvalidBody unless every item that still waits is named, once, and no other."""
+    given = [*(m.item for m in body.moved), *(f.item for f in body.failed)]
+    if foreign := set(given) - set(chunk.item_ids):
+        raise InvalidBody(f"item {min(foreign)} is not of this chunk", pointer="/moved")
+    if len(given) > len(set(given)):
+        raise InvalidBody("an item is named twice", pointer="/moved")
+    if left := set(chunks.still_waiting(connection, chunk)) - set(given):
+        raise InvalidBody(f"{len(left)} items of the chunk are missing, item {min(left)} is one", pointer="/moved")
+
+
+def check_edges(connection: Connection, body: ResultIn) -> None:
+    """Raise EdgeReplaced unless every edge that was applied is still declared."""
+    there = set(connection.execute(select(edge.c.id).where(edge.c.id.in_(body.edges))).scalars())
+    if gone := set(body.edges) - there:
+        raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
+
+
+def checked(target: Registered, kind: Kind, given: Sequence[MovedIn]) -> list[Moved]:
+    """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one."""
+    made = [_checked(target, kind, number, m) for number, m in enumerate(given)]
+    # One edge may tell side-information or how unsure it is, and another of the same chunk not.
+    told = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
+    groups = [[n for n, tells in enumerate(told) if tells == alike] for alike in dict.fromkeys(told)]
+    return [_together([given[n] for n in group], [made[n] for n in group]) for group in groups]
+
+
+def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | None]]) -> Moved:
+    sides = [side for _, side in made if side is not None]
+    unsure = [m.uncertainty for m in given if m.uncertainty is not None]
+    return Moved(
+        [m.item for m in given],
+        [m.seq for m in given],
+        np.stack([vector for vector, _ in made]),
+        np.stack(sides) if sides else None,
+        np.array(unsure, np.float32) if unsure else None,
+    )
+
+
+def _checked(target: Registered, kind: Kind, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
+    vector = _vector(target, given.vector, f"/moved/{number}/vector")
+    return vector, _side(target, kind, given.side, f"/moved/{number}/side")
+
+
+def _vector(target: Registered, text: str, pointer: str) -> Vectors:
+    space = space_from_json(dict(target.card.space))
+    vector = _floats(text, pointer)
+    (ready,) = check_vectors(vector, target.card.dim, space, pointer=pointer)
+    off = abs(float(np.linalg.norm(vector.astype(np.float64))) - 1) if isinstance(space, Cosine) else 0.0
+    if off > UNIT_TOLERANCE:
+        raise InvalidVector(f"its length is {float(np.linalg.norm(vector)):.4g}, not 1", pointer=pointer)
+    # One that is normalised already: once more would change last bits, and a local worker's differ.
+    return vector if off < ROUNDING else ready
+
+
+def _side(target: Registered, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
+    side = None if text is None else _floats(text, pointer)
+    width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
+    if (0 if side is None else len(side)) != width:
+        raise InvalidVector(f"side must be {width} numbers of side-information", pointer=pointer)
+    if side is not None and not np.isfinite(side).all():
+        raise InvalidVector("side-information must be finite", pointer=pointer)
+    return side
+
+
+def _floats(text: str, pointer: str) -> Vectors:
+    try:
+        raw = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise InvalidVector("must be base64 of little-endian float32 numbers", pointer=pointer) from None
+    if len(raw) % STORED.itemsize:
+        raise InvalidVector(f"{len(raw)} bytes are no whole number of float32 numbers", pointer=pointer)
+    return np.frombuffer(raw, STORED).astype(np.float32)

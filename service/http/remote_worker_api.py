@@ -1,0 +1,281 @@
+"""Work for machines without access to the database: chunks claimed, fetched and returned over HTTP by the worker key.
+
+A remote worker holds a chunk by the same lease as a local one, and what it returns is committed by the same code; as it
+comes from outside, it is checked first. Vectors travel as base64 of little-endian float32.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, Field
+from sqlalchemy import Connection, select
+from starlette.background import BackgroundTask
+from starlette.responses import FileResponse
+
+from index.archive import pack_version
+from service.backfills import chunks
+from service.backfills.chunks import Chunk, ChunkLost
+from service.backfills.drained import look_after
+from service.backfills.outcome import Failed
+from service.backfills.planner import Kind, State
+from service.http.remote_results import ResultIn, check_complete, check_edges, checked
+from service.registry import edge_archive as parcel
+from service.registry.edge_records import Declared
+from service.registry.registry import Registered
+from service.runtime import Runtime, Service
+from service.schemas import Body, Number
+from service.store.blobs import Blobs
+from service.store.sql_arrays import listed
+from service.store.tables import item
+from service.upgrades.edges.changes import UnknownEdge
+
+router = APIRouter(tags=["work"])
+
+Lease = Annotated[str, Query(min_length=1, max_length=128)]
+Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
+
+
+class ClaimIn(Body):
+    """Who asks, and which kinds of work it can do."""
+
+    worker: Word
+    kinds: Sequence[Literal["reencode", "transform"]] = ("reencode", "transform")
+
+
+class WorkEdge(BaseModel):
+    """An item edge that the chunk may need: `id` fetches it, `sha256` is over everything it consists of.
+
+    `old_card_sha256` is of the version that the edge starts from.
+    """
+
+    id: int
+    sha256: str
+    old: str
+    old_card_sha256: str
+
+
+class ClaimOut(BaseModel):
+    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it.
+
+    `edges` are, for a `transform`, the edges it has to apply, these and no others.
+    """
+
+    chunk: int
+    lease: str
+    lease_seconds: float
+    backfill: int
+    kind: str
+    version: str
+    card_sha256: str
+    items: int
+    edges: list[WorkEdge]
+
+
+class WorkItem(BaseModel):
+    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
+
+    `problem`: why the image, which is there, cannot be read now.
+    """
+
+    item: int
+    seq: int
+    id: str
+    image: str | None = None
+    problem: str | None = None
+    from_version: str | None = None
+    embedding: str | None = None
+    side: str | None = None
+
+
+class WorkOut(BaseModel):
+    """The items of a chunk that still wait."""
+
+    items: list[WorkItem]
+
+
+class ResultOut(BaseModel):
+    """How many items were moved, given up, put off, or skipped because they changed meanwhile."""
+
+    done: int
+    failed: int
+    retried: int
+    skipped: int
+
+
+@router.post("/work:claim", response_model=ClaimOut, responses={204: {"description": "nothing to do"}})
+def claim(body: ClaimIn, service: Service) -> Any:
+    """Lease the next chunk; 204 when there is none."""
+    owner = f"remote:{body.worker}:{uuid.uuid4().hex}"
+    chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
+    if chunk is None and State.RUNNING in look_after(service.database, service.catalog, service.mover).values():
+        chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
+    if chunk is None:
+        return Response(status_code=204)
+    try:
+        return _described(service, chunk)
+    except BaseException:
+        # The worker never learns its lease, so nobody could give the chunk back.
+        with service.database.write() as connection:
+            chunks.release(connection, chunk)
+        raise
+
+
+@router.get("/work/{chunk}")
+def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkOut:
+    """The items of a leased chunk, with their images or embeddings unless the worker has its own."""
+    with service.database.read() as connection:
+        held = chunks.leased(connection, chunk, lease)
+        read = _with_images if held.kind is Kind.REENCODE else _with_embeddings
+        return WorkOut(items=read(service, connection, held, inputs))
+
+
+@router.post("/work/{chunk}")
+def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> ResultOut:
+    """Take a chunk's results, after checking them; refused results leave the lease as it is."""
+    with service.database.read() as connection:
+        held = chunks.leased(connection, chunk, lease)
+        check_complete(connection, held, body)
+    target = service.catalog.by_id(held.version_id)
+    moved = checked(target, held.kind, body.moved)
+    failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
+    with service.database.write() as connection:
+        counts = chunks.commit(connection, held, moved, failed)
+        # Behind the lock of the gallery, which whoever replaces an edge takes as well.
+        check_edges(connection, body)
+    return ResultOut(**counts)
+
+
+@router.post("/work/{chunk}/extend")
+def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
+    """A sign of life: the lease is counted from now."""
+
+    def prolong(connection: Connection, held: Chunk) -> None:
+        if not chunks.extend(connection, held, service.settings.lease_seconds):
+            raise ChunkLost("another worker took the chunk over")
+
+    _on(service, chunk, lease, prolong)
+    return {"lease_seconds": service.settings.lease_seconds}
+
+
+@router.post("/work/{chunk}/release", status_code=204)
+def release(chunk: Number, lease: Lease, service: Service) -> None:
+    """Give a chunk back undone."""
+    _on(service, chunk, lease, chunks.release)
+
+
+@router.get("/work/versions/{name}", response_class=FileResponse)
+def archive(name: str, service: Service) -> FileResponse:
+    """A version folder as a .zip, for a worker that has to run it."""
+    registered = service.catalog.named(name)
+    registered.check_folder()
+    return _zip(lambda packed: pack_version(registered.version.folder, packed))
+
+
+@router.get("/work/edges/{number}", response_class=FileResponse)
+def edge_archive(number: Number, service: Service) -> FileResponse:
+    """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
+    service.catalog.sync_edges()
+    declared = next((d for d in service.catalog.edges() if d.id == number), None)
+    if declared is None:
+        raise UnknownEdge(f"there is no edge number {number} (any more)")
+    edge = declared.edge
+    with service.catalog.opening(edge):
+        return _zip(lambda packed: parcel.pack(edge, packed))
+
+
+def _described(service: Runtime, chunk: Chunk) -> ClaimOut:
+    target = service.catalog.by_id(chunk.version_id)
+    target.check()
+    return ClaimOut(
+        chunk=chunk.id,
+        lease=chunk.owner,
+        lease_seconds=service.settings.lease_seconds,
+        backfill=chunk.backfill_id,
+        kind=chunk.kind,
+        version=target.name,
+        card_sha256=target.card_sha256,
+        items=len(chunk.item_ids),
+        edges=_edges(service, target) if chunk.kind is Kind.TRANSFORM else [],
+    )
+
+
+def _zip(pack: Callable[[Path], None]) -> FileResponse:
+    scratch = tempfile.TemporaryDirectory()
+    packed = Path(scratch.name) / "folder.zip"
+    try:
+        pack(packed)
+    except BaseException:
+        scratch.cleanup()
+        raise
+    return FileResponse(packed, media_type="application/zip", background=BackgroundTask(scratch.cleanup))
+
+
+def _edges(service: Runtime, target: Registered) -> list[WorkEdge]:
+    return [_work_edge(service, d) for d in service.catalog.item_edges_to(target) if not d.problem]
+
+
+def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
+    old = service.catalog.named(declared.edge.old)
+    return WorkEdge(
+        id=declared.id,
+        sha256=parcel.fingerprint(declared.edge),
+        old=old.name,
+        old_card_sha256=old.card_sha256,
+    )
+
+
+def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
+    with service.database.lookup() as connection:
+        if not chunks.claimable(connection, kinds):
+            return None
+    with service.database.write() as connection:
+        return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
+
+
+def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:
+    with service.database.write() as connection:
+        change(connection, chunks.leased(connection, chunk, lease))
+
+
+def _with_images(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
+    names = _names(connection, chunk)
+    return [
+        WorkItem(item=row.id, seq=row.seq, id=names[row.id], **(_image(service.blobs, row.blob) if inputs else {}))
+        for row in chunks.read_images(connection, chunk)
+    ]
+
+
+def _image(blobs: Blobs, key: str) -> dict[str, str]:
+    try:
+        return {"image": base64.b64encode(blobs.read(key)).decode()}
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        return {"problem": str(error)}
+
+
+def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
+    names = _names(connection, chunk)
+    return [
+        WorkItem(
+            item=row.id,
+            seq=row.seq,
+            id=names[row.id],
+            from_version=service.catalog.by_id(row.version_id).name,
+            embedding=base64.b64encode(row.vector).decode() if inputs else None,
+            side=base64.b64encode(row.side).decode() if inputs and row.side is not None else None,
+        )
+        for row in chunks.read_embeddings(connection, chunk)
+    ]
+
+
+def _names(connection: Connection, chunk: Chunk) -> dict[int, str]:
+    mine = item.c.id.in_(listed(connection, chunk.item_ids).keys)
+    return {row.id: row.external_id for row in connection.execute(select(item.c.id, item.c.external_id).where(mine))}

@@ -1,0 +1,257 @@
+"""QUERY PATH over HTTP: read the queries, then in one hop to a thread encode, search and fetch what a match shows."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request, Response
+from pydantic_core import to_json
+
+from index.found import Asked, Found
+from index.gallery import Encode
+from index.merge import Mode
+from index.space import space_from_json
+from index.text import MAX_CHARACTERS
+from service.http.forms import FORM, JSON, media_type, read_form
+from service.http.search_request import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
+from service.replica.replica import Answer, Live
+from service.runtime import Runtime, Service
+from service.schemas import Answered
+from service.store.repository import describe
+from service.upgrades.rollouts.monitor import Asking
+
+router = APIRouter(tags=["query"])
+
+QUERY_KEY = "X-Query-Key"
+"""Header: queries of one key stay with one version during a canary."""
+ATTEMPTS = 3
+"""How often a query is answered anew because items it found were deleted or replaced before they could be shown."""
+MAX_FIELD_BYTES = 1 << 20
+
+OPTION_SCHEMAS: dict[str, Any] = {
+    "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
+    "mode": {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first possible"},
+    "threshold": {"type": "number", "description": "matches must have at least so good a score"},
+    "filter": {"type": "object", "description": "only items whose metadata pass it: docs/filters.md"},
+    "cursor": {"type": "string", "description": "`next` of the answer to the same request"},
+    "strict": {"type": "boolean", "default": False},
+    "explain": {"type": "boolean", "default": False},
+}
+QUERY_SCHEMAS: dict[str, Any] = {
+    "texts": {"type": "array", "items": {"type": "string", "maxLength": MAX_CHARACTERS}},
+    "items": {"type": "array", "items": {"type": "string"}, "description": "ids of stored items: more like these"},
+}
+QUERY_BODY = {
+    "requestBody": {
+        "content": {
+            FORM: {
+                "schema": {
+                    "type": "object",
+                    "required": ["images"],
+                    "properties": {
+                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
+                        **QUERY_SCHEMAS,
+                        **OPTION_SCHEMAS,
+                    },
+                }
+            },
+            JSON: {
+                "schema": {
+                    "type": "object",
+                    "description": "at least one of embeddings (with version), texts, items",
+                    "properties": {
+                        "version": {"type": "string", "description": "which version made the embeddings"},
+                        "embeddings": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
+                        **QUERY_SCHEMAS,
+                        **OPTION_SCHEMAS,
+                    },
+                }
+            },
+        }
+    }
+}
+
+
+@router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)
+async def query(name: str, request: Request, service: Service) -> Response:
+    """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
+    key = request.headers.get(QUERY_KEY)
+    if media_type(request, JSON, FORM) == JSON:
+        raw = await request.body()
+        return await service.hop(respond, service, name, lambda live: from_json(service, live, raw), key)
+    async with read_form(
+        request,
+        files="images",
+        fields={*OPTIONS, *LISTS},
+        max_files=service.settings.max_batch,
+        max_field_bytes=MAX_FIELD_BYTES,
+    ) as form:
+        return await service.hop(respond, service, name, lambda live: from_form(service, live, form), key)
+
+
+def respond(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None) -> Response:
+    """The answer as a response, written on this thread: a large one would keep the event loop from other requests."""
+    return Response(to_json(answer(service, name, read, key)), media_type="application/json")
+
+
+def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None = None) -> dict[str, Any]:
+    """Search and show what was found; queries of one `key` stay with one version during a canary.
+
+    Raises:
+        UnknownGallery: there is no such gallery.
+        InvalidArgument: k is not 1 to the number of items, or the response would be too large.
+        NoRoute: strict, and some items cannot be reached; or none can.
+        ModeUnavailable: the items cannot be ranked together in the mode asked for.
+    """
+    started = time.perf_counter()
+    live = service.replica.find(name)
+    service.replica.declare(live)
+    question = read(live)
+    pages = [_page(service, live, question, part, key) for part in question.parts]
+    first = pages[0].answer
+    return {
+        "version": first.version,
+        "k": question.k,
+        "mode": first.found.mode.value,
+        "mix": first.found.mix,
+        "degraded": list({d.version: vars(d) for page in pages for d in page.answer.degraded}.values()),
+        "warnings": [warning for part in question.parts for warning in part.sight.as_json()],
+        "results": [result for page in pages for result in page.results],
+        "next": question.cursor() if any(page.more for page in pages) else None,
+        **({"explain": explain(pages)} if question.explain else {}),
+        "took_ms": round((time.perf_counter() - started) * 1000, 3),
+    }
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one part of a question gets: `results` in its order, and whether any query has `more` behind them."""
+
+    part: Part
+    answer: Answer
+    results: list[dict[str, Any]]
+    more: bool
+    fetch_seconds: float
+
+
+def _page(service: Runtime, live: Live, question: Question, part: Part, key: str | None) -> Page:
+    """Search for one part, deep enough for its page, and show the page."""
+    # One more tells whether there is a next page, and a stored item finds itself among the best.
+    depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
+
+    def search(version: str | None, encode: Encode | None) -> Answer:
+        chosen = encode or part.encode
+        return live.search(version, chosen, depth, part.encoders, question.strict, question.mode, question.where)
+
+    for _ in range(ATTEMPTS):
+        found = service.watch.answer(live, Asking(part.version, part.content, key, question.k), search)
+        fetching = time.perf_counter()
+        rows = [list(row) for row in _ranked(service, found.found, part, question)]
+        shown = [row[question.offset : question.offset + question.k] for row in rows]
+        results, complete = _show(service, found, part, shown)
+        fetch_seconds = time.perf_counter() - fetching
+        if complete:
+            break
+        service.replica.refresh(live.id)
+    service.traffic.count(np.asarray([key for row in shown for _, _, key, _ in row], np.int64))
+    more = any(len(row) > question.offset + question.k for row in rows)
+    return Page(part, found, results, more, fetch_seconds)
+
+
+def _ranked(service: Runtime, found: Found, part: Part, question: Question) -> Iterator[Iterator[Place]]:
+    """For each query the places in its row that hold a match, best first."""
+    sign = 1 if found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
+    least = -np.inf if question.threshold is None else sign * question.threshold
+    arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
+    for own, *row in zip(part.apart, *(array_QK.tolist() for array_QK in arrays), strict=True):
+        yield (
+            place for place in zip(*row, strict=True) if place[3] >= 0 and place[2] != own and sign * place[0] >= least
+        )
+
+
+Place = tuple[float, float, int, int]
+"""Score, raw score, key and shard of a match."""
+
+
+def _higher_is_better(service: Runtime, shards: Sequence[Asked]) -> bool:
+    return all(space_from_json(service.catalog.named(s.version).card.space).higher_is_better for s in shards)
+
+
+def _show(
+    service: Runtime, answer: Answer, part: Part, rows: Sequence[Sequence[Place]]
+) -> tuple[list[dict[str, Any]], bool]:
+    """What the matches show, and whether every one of them is still as it was found."""
+    shards = [(service.catalog.named(s.version).id, s.version, list(s.route.kinds)) for s in answer.found.shards]
+    with service.database.lookup() as connection:
+        shown = describe(connection, list({key for row in rows for _, _, key, _ in row}))
+    about = {"version": answer.version, "mode": answer.found.mode.value}
+    results, complete = [], True
+    for pointer, row in zip(part.pointers, rows, strict=True):
+        matches = []
+        for score, raw_score, key, shard in row:
+            version_id, version, kinds = shards[shard]
+            item = shown.get((key, version_id))
+            if item is None:
+                complete = False
+                continue
+            external_id, metadata, origin = item
+            matches.append(
+                {
+                    "id": external_id,
+                    "score": score,
+                    "raw_score": raw_score,
+                    "version": version,
+                    "origin": origin,
+                    "route": kinds,
+                    "metadata": metadata,
+                }
+            )
+        results.append({"query": pointer, **about, "matches": matches})
+    return results, complete
+
+
+def explain(pages: Sequence[Page]) -> dict[str, Any]:
+    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
+    encode: Counter[str] = Counter()
+    for page in pages:
+        encode.update(page.answer.found.encode_seconds)
+    return {
+        "shards": [
+            {"queries": list(page.part.pointers), **_explain_shard(shard)}
+            for page in pages
+            for shard in page.answer.found.shards
+        ],
+        "seconds": {
+            "encode": dict(encode),
+            # Shards of one version share one transform.
+            "transform": sum(
+                seconds
+                for page in pages
+                for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
+            ),
+            "filter": sum(page.answer.found.filter_seconds for page in pages),
+            "scan": sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
+            "merge": sum(page.answer.found.merge_seconds for page in pages),
+            "fetch": sum(page.fetch_seconds for page in pages),
+        },
+    }
+
+
+def _explain_shard(shard: Asked) -> Mapping[str, Any]:
+    return {
+        "version": shard.version,
+        "origin": shard.origin,
+        "items": shard.items,
+        "route": [
+            {"new": e.new, "old": e.old, "kind": e.kind.value, "scores": {n: vars(s) for n, s in e.scores.items()}}
+            for e in shard.route.edges
+        ],
+        "encoders": list(shard.route.encoders),
+        "calibration": shard.calibration.as_json() if shard.calibration else None,
+        "seconds": {"transform": shard.transform_seconds, "scan": shard.scan_seconds},
+    }

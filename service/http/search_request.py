@@ -1,0 +1,226 @@
+"""What a query asks: the fields of a request, checked, and its queries as `Part`s that are embedded alike.
+
+A request may mix image files, embeddings, texts and ids of items. Its answers come in that order, each named by the
+JSON pointer of its query: /images/0, /embeddings/0, /texts/0, /items/0.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import UploadFile
+
+from index.errors import InvalidArgument
+from index.filter import Filter, parse_filter
+from index.gallery import Encode, check_k
+from index.merge import Mode
+from index.space import space_from_json
+from index.text import check_text
+from service.errors import BodyTooLarge, InvalidBody
+from service.http.forms import Form
+from service.http.similar import embed_items
+from service.registry.embedding import embed_images, embed_texts, pointing
+from service.registry.sight import Sight
+from service.replica.replica import Live
+from service.runtime import Runtime
+from service.schemas import check_embeddings, parse_json, take_object
+from service.upgrades.rollouts.content import ImageContent, TextContent
+from service.upgrades.rollouts.monitor import Content
+
+DEFAULT_K = 10
+FLAGS = ("strict", "explain")
+OPTIONS = ("k", "mode", "threshold", "filter", "cursor", *FLAGS)
+LISTS = ("texts", "items")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries that are embedded alike.
+
+    Attributes:
+        pointers: where each stands in the request.
+        version: the version that embeds them; None: the current one.
+        encode: embeds them by a version.
+        encoders: versions that can, besides `version`.
+        apart: for each query the key of an item it must not find, -1 where there is none.
+        content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
+        sight: what the versions that embed them do not see of them.
+    """
+
+    pointers: Sequence[str]
+    version: str | None
+    encode: Encode
+    encoders: frozenset[str]
+    apart: Sequence[int]
+    content: Content | None = None
+    sight: Sight = field(default_factory=Sight)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A checked request.
+
+    Attributes:
+        parts: its queries.
+        k: matches wanted for each.
+        offset: how many of the best matches earlier pages have shown.
+        mode: how shards are merged, None: the first mode that is possible.
+        threshold: matches must be at least this good in the score the list is ranked by; None: any.
+        where: only items whose metadata pass it are found; None: all.
+        strict: refuse a degraded answer.
+        explain: tell how the answer came about.
+    """
+
+    parts: Sequence[Part]
+    k: int
+    offset: int
+    mode: str | None
+    threshold: float | None
+    where: Filter | None
+    strict: bool
+    explain: bool
+
+    def cursor(self) -> str:
+        """What the same request takes to go on behind this page."""
+        text = json.dumps([self.offset + self.k, _same(self.parts, self.mode, self.threshold, self.where)])
+        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def from_json(service: Runtime, live: Live, raw: bytes) -> Question:
+    """A question in JSON: embeddings of a named version, texts, ids of items."""
+    legal = {*OPTIONS, *LISTS, "version", "embeddings"}
+    return _question(service, live, take_object(parse_json(raw), legal, ""), ())
+
+
+def from_form(service: Runtime, live: Live, form: Form) -> Question:
+    """A question with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
+    plain = {name: form.fields[name] for name in ("mode", "cursor") if name in form.fields}
+    read = {name: _read_field(name, text) for name, text in form.fields.items() if name not in plain}
+    if not form.files:
+        raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
+    return _question(service, live, {**plain, **read}, form.files)
+
+
+def _question(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequence[UploadFile]) -> Question:
+    mode, threshold = body.get("mode"), body.get("threshold")
+    if mode is not None and mode not in list(Mode):
+        raise InvalidBody(f"mode must be one of {', '.join(Mode)}", pointer="/mode")
+    if threshold is not None and (not isinstance(threshold, (int, float)) or isinstance(threshold, bool)):
+        raise InvalidBody("threshold must be a number", pointer="/threshold")
+    for name in FLAGS:
+        if not isinstance(body.get(name, False), bool):
+            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
+    k = body.get("k", DEFAULT_K)
+    if not isinstance(k, int) or isinstance(k, bool):
+        raise InvalidBody("k must be an integer", pointer="/k")
+    where = None if body.get("filter") is None else parse_filter(body["filter"])
+    parts = _parts(service, live, body, files)
+    check_k(k, sum(live.gallery.mix().values()))
+    offset = _read_cursor(body["cursor"], _same(parts, mode, threshold, where)) if body.get("cursor") is not None else 0
+    _check_size(sum(len(part.pointers) for part in parts), offset, k, service.settings.max_results)
+    flags = {name: body.get(name, False) for name in FLAGS}
+    return Question(parts, k, offset, mode, threshold, where, **flags)
+
+
+def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequence[UploadFile]) -> list[Part]:
+    if "version" in body and "embeddings" not in body:
+        raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
+    parts = [_images(service, files)] if files else []
+    if "embeddings" in body or not (files or set(LISTS) & set(body)):
+        parts.append(_embeddings(service, body))
+    if "texts" in body:
+        parts.append(_texts(service, body["texts"]))
+    if "items" in body:
+        ids = _strings(service, body["items"], "items")
+        parts += [Part(*similar) for similar in embed_items(service, live, ids)]
+    return parts
+
+
+def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
+    """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
+    content = ImageContent(service.catalog, files, service.settings.max_image_pixels)
+    sight = Sight()
+    encode = embed_images(service.catalog, files, service.settings.max_image_pixels, sight)
+    pointers = _pointers("images", len(files))
+    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content, sight)
+
+
+def _embeddings(service: Runtime, body: Mapping[str, Any]) -> Part:
+    """Embeddings: only the edges of the version that made them lead to other items."""
+    listed, version = body.get("embeddings"), body.get("version")
+    if not isinstance(version, str):
+        raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
+    registered = service.catalog.named(version)
+    _check_count(service, listed, "/embeddings")
+    space = space_from_json(registered.card.space)
+    vectors = check_embeddings(listed, registered.card.dim, space, "/embeddings")
+    pointers = _pointers("embeddings", len(vectors))
+    return Part(pointers, registered.name, lambda _: vectors, frozenset(), [-1] * len(vectors))
+
+
+def _texts(service: Runtime, listed: object) -> Part:
+    """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
+    texts = _strings(service, listed, "texts")
+    for number, text in enumerate(texts):
+        with pointing(f"/texts/{number}"):
+            check_text(text)
+    encode = embed_texts(service.catalog, texts)
+    content = TextContent(service.catalog, texts)
+    return Part(_pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content)
+
+
+def _strings(service: Runtime, listed: object, name: str) -> list[str]:
+    _check_count(service, listed, f"/{name}")
+    if not isinstance(listed, list) or not listed:
+        raise InvalidBody(f"{name} must be a list of at least one string", pointer=f"/{name}")
+    for number, one in enumerate(listed):
+        if not isinstance(one, str):
+            raise InvalidBody(f"{name} must be strings", pointer=f"/{name}/{number}")
+    return listed
+
+
+def _pointers(name: str, count: int) -> list[str]:
+    return [f"/{name}/{number}" for number in range(count)]
+
+
+def _read_field(name: str, text: str) -> Any:
+    """The JSON value in a field of a form."""
+    try:
+        return parse_json(text.strip())
+    except InvalidBody as error:
+        raise InvalidBody(f'field {name} must be JSON, like 10, 0.5, true or ["a"]', pointer=f"/{name}") from error
+
+
+def _read_cursor(cursor: object, same: str) -> int:
+    """The offset in a cursor that `Question.cursor` made for the same request."""
+    try:
+        text = str(cursor)
+        offset, made_for = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if isinstance(offset, int) and 0 < offset < 1 << 53 and made_for == same:
+            return offset
+    except (ValueError, TypeError):
+        pass
+    raise InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
+
+
+def _same(parts: Sequence[Part], mode: str | None, threshold: float | None, where: Filter | None) -> str:
+    """What must not change from page to page, as far as it can be told cheaply."""
+    asked = [[part.version, list(part.pointers)] for part in parts]
+    return hashlib.sha256(json.dumps([asked, mode, threshold, repr(where)]).encode()).hexdigest()[:16]
+
+
+def _check_count(service: Runtime, listed: object, pointer: str) -> None:
+    most = service.settings.max_batch
+    if isinstance(listed, list) and len(listed) > most:
+        raise BodyTooLarge(f"{len(listed)} queries; at most {most} in one request", pointer=pointer)
+
+
+def _check_size(queries: int, offset: int, k: int, most: int) -> None:
+    if queries * (offset + k) > most:
+        legal = f"at most {most} matches in one response, so k can be {max(most // queries - offset, 0)}"
+        raise InvalidArgument(f"k is {k} for {queries} queries behind {offset} matches; {legal}", pointer="/k")

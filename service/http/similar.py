@@ -1,0 +1,99 @@
+"""More like this: stored items as queries, by the embeddings they hold or, where they hold none, by their image."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from index.encoder import BATCH
+from index.gallery import Encode
+from index.image import decode_image
+from index.space import Vectors
+from service.errors import NoImage, UnknownItem
+from service.registry.embedding import pointing
+from service.replica.feed import usable
+from service.replica.replica import Live
+from service.runtime import Runtime
+from service.store.embeddings import held_by
+from service.store.vector_codec import DamagedEmbedding, from_bytes
+
+Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int]]
+"""The fields of a `service.http.search_request.Part`."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An item that is a query: where it stands in the request, its key, image, active version, and what it holds."""
+
+    pointer: str
+    key: int
+    blob: str | None
+    active: str
+    held: Mapping[str, Vectors]
+
+
+def embed_items(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Similar]:
+    """Items as queries that do not find themselves, put together where the same versions can embed them.
+
+    An item asks as the current version if it holds an embedding of that or has an image, else as its active version,
+    whose edges then decide what it reaches.
+
+    Raises:
+        UnknownItem: names the first id that the gallery does not hold.
+    """
+    groups: defaultdict[tuple[str, frozenset[str]], list[Stored]] = defaultdict(list)
+    for stored in _read(service, live, ids):
+        able = frozenset(stored.held) | (service.catalog.encoders() if stored.blob else frozenset())
+        asking = live.current.name if live.current and live.current.name in able else stored.active
+        groups[asking, able].append(stored)
+    for (asking, able), members in groups.items():
+        encode = functools.cache(functools.partial(_encode, service, members))
+        yield [m.pointer for m in members], asking, encode, able, [m.key for m in members]
+
+
+def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
+    with service.database.read() as connection:
+        found = held_by(connection, live.id, ids)
+    for number, external_id in enumerate(ids):
+        rows = found.get(external_id)
+        if not rows:
+            raise UnknownItem(f"the gallery holds no item {external_id!r}", pointer=f"/items/{number}")
+        versions = [service.catalog.by_id(row.version_id) for row in rows]
+        held = {
+            version.name: from_bytes([row.vector], version.card.dim)[0]
+            for version, row in zip(versions, rows, strict=True)
+            if usable([row.id], [row.vector], version.card.dim)[0]
+        }
+        first = rows[0]
+        if not held and first.blob is None:
+            why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
+            raise DamagedEmbedding(why, pointer=f"/items/{number}")
+        active = service.catalog.by_id(first.active_id).name
+        yield Stored(f"/items/{number}", first.id, first.blob, active, held)
+
+
+def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vectors:
+    """What each member holds of a version, or else what the version makes of its image."""
+    missing = [member for member in members if version not in member.held]
+    made: dict[str, Vectors] = {}
+    for start in range(0, len(missing), BATCH):
+        block = missing[start : start + BATCH]
+        images = []
+        for member in block:
+            with pointing(member.pointer):
+                images.append(decode_image(_image(service, member), max_pixels=service.settings.max_image_pixels))
+        vectors = service.catalog.named(version).encoder().encode(images).vectors
+        made.update(zip((member.pointer for member in block), vectors, strict=True))
+    return np.stack([made[m.pointer] if m.pointer in made else m.held[version] for m in members])
+
+
+def _image(service: Runtime, member: Stored) -> bytes:
+    assert member.blob is not None
+    image = service.blobs.fetch(member.blob)
+    if image is None:
+        raise NoImage("the image of this item is gone, and it holds no embedding of the version that asks")
+    return image

@@ -1,0 +1,170 @@
+"""Versions: register a version folder, list, show."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from fastapi import APIRouter, Request, Response
+from sqlalchemy.exc import IntegrityError
+
+from index.archive import unpack_version
+from index.encoder import verify_version
+from index.folder import card_sha256, load_version
+from index.version import Edge, Version
+from service.errors import InvalidBody, VersionExists
+from service.http.forms import FORM, media_type, read_form
+from service.http.request_context import Change, Terms
+from service.registry.incoming import incoming_folder
+from service.registry.registry import Catalog, Registered, insert_version, registered_sha256
+from service.runtime import Runtime, Service
+from service.schemas import EdgeOut, VersionOut, Versions
+from service.store.audit import record
+from service.store.blobs import sync_all
+
+router = APIRouter(tags=["versions"])
+
+_registering = threading.Lock()
+
+
+@router.post(
+    "/versions",
+    status_code=201,
+    openapi_extra={
+        "requestBody": {
+            "content": {
+                FORM: {
+                    "schema": {
+                        "type": "object",
+                        "properties": {"archive": {"type": "string", "format": "binary"}},
+                        "required": ["archive"],
+                    }
+                }
+            }
+        }
+    },
+)
+async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionOut:
+    """Register a version folder sent as the .zip file `archive`.
+
+    Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
+    """
+    media_type(request, FORM)
+    async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
+        if not form.files:
+            raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
+        described, is_new = await service.hop(register_archive, service, form.files[0].file, terms)
+    response.status_code = terms.status(201 if is_new else 200)
+    return described
+
+
+@router.get("/versions")
+def list_all(service: Service) -> Versions:
+    """Every registered version, in order of registration."""
+    service.catalog.sync()
+    return Versions(versions=[describe(service.catalog, registered) for registered in service.catalog.all()])
+
+
+@router.get("/versions/{name}")
+def show(name: str, service: Service) -> VersionOut:
+    """One registered version."""
+    return describe(service.catalog, service.catalog.named(name))
+
+
+def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
+    """Unpack, verify and, unless it is a rehearsal, register a version archive.
+
+    One that is registered takes the place of its folder, if that was damaged meanwhile.
+
+    Returns:
+        What a user sees of the version, and whether it is new.
+
+    Raises:
+        InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
+        VersionExists: the name is taken by other content.
+    """
+    with _registering, incoming_folder(service.settings.versions) as place:
+        packed = place / "archive.zip"
+        with packed.open("wb") as stream:
+            shutil.copyfileobj(archive, stream, 1 << 20)
+        folder = place / "folder"
+        unpack_version(packed, folder)
+        given = load_version(folder)
+        service.catalog.sync()
+        with service.database.lookup() as connection:
+            known = registered_sha256(connection, given.name)
+        if known is None:
+            _register(service, folder, terms)
+        elif known != card_sha256(folder):
+            raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
+        elif service.catalog.named(given.name).problem and not terms.dry_run:
+            _restore(service, given.name, folder, place / "damaged")
+        if known is None and terms.dry_run:
+            return _described(given, given.edges, (), None), True
+    return describe(service.catalog, service.catalog.named(given.name)), known is None
+
+
+def describe(catalog: Catalog, registered: Registered) -> VersionOut:
+    """What a user sees of a version."""
+    edges = [edge for edge in catalog.graph().edges if edge.new == registered.name]
+    return _described(registered.version, edges, registered.loaded, registered.created, registered.problem)
+
+
+def _described(
+    version: Version, edges: Iterable[Edge], loaded: Sequence[str], created: float | None, problem: str = ""
+) -> VersionOut:
+    card = version.card
+    return VersionOut(
+        name=card.name,
+        dim=card.dim,
+        space=dict(card.space),
+        method=card.method,
+        metrics=dict(card.metrics),
+        side_dim=card.side_dim,
+        encoder=bool(card.encoder),
+        text=card.text,
+        loaded=list(loaded),
+        edges=[
+            EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
+            for e in edges
+        ],
+        created=created,
+        problem=problem or None,
+    )
+
+
+def _register(service: Runtime, folder: Path, terms: Change) -> None:
+    known = {registered.name: registered for registered in service.catalog.all()}
+    loaded = verify_version(folder, {name: registered.card for name, registered in known.items()})
+    if terms.dry_run:
+        return
+    sync_all([folder, *folder.rglob("*")])
+    final = service.settings.versions / loaded.name
+    with service.database.write() as connection:
+        try:
+            insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+        except IntegrityError:  # another replica's, at the same moment
+            raise VersionExists(
+                f"version {loaded.name!r} is registered since this moment", pointer="/archive"
+            ) from None
+        record(connection, terms.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
+        # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
+        shutil.rmtree(final, ignore_errors=True)
+        folder.rename(final)
+        sync_all([final.parent])
+
+
+def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
+    """Put a version's folder back as it was registered. Other processes find it so at their next start."""
+    sync_all([folder, *folder.rglob("*")])
+    final = service.settings.versions / name
+    if final.exists():
+        final.rename(damaged)
+    folder.rename(final)
+    sync_all([final.parent])
+    service.catalog.look_again(name)
+    for live in service.replica.all():
+        service.replica.refresh(live.id)

@@ -1,1 +1,0 @@
-"""The query path: what is asked, the gallery in memory, the answer."""

@@ -1,0 +1,66 @@
+"""The calibrations that gates have fitted for a gallery (`service.upgrades.gates.maps`), as they are kept.
+
+They come into force with the deployment that rests on their gate, for as long as it is tried out or current, so that
+rolling back brings the answers from before. Every function runs in its caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import Connection, delete, insert, select
+
+from index.calibration import Calibration, calibration_from_json
+from index.edge_maps import MapKey
+from index.version import EdgeKey
+from service.registry.registry import Catalog
+from service.store.tables import calibration
+
+
+def store(
+    connection: Connection,
+    catalog: Catalog,
+    gallery_id: int,
+    gate_id: int,
+    maps: Mapping[MapKey, Calibration],
+    evidence: Mapping[str, Any],
+) -> None:
+    """Keep what a gate fitted."""
+    rows = [
+        {
+            "gallery_id": gallery_id,
+            "gate_id": gate_id,
+            "query_id": catalog.named(query).id,
+            "item_id": catalog.named(held).id,
+            "origin": origin,
+            "route": [list(edge) for edge in route],
+            "map": fitted.as_json(),
+            "evidence": dict(evidence),
+        }
+        for (query, held, origin, route), fitted in maps.items()
+    ]
+    if rows:
+        connection.execute(insert(calibration), rows)
+
+
+def maps_of(connection: Connection, catalog: Catalog, gates: Sequence[int]) -> dict[MapKey, Calibration]:
+    """The maps that some gates fitted."""
+    rows = connection.execute(select(calibration).where(calibration.c.gate_id.in_(gates)).order_by(calibration.c.id))
+    return {
+        (catalog.by_id(row.query_id).name, catalog.by_id(row.item_id).name, row.origin, _route(row.route)):
+            calibration_from_json(row.map)
+        for row in rows
+    }  # fmt: skip
+
+
+def forget_edge(connection: Connection, key: EdgeKey) -> int:
+    """Delete every map that was fitted for a route along this edge; returns how many."""
+    rows = connection.execute(select(calibration.c.id, calibration.c.route)).all()
+    gone = [row.id for row in rows if list(key) in row.route]
+    connection.execute(delete(calibration).where(calibration.c.id.in_(gone)))
+    return len(gone)
+
+
+def _route(stored: Sequence[Sequence[str]]) -> tuple[EdgeKey, ...]:
+    return tuple((new, old, kind) for new, old, kind in stored)

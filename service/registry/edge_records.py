@@ -1,0 +1,97 @@
+"""The edges in SQL: what the catalog follows. A row never changes; an edge that is replaced is another row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Row, delete, insert, select
+
+from index.folder import edge_files, parse_edge, sha256
+from index.version import Edge, Version
+from service.errors import EdgeBroken
+from service.settings import Settings
+from service.store.tables import edge
+
+
+class EdgeOrigin(StrEnum):
+    """How an edge came to be known: with its version, as a folder, fitted on stored items, or claimed and verified."""
+
+    REGISTERED = "registered"
+    ADDED = "added"
+    FITTED = "fitted"
+    CLAIMED = "claimed"
+
+
+@dataclass(frozen=True)
+class Declared:
+    """An edge and what is known of its making; `id`, `created` and its place on disk are the database's to give."""
+
+    edge: Edge
+    origin: EdgeOrigin
+    made: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    created: float = 0.0
+    id: int = 0
+    problem: str = ""
+    """Why it cannot be used; it stays listed, so that it can be removed, and no query goes along it."""
+
+    def check(self) -> None:
+        """Raise EdgeBroken if it cannot be used."""
+        if self.problem:
+            new, old, kind = self.edge.key
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {self.problem}")
+
+
+def edge_ids(connection: Connection) -> list[int]:
+    """Every edge's number."""
+    return list(connection.execute(select(edge.c.id).order_by(edge.c.id)).scalars())
+
+
+def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]]:
+    """The rows of these edges that are still there."""
+    return connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)).all()
+
+
+def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Declared:
+    """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
+    place = None if row.folder is None else settings.edges / row.folder
+    files = row.files
+    if row.origin == EdgeOrigin.REGISTERED:
+        place, files = new.folder / "edges" / old, edge_files(new.card, old)
+    damaged = [name for name, expected in files.items() if place is None or not _is(place / name, expected)]
+    problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
+    made = parse_edge(row.evidence, new.name, old, place, files)
+    return Declared(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
+
+
+def insert_edge(connection: Connection, new_id: int, old_id: int, declared: Declared, folder: str | None = None) -> int:
+    """Add an edge's row and return its number; `folder`, below `Settings.edges`, is where its files will lie."""
+    values = {
+        "new_id": new_id,
+        "old_id": old_id,
+        "kind": declared.edge.kind.value,
+        "origin": declared.origin.value,
+        "evidence": declared.edge.as_json(),
+        "made": dict(declared.made),
+        "folder": folder,
+        "files": dict(declared.files),
+        "created": time.time(),
+    }
+    return int(connection.execute(insert(edge).values(values).returning(edge.c.id)).scalar_one())
+
+
+def delete_edge(connection: Connection, edge_id: int) -> None:
+    """Remove an edge's row."""
+    connection.execute(delete(edge).where(edge.c.id == edge_id))
+
+
+def _is(path: Path, expected: str) -> bool:
+    try:
+        return sha256(path) == expected
+    except OSError:
+        return False

@@ -1,0 +1,102 @@
+"""From what a request carries to embeddings: images and texts, by any version, in batches with other requests.
+
+Both functions give what `Live.search` asks for: `encode(version)`, which embeds a request's queries once a version.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+from starlette.datastructures import UploadFile
+
+from index.encoder import BATCH
+from index.errors import NoTextEntrance, RegraftError
+from index.gallery import Encode
+from index.image import Pixels, decode_image, preprocess
+from index.space import Vectors
+from index.text import Tokens
+from index.version import Preprocess
+from service.registry.encoders.batching import X
+from service.registry.registry import Catalog, Registered
+from service.registry.sight import Sight, Size
+
+DECODING = threading.BoundedSemaphore(4)
+"""How many images are decoded at a time: a decoded image may take hundreds of megabytes."""
+
+
+def read_pixels(file: UploadFile, spec: Preprocess, max_pixels: int, note: Callable[[Size], None]) -> Pixels:
+    """An uploaded image as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
+    file.file.seek(0)
+    data = file.file.read()
+    with DECODING:
+        image = decode_image(data, max_pixels=max_pixels)
+        note(image.size)
+        return preprocess(image, spec)
+
+
+def embed_images(catalog: Catalog, files: Sequence[UploadFile], max_pixels: int, sight: Sight) -> Encode:
+    """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
+
+    What a version does not see of them is noted in `sight`.
+    """
+
+    def encode(version: Registered) -> Vectors:
+        images = version.images()
+
+        def read(number: int) -> Pixels:
+            pointer, spec = f"/images/{number}", images.encoder.spec
+            with pointing(pointer):
+                note = functools.partial(sight.note, version.name, spec, pointer)
+                return read_pixels(files[number], spec, max_pixels, note)
+
+        return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
+
+    return _once_a_version(catalog, encode)
+
+
+def embed_texts(catalog: Catalog, texts: Sequence[str]) -> Encode:
+    """Embeds texts. A version without text entrance raises NoTextEntrance, a text InvalidText at `/texts/<number>`."""
+
+    def encode(version: Registered) -> Vectors:
+        if not version.card.text:
+            legal = ", ".join(sorted(catalog.text_encoders())) or "none"
+            why = f"version {version.name!r} has no text entrance (versions with one: {legal})"
+            raise NoTextEntrance(why, pointer="/texts")
+        entrance = version.texts()
+
+        def read(number: int) -> Tokens:
+            with pointing(f"/texts/{number}"):
+                return entrance.encoder.tokenize(texts[number])
+
+        return np.concatenate([entrance.queries(ready) for ready in _blocks(len(texts), read)])
+
+    return _once_a_version(catalog, encode)
+
+
+@contextmanager
+def pointing(pointer: str) -> Iterator[None]:
+    """Say which part of the request an error is about."""
+    try:
+        yield
+    except RegraftError as error:
+        error.pointer = pointer
+        raise
+
+
+def _blocks(count: int, read: Callable[[int], X]) -> Iterator[Callable[[], list[X]]]:
+    """For each block of queries the function that reads it."""
+    for start in range(0, count, BATCH):
+        numbers = range(start, min(start + BATCH, count))
+        yield functools.partial(_read_all, read, numbers)
+
+
+def _read_all(read: Callable[[int], X], numbers: range) -> list[X]:
+    return [read(number) for number in numbers]
+
+
+def _once_a_version(catalog: Catalog, encode: Callable[[Registered], Vectors]) -> Encode:
+    return functools.cache(lambda version: encode(catalog.named(version)))

@@ -1,0 +1,89 @@
+"""The encoders of one version in memory: loaded on first use, batched over requests, dropped when idle.
+
+Dropping only forgets: whoever is using an encoder keeps it until done.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from index.encoder import BATCH, Encoder
+from index.image import Pixels
+from index.space import Vectors
+from index.text import TextEncoder, Tokens
+from index.version import Version
+from service.registry.encoders.batching import Batcher, R, X, free_runs
+from service.settings import Settings
+
+T = TypeVar("T")
+
+Row = tuple[Vectors, Vectors | None]
+"""The vector (D,) and the side-information (S,) of one item."""
+
+
+class Images:
+    """The image encoder of a version. Queries and items are batched apart: a long ingest does not hold up queries."""
+
+    def __init__(self, version: Version, settings: Settings) -> None:
+        """Load it. Raises NoEncoder, InvalidVersionFolder."""
+        self.encoder = encoder = Encoder(version, settings.encoder_threads)
+        self.queries: Batcher[Pixels, Vectors] = _batcher(lambda px: encoder.vectors(np.stack(px)), settings)
+        self.items: Batcher[Pixels, list[Row]] = _batcher(self._rows, settings)
+
+    def _rows(self, pixels: Sequence[Pixels]) -> list[Row]:
+        given = self.encoder.encode_arrays(np.stack(pixels))
+        sides = [None] * len(pixels) if given.side is None else given.side
+        return list(zip(given.vectors, sides, strict=True))
+
+
+class Texts:
+    """The text entrance of a version."""
+
+    def __init__(self, version: Version, settings: Settings) -> None:
+        """Load it. Raises NoTextEntrance, InvalidVersionFolder."""
+        self.encoder = encoder = TextEncoder(version, settings.encoder_threads)
+        self.queries: Batcher[Tokens, Vectors] = _batcher(encoder.encode_tokens, settings)
+
+
+class Lazy(Generic[T]):
+    """Something made when it is first needed. Safe to share between threads."""
+
+    def __init__(self, make: Callable[[], T]) -> None:
+        self._make = make
+        self._making = threading.Lock()
+        self._made: T | None = None
+        self._used = 0.0
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is in memory."""
+        return self._made is not None
+
+    def get(self) -> T:
+        """What was made; made now if need be, by one thread while others wait for it."""
+        with self._making:
+            self._used = time.monotonic()
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def touch(self) -> None:
+        """Count this moment as a use, without making it."""
+        self._used = time.monotonic()
+
+    def drop(self, idle_seconds: float) -> None:
+        """Forget it if it has not been used for so long."""
+        with self._making:
+            if time.monotonic() - self._used >= idle_seconds:
+                self._made = None
+
+
+def _batcher(encode: Callable[[Sequence[X]], R], settings: Settings) -> Batcher[X, R]:
+    return Batcher(
+        encode, size=BATCH, wait_seconds=settings.batch_wait_ms / 1000, runs=free_runs(settings.encoder_threads)
+    )

@@ -1,0 +1,101 @@
+"""Items that hold embeddings by two versions: what an edge is fitted on, and what a claim is checked on.
+
+Embeddings that a forward edge made are left out: they say what that edge does, not what the version's encoder gives.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, Select, false, select
+
+from index.filter import value_at
+from index.space import Vectors
+from index.version import Origin
+from service.registry.registry import Registered
+from service.store.sql_arrays import blocks
+from service.store.tables import embedding, item
+from service.store.vector_codec import from_bytes, is_whole
+
+OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
+
+
+@dataclass(frozen=True)
+class Held:
+    """S items with both embeddings, `new` (S, dim) and `old` (S, dim), row by row."""
+
+    names: Sequence[str]
+    new: Vectors
+    old: Vectors
+    labels: Sequence[str] | None
+
+
+def both_held(new: Registered, old: Registered, gallery_id: int | None, *columns: Any) -> Select[Any]:
+    """SELECT of columns of live items, of one gallery or all, that hold embeddings by both versions."""
+    by_new, by_old = embedding.alias("by_new"), embedding.alias("by_old")
+    return (
+        select(
+            *(
+                columns
+                or (
+                    item.c.id,
+                    item.c.external_id,
+                    item.c.metadata,
+                    by_new.c.vector.label("new"),
+                    by_old.c.vector.label("old"),
+                )
+            )
+        )
+        .join(by_new, (by_new.c.item_id == item.c.id) & (by_new.c.version_id == new.id) & by_new.c.origin.in_(OWN))
+        .join(by_old, (by_old.c.item_id == item.c.id) & (by_old.c.version_id == old.id) & by_old.c.origin.in_(OWN))
+        .where(item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
+    )
+
+
+def draw_held(
+    connection: Connection,
+    new: Registered,
+    old: Registered,
+    *,
+    gallery_id: int | None,
+    label: str | None,
+    sample: int,
+    seed: int,
+) -> tuple[Held, int]:
+    """Up to `sample` items that hold both embeddings, and with `label` that metadata field, drawn by `seed`.
+
+    Returns:
+        The items, in the order drawn, and how many hold both embeddings, with the field or without.
+    """
+    ids = np.fromiter(connection.execute(both_held(new, old, gallery_id, item.c.id).order_by(item.c.id)).scalars(), int)
+    rows: list[Row[Any]] = []
+    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
+        found = {row.id: row for row in connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))}
+        wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
+        rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
+        if len(rows) >= sample:
+            break
+    rows = rows[:sample]
+    by_new = from_bytes([row.new for row in rows], new.card.dim)
+    by_old = from_bytes([row.old for row in rows], old.card.dim)
+    labels = None if label is None else [json.dumps(value_at(row.metadata, label), sort_keys=True) for row in rows]
+    return Held([row.external_id for row in rows], by_new, by_old, labels), len(ids)
+
+
+def _labelled(row: Row[Any], label: str) -> bool:
+    return value_at(row.metadata, label) is not None
+
+
+def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> Sequence[Row[Any]]:
+    """(external_id, blob) of up to `limit` live items of a gallery that have an image, drawn by `seed`."""
+    has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
+    ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), int)
+    drawn = np.random.default_rng(seed).permutation(ids)[:limit].tolist()
+    found: list[Row[Any]] = []
+    for block in blocks(drawn):
+        found.extend(connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block))))
+    return found

@@ -1,0 +1,86 @@
+"""Placement: the version each live item is active in.
+
+It is the one, of those the item holds an embedding of, that queries of the current version reach best: the current
+version itself, else by the route that measured best, `dual` last. So an item's place follows from the current version
+and what the item holds, and a rollback restores exactly what was before without computing an embedding.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, case, exists, false, func, select, update
+
+from index.errors import NoRoute
+from index.graph import Graph, Route
+from service.registry.registry import Catalog, Registered
+from service.store.repository import live_mix, take_seq
+from service.store.tables import embedding, item
+
+
+def activate(
+    connection: Connection, catalog: Catalog, gallery_id: int, current: Registered, graph: Graph | None = None
+) -> int:
+    """Put every live item where it belongs once `current` is the current version; returns how many moved."""
+    places = {held.id: place for place, held in enumerate(preference(catalog, current, graph))}
+    rank = case(places, value=embedding.c.version_id, else_=len(places))
+    live = item.alias("live")
+    held = (
+        select(
+            live.c.id,
+            live.c.active_id,
+            embedding.c.version_id,
+            func.row_number().over(partition_by=live.c.id, order_by=rank).label("place"),
+        )
+        .join(embedding, embedding.c.item_id == live.c.id)
+        .where(live.c.gallery_id == gallery_id, live.c.deleted == false())
+        .subquery("held")
+    )
+    moving = (
+        select(held.c.id, held.c.version_id, func.row_number().over(order_by=held.c.id).label("number"))
+        .where(held.c.place == 1, held.c.version_id != held.c.active_id)
+        .subquery("moving")
+    )
+    first = take_seq(connection, gallery_id, 0)
+    values = {"active_id": moving.c.version_id, "seq": first - 1 + moving.c.number}
+    moved = connection.execute(update(item).where(item.c.id == moving.c.id).values(values)).rowcount
+    take_seq(connection, gallery_id, moved)
+    return moved
+
+
+def preference(catalog: Catalog, current: Registered, graph: Graph | None = None) -> list[Registered]:
+    """Every version, the one whose items image queries of `current` reach best first, those out of reach last."""
+
+    def rank(held: Registered) -> tuple[int, float, int, int]:
+        route = route_to(catalog, current, held, graph)
+        if route is None:
+            return 2, 0.0, 0, -held.id
+        if route.dual:
+            return 1, 0.0, 0, -held.id
+        return 0, -route.measured, len(route.edges), -held.id
+
+    return sorted(catalog.all(), key=rank)
+
+
+def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, current: Registered) -> None:
+    """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
+
+    An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
+    """
+    reached = {held.id for held in catalog.all() if route_to(catalog, current, held) is not None}
+    if live_mix(connection, gallery_id).keys() <= reached:  # as a rule, and it saves a look at every item
+        return
+    in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
+    stuck = live_mix(connection, gallery_id, item.c.active_id.not_in(reached), ~in_reach)
+    lost = [f"{catalog.by_id(version_id).name!r} ({items} items)" for version_id, items in stuck.items()]
+    if lost:
+        raise NoRoute(
+            f"no route leads from queries of {current.name!r} to items of {', '.join(sorted(lost))}", pointer="/version"
+        )
+
+
+def route_to(catalog: Catalog, current: Registered, held: Registered, graph: Graph | None = None) -> Route | None:
+    """How image queries reach items of `held`; a version without encoder takes no images, so `dual` cannot help it.
+
+    `graph`: the edges to go by, by default those there are.
+    """
+    encoders = catalog.encoders() if current.card.encoder else frozenset[str]()
+    return (graph or catalog.graph()).route(current.name, held.name, encoders)

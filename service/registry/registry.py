@@ -1,0 +1,317 @@
+"""The registered versions, as this process has loaded them: folder, database id, and the encoders while needed.
+
+A version whose folder is not what was registered is set aside, at the start or once that is noticed: what SQL holds of
+it stays valid, its card and the items that lie in it, and so does an encoder in memory, but nothing is read from its
+folder any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any, cast
+
+from sqlalchemy import Connection, Row, insert, select
+
+from index.encoder import Encoder
+from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
+from index.folder import card_sha256, load_version, parse_card
+from index.graph import Graph, Route
+from index.version import Card, Edge, EdgeKey, EdgeKind, Version
+from service.errors import EdgeBroken, UnknownVersion, VersionBroken
+from service.registry.edge_records import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
+from service.registry.encoders.modalities import Images, Lazy, Texts
+from service.settings import Settings
+from service.store.database import Database
+from service.store.tables import version
+
+logger = logging.getLogger(__name__)
+
+
+class Registered:
+    """One registered version; `problem` says why it is set aside."""
+
+    def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
+        self.id: int = row.id
+        self.card_sha256: str = row.card_sha256
+        self.created: float = row.created
+        self.problem = problem
+        self.version = loaded
+        self._lazy: dict[str, Lazy[Any]] = {
+            "images": Lazy(lambda: Images(loaded, settings)),
+            "texts": Lazy(lambda: Texts(loaded, settings)),
+        }
+
+    @property
+    def name(self) -> str:
+        """The version's name."""
+        return self.version.name
+
+    @property
+    def card(self) -> Card:
+        """The version's card."""
+        return self.version.card
+
+    def check(self) -> None:
+        """Raise VersionBroken if it is set aside."""
+        if self.problem:
+            raise VersionBroken(f"version {self.name!r} is set aside, its folder is damaged: {self.problem}")
+
+    def set_aside(self, problem: str) -> None:
+        """Read nothing from its folder any more."""
+        logger.error("action=version_set_aside version=%s reason=%r", self.name, problem)
+        self.problem = problem
+
+    def check_folder(self) -> None:
+        """Hash every file of its folder; one that is not what was registered sets it aside. Raises VersionBroken."""
+        self.check()
+        try:
+            load_version(self.version.folder, expect_card=self.card_sha256)
+        except (InvalidVersionFolder, OSError) as error:
+            self.set_aside(str(error))
+            self.check()
+
+    @contextmanager
+    def opening(self) -> Iterator[None]:
+        """While something of its folder is opened: a file that changed sets the version aside. Raises VersionBroken."""
+        try:
+            yield
+        except ChangedOnDisk as error:
+            self.set_aside(error.message)
+            raise VersionBroken(f"version {self.name!r} is set aside: {error.message}") from error
+        except InvalidVersionFolder as error:  # the files are whole: it may be short of memory, and open the next time
+            raise VersionBroken(f"version {self.name!r} cannot be opened: {error.message}") from error
+
+    def images(self) -> Images:
+        """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images, VersionBroken."""
+        return cast(Images, self._open("images"))
+
+    def encoder(self) -> Encoder:
+        """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
+        return self.images().encoder
+
+    def texts(self) -> Texts:
+        """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
+        return cast(Texts, self._open("texts"))
+
+    def opens(self, entrance: str) -> bool:
+        """Whether `images` or `texts` can be had, as far as is known: in memory, or in a folder that is not damaged."""
+        return not self.problem or self._lazy[entrance].loaded
+
+    def _open(self, entrance: str) -> Any:
+        if not self.opens(entrance):
+            self.check()
+        with self.opening():
+            return self._lazy[entrance].get()
+
+    @property
+    def loaded(self) -> list[str]:
+        """Which of its encoders are in memory: `images`, `texts`."""
+        return [name for name, lazy in self._lazy.items() if lazy.loaded]
+
+    def rest(self, needed: bool, idle_seconds: float) -> None:
+        """Forget the encoders if nobody has needed or used them for so long."""
+        for lazy in self._lazy.values():
+            if needed:
+                lazy.touch()
+            lazy.drop(idle_seconds)
+
+
+class Catalog:
+    """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
+
+    Another process may register more versions: an unknown one is looked for in SQL first. What edges there are is asked
+    by whoever depends on it: the replica each time it looks for news, and each change of a gallery or of an edge.
+    """
+
+    def __init__(self, database: Database, settings: Settings) -> None:
+        self._database = database
+        self._settings = settings
+        self._loading = threading.Lock()
+        self._by_id: dict[int, Registered] = {}
+        self._by_name: dict[str, Registered] = {}
+        self._edges: tuple[Declared, ...] = ()
+        self._graph = Graph()
+
+    def sync(self) -> None:
+        """Load the versions registered since the last time, then the edges that came, and forget those that went."""
+        with self._loading:
+            with self._database.lookup() as connection:
+                ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
+                rows = registered_rows(connection)
+            for row in (row for row in rows if row.id not in self._by_id):
+                self._by_id[row.id] = self._load(row)
+            self._follow_edges(ids)
+            # Last: whoever finds a version by its name finds its edges too.
+            self._by_name = {registered.name: registered for registered in self._by_id.values()}
+
+    def _load(self, row: Row[*tuple[Any, ...]]) -> Registered:
+        folder = self._settings.versions / row.name
+        try:
+            loaded = load_version(folder, expect_card=row.card_sha256)
+        except (RegraftError, OSError) as error:
+            logger.error("action=version_set_aside version=%s reason=%r", row.name, str(error))  # noqa: TRY400
+            return Registered(row, Version(parse_card(row.card), folder), self._settings, str(error))
+        return Registered(row, loaded, self._settings)
+
+    def look_again(self, name: str) -> None:
+        """Take a version that was set aside back, now that its folder is whole; and look at all damaged edges again.
+
+        Raises:
+            InvalidVersionFolder: it is not what was registered.
+        """
+        with self._loading:
+            with self._database.lookup() as connection:
+                (row,) = (row for row in registered_rows(connection) if row.name == name)
+            load_version(self._settings.versions / name, expect_card=row.card_sha256)
+            self._by_id[row.id].problem = ""
+            self._look_again_at_edges()
+
+    def retry(self, target: Registered) -> None:
+        """Take a version and the edges to it back, those that are whole again: for a worker, which waits for them."""
+        if target.problem:
+            with suppress(InvalidVersionFolder):
+                self.look_again(target.name)
+        if any(declared.problem and declared.edge.new == target.name for declared in self._edges):
+            with self._loading:
+                self._look_again_at_edges()
+
+    def _look_again_at_edges(self) -> None:
+        with self._database.lookup() as connection:
+            ids = edge_ids(connection)
+        self._edges = tuple(declared for declared in self._edges if not declared.problem)
+        self._follow_edges(ids)
+
+    def sync_edges(self) -> None:
+        """The same as `sync`, if any edge came or went."""
+        with self._database.lookup() as connection:
+            ids = edge_ids(connection)
+        if set(ids) != {declared.id for declared in self._edges}:
+            self.sync()
+
+    def _follow_edges(self, ids: Sequence[int]) -> None:
+        known = {declared.id: declared for declared in self._edges}
+        if set(ids) == set(known):
+            return
+        with self._database.lookup() as connection:
+            rows = edge_rows(connection, set(ids) - set(known))
+        for row in rows:
+            new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
+            known[row.id] = open_edge(row, new, old, self._settings)
+            if known[row.id].problem:
+                logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
+        self._know(tuple(known[number] for number in ids if number in known))
+
+    @contextmanager
+    def opening(self, edge: Edge) -> Iterator[None]:
+        """While an edge is opened: one whose files changed is in no graph from now on. Raises EdgeBroken."""
+        new, old, kind = edge.key
+        try:
+            yield
+        except ChangedOnDisk as error:
+            self._set_aside(edge, error.message)
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {error.message}") from error
+        except InvalidVersionFolder as error:
+            raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
+
+    def _set_aside(self, edge: Edge, problem: str) -> None:
+        logger.error("action=edge_set_aside edge=%s reason=%r", edge.key, problem)
+        with self._loading:
+            for declared in self._edges:
+                # The edges a version came with lie in its folder, which is not what was registered any more either.
+                if declared.edge == edge and declared.origin is EdgeOrigin.REGISTERED:
+                    self._by_name[edge.new].set_aside(problem)
+            self._know(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
+
+    def _know(self, edges: tuple[Declared, ...]) -> None:
+        self._edges = edges
+        self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
+
+    def all(self) -> list[Registered]:
+        """The versions this process knows, in order of registration."""
+        return sorted(self._by_id.values(), key=lambda registered: registered.id)
+
+    def named(self, name: str) -> Registered:
+        """The version of a name. Raises UnknownVersion."""
+        if name not in self._by_name:
+            self.sync()
+        if name not in self._by_name:
+            legal = ", ".join(sorted(self._by_name)) or "none"
+            raise UnknownVersion(f"version {name!r} is not registered (registered: {legal})", pointer="/version")
+        return self._by_name[name]
+
+    def by_id(self, version_id: int) -> Registered:
+        """The version of a database id, which a row refers to."""
+        if version_id not in self._by_id:
+            self.sync()
+        return self._by_id[version_id]
+
+    def encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode images."""
+        return frozenset(r.name for r in self.all() if r.card.encoder and r.opens("images"))
+
+    def text_encoders(self) -> frozenset[str]:
+        """Names of the versions that can encode texts."""
+        return frozenset(r.name for r in self.all() if r.card.text and r.opens("texts"))
+
+    def rest(self, needed: Collection[str] = ()) -> None:
+        """Forget the encoders that have been idle for long; those of versions in `needed` are not."""
+        for registered in self.all():
+            registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
+
+    def edges(self) -> tuple[Declared, ...]:
+        """All declared edges, in the order in which they were; those with a `problem` are in no graph.
+
+        The same tuple as long as none came, went or was set aside.
+        """
+        return self._edges
+
+    def item_edges_to(self, target: Registered) -> list[Declared]:
+        """The item edges that lead to a version by now, also those with a `problem`."""
+        self.sync_edges()
+        leading = (declared for declared in self._edges if declared.edge.new == target.name)
+        return [declared for declared in leading if declared.edge.kind is EdgeKind.FORWARD]
+
+    def edge(self, key: EdgeKey) -> Declared | None:
+        """The edge of this key, if there is one."""
+        return next((declared for declared in self._edges if declared.edge.key == key), None)
+
+    def graph(self) -> Graph:
+        """All declared edges, as what leads where."""
+        return self._graph
+
+    def route(self, new: str, old: str) -> Route | None:
+        """How image queries of version `new` reach items of `old`."""
+        return self._graph.route(new, old, self.encoders())
+
+    def needed(self, query_version: str, live: Iterable[str]) -> set[str]:
+        """Names of the versions that embed image queries of one version to reach items of the `live` ones."""
+        routes = (self.route(query_version, version) for version in live)
+        return {query_version, *(name for route in routes if route is not None for name in route.encoders)}
+
+
+def registered_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
+    """Every registered version's row, in order of registration."""
+    return connection.execute(select(version).order_by(version.c.id)).all()
+
+
+def registered_sha256(connection: Connection, name: str) -> str | None:
+    """The card's sha256 of a registered version, None when there is none of this name."""
+    return connection.execute(select(version.c.card_sha256).where(version.c.name == name)).scalar()
+
+
+def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[int]) -> None:
+    """Add the rows of a version and its edges; `old_ids` are the database ids of the edges' old versions."""
+    values = {
+        "name": loaded.name,
+        "card": loaded.card.as_json(),
+        "card_sha256": card_sha256(loaded.folder),
+        "created": time.time(),
+    }
+    new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
+    for declared, old_id in zip(loaded.edges, old_ids, strict=True):
+        insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))

@@ -1,0 +1,193 @@
+"""Trials: what a shadow or canary is asked to do, what it has counted, and when that is too much.
+
+Counts of several processes add up in the database, so a report is sums and histograms only: its size does not grow
+with the number of queries. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Self
+
+from pydantic import Field
+from sqlalchemy import Connection, insert, select, update
+
+from service.registry.registry import Catalog, Registered
+from service.schemas import Body
+from service.store.tables import deployment, trial_report
+
+SHADOW, CANARY = "shadow", "canary"
+
+STEP = 1.1
+"""Each bucket of a latency histogram is this much wider than the one before: a quantile is right to about 5 %."""
+ERRORS_KEPT = 5
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class ShadowIn(Body):
+    """A shadow: the share of queries that both versions answer."""
+
+    share: Share = 1.0
+
+
+class CanaryIn(Body):
+    """A canary: the share of queries that the new version answers, and the limits beyond which it is rolled back.
+
+    The limits are looked at once the new version has answered `min_queries`.
+    """
+
+    share: Share = 0.05
+    max_error_rate: Annotated[float | None, Field(ge=0, le=1)] = None
+    max_p99_ms: Annotated[float | None, Field(gt=0)] = None
+    min_queries: Annotated[int, Field(ge=1)] = 100
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The trial a gallery's queries take part in."""
+
+    deployment: int
+    version: Registered
+    phase: str
+    settings: Mapping[str, Any]
+
+    @property
+    def share(self) -> float:
+        """The share of queries that take part, in (0, 1]."""
+        return float(self.settings["share"])
+
+
+@dataclass
+class Tally:
+    """Sums of one phase: plain counts, latency histograms of the old and the new version, and the last errors."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    latency: dict[str, Counter[int]] = field(default_factory=lambda: {"old": Counter(), "new": Counter()})
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, **amounts: float) -> None:
+        """Add to counts."""
+        for name, amount in amounts.items():
+            self.counts[name] += amount  # type: ignore[assignment]  # sums of overlaps are fractions
+
+    def took(self, side: str, seconds: float) -> None:
+        """One answer of the old or new version."""
+        self.latency[side][bucket(seconds * 1000)] += 1
+
+    def fail(self, error: Exception) -> None:
+        """One query that the new version could not answer."""
+        self.add(errors=1)
+        text = f"{type(error).__name__}: {error}"[:500]
+        self.errors = [*self.errors, {"at": time.time(), "error": text}][-ERRORS_KEPT:]
+
+    def as_json(self) -> dict[str, Any]:
+        """What is stored."""
+        latency = {side: {str(b): n for b, n in found.items()} for side, found in self.latency.items()}
+        return {"counts": dict(self.counts), "latency": latency, "errors": self.errors}
+
+    def __iadd__(self, other: Tally) -> Self:
+        self.counts.update(other.counts)
+        for side, found in other.latency.items():
+            self.latency[side].update(found)
+        self.errors = [*self.errors, *other.errors][-ERRORS_KEPT:]
+        return self
+
+
+def tally_from_json(value: Mapping[str, Any]) -> Tally:
+    """What is stored -> sums."""
+    latency = {side: Counter({int(b): n for b, n in found.items()}) for side, found in value["latency"].items()}
+    return Tally(Counter(value["counts"]), latency, list(value["errors"]))
+
+
+def bucket(milliseconds: float) -> int:
+    """The number of the histogram bucket of a time above 0."""
+    return math.floor(math.log(max(milliseconds, 1e-3)) / math.log(STEP))
+
+
+def quantile(histogram: Mapping[int, int], q: float) -> float | None:
+    """The time below which a share `q` of the answers lies, None without any."""
+    left = q * sum(histogram.values())
+    for number in sorted(histogram):
+        left -= histogram[number]
+        if left <= 1e-9:
+            return float(STEP ** (number + 0.5))
+    return None
+
+
+def summary(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user sees of a stored report."""
+    tally = tally_from_json(report)
+    counts, compared = tally.counts, tally.counts["compared"]
+    answered = counts["new"]
+    return {
+        "queries": {"old": int(counts["old"]), "new": int(answered)},
+        "errors": int(counts["errors"]),
+        "error_rate": counts["errors"] / answered if answered else None,
+        "dropped": int(counts["dropped"]),
+        "compared": int(compared),
+        "overlap": counts["overlap"] / compared if compared else None,
+        "rank_correlation": counts["rank_correlation"] / counts["correlated"] if counts["correlated"] else None,
+        "first_match_flips": int(counts["flips"]),
+        "latency_ms": {
+            side: {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99)} for side, found in tally.latency.items()
+        },
+        "last_errors": tally.errors,
+    }
+
+
+def exceeded(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | None:
+    """Which of its limits a canary has passed, in words; None while it holds them or has answered too little."""
+    found = summary(report)
+    answered, rate, p99 = found["queries"]["new"], found["error_rate"], found["latency_ms"]["new"]["p99"]
+    if answered < settings.get("min_queries", 1):
+        return None
+    most, slowest = settings.get("max_error_rate"), settings.get("max_p99_ms")
+    if most is not None and rate > most:
+        return f"error rate {rate:.1%} of {answered} queries is above the limit of {most:.1%}"
+    if slowest is not None and p99 is not None and p99 > slowest:
+        return f"p99 latency {p99:.1f} ms of {answered} queries is above the limit of {slowest:g} ms"
+    return None
+
+
+def deployed(connection: Connection, catalog: Catalog, gallery_id: int) -> tuple[Trial | None, tuple[int, ...]]:
+    """The trial that is running in a gallery, and the gates that what is current or tried out there rests on."""
+    active = deployment.c.state.in_((SHADOW, CANARY, "current"))
+    rows = connection.execute(
+        select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
+    ).all()
+    trials = [Trial(row.id, catalog.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
+    trial = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
+    return trial, tuple(row.gate_id for row in rows if row.gate_id is not None)
+
+
+def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str, Any]]:
+    """What the trials of a deployment have counted since they began, by phase."""
+    rows = connection.execute(select(trial_report).where(trial_report.c.deployment_id == deployment_id))
+    return {row.phase: row.report for row in rows}
+
+
+def add_tally(
+    connection: Connection, deployment_id: int, phase: str, tally: Tally
+) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Add counts to a report; returns the trial's settings and the report, None when it is over."""
+    # The lock keeps two processes from adding to what the other is about to replace.
+    running = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
+    trial = connection.execute(running.with_for_update()).first()
+    if trial is None:
+        return None
+    same = (trial_report.c.deployment_id == deployment_id, trial_report.c.phase == phase)
+    stored = connection.execute(select(trial_report.c.report).where(*same)).scalar()
+    total = tally_from_json(stored) if stored else Tally()
+    total += tally
+    report = total.as_json()
+    if stored is None:
+        values = {"deployment_id": deployment_id, "phase": phase, "report": report}
+        connection.execute(insert(trial_report).values(values))
+    else:
+        connection.execute(update(trial_report).where(*same).values(report=report))
+    return trial.settings, report

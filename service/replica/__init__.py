@@ -1,0 +1,1 @@
+"""Replica of the service."""

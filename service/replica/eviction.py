@@ -1,0 +1,57 @@
+"""Unloading: encoders that no gallery of this process needs are forgotten after a while.
+
+A version is needed while it is current, and while queries reach some shard only with its help (`dual`, `slerp`). What
+a gate or an ingest uses is in use anyway, and counts as idle only from its last use on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from service.registry.registry import Catalog
+from service.replica.replica import Live, Replica
+
+logger = logging.getLogger(__name__)
+
+LOOKS_PER_IDLE = 4
+MOST_SECONDS = 30.0
+"""The longest pause between two looks."""
+
+
+class Rester:
+    """A thread that looks now and then which encoders are needed."""
+
+    def __init__(self, catalog: Catalog, replica: Replica, idle_seconds: float) -> None:
+        self._catalog = catalog
+        self._replica = replica
+        self._pause = min(idle_seconds / LOOKS_PER_IDLE, MOST_SECONDS)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rester", daemon=True)
+
+    def start(self) -> None:
+        """Begin looking."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop and wait for it."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._pause):
+            try:
+                self._catalog.rest(needed(self._catalog, self._replica.all()))
+            except Exception:  # a look that fails unloads nothing; the next one may succeed
+                logger.exception("action=rest_failed")
+
+
+def needed(catalog: Catalog, lives: list[Live]) -> set[str]:
+    """Names of the versions that queries of these galleries must be embedded by."""
+    names: set[str] = set()
+    for live in lives:
+        if (current := live.current) is None:
+            continue
+        names |= catalog.needed(current.name, live.gallery.mix())
+        names |= {live.trial.version.name} if live.trial else set()
+    return names

@@ -1,0 +1,296 @@
+"""The replica: follows every gallery's change feed and keeps it searchable in memory.
+
+`Live` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one step, so
+a query sees a deployment and the items it moved together or not at all. A thread looks for news of other processes;
+this process calls `refresh` after its own writes, so that whoever wrote reads it back.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy import Row
+
+from index.errors import ModeUnavailable, NoRoute, RegraftError
+from index.filter import Filter
+from index.found import Degraded, Found
+from index.gallery import Encode, Gallery
+from index.version import EdgeKey
+from service.errors import NoCurrentVersion, UnknownGallery
+from service.registry.calibrations import maps_of
+from service.registry.edge_records import Declared
+from service.registry.registry import Catalog, Registered
+from service.registry.rollout_records import Trial, deployed
+from service.replica.feed import Blocks, sort
+from service.store.database import Database
+from service.store.repository import all_galleries, changes, gallery_row
+
+logger = logging.getLogger(__name__)
+
+LOGGED = 10
+"""Keys of items left out that the log names."""
+SWITCHING_SECONDS = 0.001
+"""How long a query waits before it looks again whether a deployment has been applied."""
+
+
+class Live:
+    """One gallery in memory, at position `seq` of its change feed."""
+
+    def __init__(self, row: Row[Any]) -> None:
+        self.id: int = row.id
+        self.name: str = row.name
+        self.created: float = row.created
+        self.gallery = Gallery()
+        self.current: Registered | None = None
+        self.seq = 0
+        self.trial: Trial | None = None
+        # The gates whose calibrations are in force.
+        self.gates: tuple[int, ...] = ()
+        self.declared: set[int] = set()
+        # What the catalog said of edges when the gallery was told last, and the number of each edge it knows.
+        self.told: tuple[Declared, ...] | None = None
+        self.edges: dict[EdgeKey, int] = {}
+        self.declaring = threading.Lock()
+        # Items whose active embedding cannot be used: key -> version and why. Reported with every answer.
+        self.missing: dict[int, tuple[str, str]] = {}
+        self.applying = threading.Lock()
+        # Odd while the current version is being switched; an answer is good if it did not change meanwhile.
+        self._turn = 0
+
+    def search(
+        self,
+        version: str | None,
+        encode: Encode,
+        k: int,
+        encoders: frozenset[str],
+        strict: bool,
+        mode: str | None = None,
+        where: Filter | None = None,
+    ) -> Answer:
+        """`Gallery.search` by `version` or else the current one, never across the moment of a deployment.
+
+        Raises:
+            NoCurrentVersion: no version was named and none is deployed.
+        """
+        while True:
+            turn, asking = self._turn, version or self._current_name()
+            try:
+                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict, mode=mode, where=where)
+            except (NoRoute, ModeUnavailable):
+                if turn == self._turn and turn % 2 == 0:
+                    raise
+            else:
+                if turn == self._turn and turn % 2 == 0:
+                    return Answer(asking, found, (*found.degraded, *self._missing_by_version()))
+            time.sleep(SWITCHING_SECONDS)
+
+    @contextmanager
+    def switching(self, current: Registered | None) -> Iterator[None]:
+        """Make `current` the current version together with what the body applies."""
+        if current is self.current:
+            yield
+            return
+        self._turn += 1
+        try:
+            yield
+            self.current = current
+        finally:
+            self._turn += 1
+
+    def _current_name(self) -> str:
+        if self.current is None:
+            raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
+        return self.current.name
+
+    def _missing_by_version(self) -> Iterable[Degraded]:
+        counted = Counter(list(self.missing.values()))
+        return (Degraded(version, n, why) for (version, why), n in counted.items())
+
+
+class Answer:
+    """What a search found, the version that asked, and everything that could not be asked."""
+
+    def __init__(self, version: str, found: Found, degraded: tuple[Degraded, ...]) -> None:
+        self.version = version
+        self.found = found
+        self.degraded = degraded
+
+
+class Replica:
+    """Every gallery, live."""
+
+    def __init__(self, database: Database, catalog: Catalog, poll_seconds: float) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._poll_seconds = poll_seconds
+        self._by_id: dict[int, Live] = {}
+        self._by_name: dict[str, Live] = {}
+        self._discovering = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
+        self.failure: str | None = None
+        """Why the feed could not be followed at the last attempt."""
+
+    def start(self) -> None:
+        """Load every gallery, then keep following."""
+        self._catalog.sync()
+        for failure in self._look():
+            raise failure
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop following and wait for it."""
+        self._stop.set()
+        self._thread.join()
+
+    def all(self) -> list[Live]:
+        """Every gallery, in order of creation."""
+        return sorted(self._by_id.values(), key=lambda live: live.id)
+
+    def find(self, name: str) -> Live:
+        """The gallery of a name. Raises UnknownGallery."""
+        if name not in self._by_name:
+            self._look()
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise UnknownGallery(f"there is no gallery {name!r}") from None
+
+    def refresh(self, gallery_id: int) -> None:
+        """Apply everything committed before this call; a gallery that is gone is forgotten."""
+        live = self._by_id.get(gallery_id)
+        if live is None:
+            self._look()
+        elif not self._catch_up(live):
+            self.forget(gallery_id)
+
+    def declare(self, live: Live) -> None:
+        """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
+        with live.declaring:
+            told = self._catalog.edges()  # before the versions, so that both ends of each edge are among them
+            for registered in self._catalog.all():
+                if registered.id not in live.declared:
+                    # The edges a version came with may have been removed since; those there are follow.
+                    live.gallery.declare(replace(registered.version, edges=()))
+                    live.declared.add(registered.id)
+            # One that was opened before its files changed is as good as ever.
+            known = {d.edge.key: d for d in told if not d.problem or live.edges.get(d.edge.key) == d.id}
+            for key in set(live.edges) - set(known):
+                live.gallery.remove_edge(key)
+                del live.edges[key]
+            for key, declared in known.items():
+                if live.edges.get(key) != declared.id:
+                    self._add_edge(live, declared)
+            live.told = told
+
+    def _add_edge(self, live: Live, declared: Declared) -> None:
+        key = declared.edge.key
+        try:
+            with self._catalog.opening(declared.edge):
+                live.gallery.add_edge(declared.edge)
+            live.edges[key] = declared.id
+        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
+            logger.exception("action=edge_not_opened gallery=%s edge=%s", live.name, key)
+            live.gallery.remove_edge(key)
+            live.edges.pop(key, None)
+
+    def forget(self, gallery_id: int) -> None:
+        """Drop a deleted gallery."""
+        live = self._by_id.pop(gallery_id, None)
+        if live is not None and self._by_name.get(live.name) is live:
+            del self._by_name[live.name]
+
+    def _follow(self) -> None:
+        while not self._stop.wait(self._poll_seconds):
+            failures = self._attempt()
+            if failures and self.failure is None:
+                logger.error("the replica cannot follow the change feed", exc_info=failures[0])
+            self.failure = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
+
+    def _attempt(self) -> list[Exception]:
+        try:
+            return self._look()
+        except Exception as error:  # whatever it was, it may be over the next time
+            return [error]
+
+    def _look(self) -> list[Exception]:
+        """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
+        failures: list[Exception] = []
+        with self._discovering:
+            try:
+                self._catalog.sync_edges()
+            except Exception as error:  # queries go on along the edges there were
+                failures.append(error)
+            with self._database.lookup() as connection:
+                rows = {row.id: row for row in all_galleries(connection)}
+            for gone in set(self._by_id) - set(rows):
+                self.forget(gone)
+            for row in rows.values():
+                try:
+                    self._follow_one(row)
+                except Exception as error:  # one damaged gallery must not hold up the others
+                    failures.append(error)
+        return failures
+
+    def _follow_one(self, row: Row[Any]) -> None:
+        live = self._by_id.get(row.id)
+        if live is None:
+            self._open(row)
+        elif live.seq != row.next_seq - 1 or row.current_id != (live.current and live.current.id):
+            self._catch_up(live)
+        elif live.told is not self._catalog.edges():
+            self.declare(live)
+
+    def _open(self, row: Row[Any]) -> None:
+        """Build a gallery and only then let queries find it."""
+        live = Live(row)
+        if self._catch_up(live, building=True):
+            self._by_id[live.id] = live
+            self._by_name[live.name] = live
+
+    def _catch_up(self, live: Live, *, building: bool = False) -> bool:
+        """Read one snapshot behind `live.seq` and apply it. False: the gallery is gone."""
+        with live.applying:
+            with self._database.read() as connection:
+                row = gallery_row(connection, live.id)
+                if row is None:
+                    return False
+                current = None if row.current_id is None else self._catalog.by_id(row.current_id)
+                trial, gates = deployed(connection, self._catalog, live.id)
+                maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
+                blocks: Blocks = changes(connection, live.id, live.seq)
+                if building:
+                    # Nobody watches yet: a block at a time bounds the memory.
+                    for block in blocks:
+                        self._apply(live, [block])
+                    blocks = ()
+                blocks = list(blocks)
+            with live.switching(current):
+                self._apply(live, blocks)
+                live.trial = trial
+                if maps is not None:
+                    live.gallery.calibrate(maps)
+                    live.gates = gates
+                live.seq = row.next_seq - 1
+            return True
+
+    def _apply(self, live: Live, blocks: Blocks) -> None:
+        found = sort(self._catalog, blocks)
+        self.declare(live)
+        live.gallery.apply(found.placed, found.removed, found.metadata)
+        for key in found.changed():
+            live.missing.pop(key, None)
+        if found.missing:
+            some = sorted(found.missing)[:LOGGED]
+            why = "; ".join(sorted({reason for _, reason in found.missing.values()}))
+            logger.error(
+                "action=items_left_out gallery=%s items=%s keys=%s: %s", live.name, len(found.missing), some, why
+            )
+            live.missing.update(found.missing)

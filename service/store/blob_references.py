@@ -1,0 +1,83 @@
+"""What refers to stored images: the one place that knows every column that does.
+
+A key is drawn for one row and named by no other, so whoever deletes a row may remove its image; only a search for what
+is left over or lost has to ask here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Column, Connection, FromClause, Select, select
+
+from service.store.blobs import Blobs
+from service.store.database import Database
+from service.store.repository import STREAMED
+from service.store.tables import evaluation, evaluation_entry, gallery, item
+
+SOME = 50
+"""How many images of each kind are looked for, to know a store that has no marker."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A row that names an image: `of` is "item" or "evaluation", `owner` what a user calls it."""
+
+    key: str
+    of: str
+    owner: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """A `column` that names images, `of` such a thing.
+
+    `owner` is what a user calls a row of `rows`, with the values of `told` in it; those last written have the greatest
+    `newest`.
+    """
+
+    column: Column[Any]
+    of: str
+    rows: FromClause
+    owner: str
+    told: tuple[Column[Any], ...]
+    newest: Column[Any]
+
+
+SOURCES = (
+    Source(item.c.blob, "item", item.join(gallery), "{}/{}", (gallery.c.name, item.c.external_id), item.c.id),
+    Source(
+        evaluation_entry.c.blob,
+        "evaluation",
+        evaluation_entry.join(evaluation).join(gallery),
+        "{}, evaluation {}, entry {}",
+        (gallery.c.name, evaluation.c.id, evaluation_entry.c.number),
+        evaluation_entry.c.evaluation_id,
+    ),
+)
+"""Every column that names an image."""
+
+
+def references(connection: Connection) -> Iterator[Reference]:
+    """Every row that names an image; one snapshot if the connection is in one."""
+    for source in SOURCES:
+        named = select(source.column, *source.told).select_from(source.rows).where(source.column.is_not(None))
+        for key, *told in connection.execute(named, execution_options=STREAMED):
+            yield Reference(key, source.of, source.owner.format(*told))
+
+
+def open_blobs(database: Database, url: str) -> Blobs:
+    """The store of the images that rows of this database name."""
+
+    def named() -> list[str]:
+        with database.lookup() as connection:
+            return [key for source in SOURCES for key in connection.execute(_newest(source)).scalars()]
+
+    return Blobs(url, named)
+
+
+def _newest(source: Source) -> Select[str]:
+    named = select(source.column).where(source.column.is_not(None))
+    return named.order_by(source.newest.desc()).limit(SOME)

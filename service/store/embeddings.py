@@ -1,0 +1,105 @@
+"""Embeddings in SQL. Every function runs in its caller's transaction.
+
+Shapes: N vectors, D their dimension, S numbers of side-information.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Integer,
+    LargeBinary,
+    Row,
+    bindparam,
+    cast,
+    delete,
+    false,
+    func,
+    insert,
+    literal,
+    null,
+    select,
+    update,
+)
+
+from index.space import Vectors
+from service.store.sql_arrays import Listed, blocks, listed
+from service.store.tables import embedding, item
+from service.store.vector_codec import STORED, to_bytes
+
+
+def put_embeddings(
+    connection: Connection,
+    version_id: int,
+    origin: str,
+    item_ids: Sequence[int],
+    vectors: Vectors,
+    side: Vectors | None = None,
+    uncertainty: Vectors | None = None,
+) -> None:
+    """Insert embeddings of one version and origin, replacing what the items hold of that version.
+
+    Args:
+        connection: in a transaction.
+        version_id: their version.
+        origin: `encoded`, `transformed` or `supplied`.
+        item_ids: N items, all different.
+        vectors: (N, D).
+        side: (N, S), where the version has side-information.
+        uncertainty: (N,), where a transform told how unsure it was.
+    """
+    if not item_ids:
+        return
+    keys = listed(connection, item_ids)
+    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(keys.keys))
+    connection.execute(delete(embedding).where(*mine))
+    rows: dict[str, ColumnElement[Any]] = {
+        "item_id": keys.key,
+        "version_id": literal(version_id),
+        "origin": literal(origin),
+        "vector": _row_of(vectors, keys),
+        "side": null() if side is None else _row_of(side, keys),
+    }
+    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
+    if uncertainty is not None:
+        unsure = update(embedding).where(embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
+        values = [{"key": key, "value": value} for key, value in zip(item_ids, uncertainty.tolist(), strict=True)]
+        connection.execute(unsure.values(uncertainty=bindparam("value")), values)
+
+
+def _row_of(array: Vectors, keys: Listed) -> ColumnElement[bytes]:
+    """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
+    width = array.shape[1] * STORED.itemsize
+    # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
+    return func.substr(literal(to_bytes(array), LargeBinary), cast(keys.place * width + 1, Integer), width)
+
+
+def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
+    """Remove all embeddings of these items."""
+    connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
+
+
+def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str]]:
+    """(version_id, origin) of each embedding the item holds, oldest version first."""
+    statement = select(embedding.c.version_id, embedding.c.origin).where(embedding.c.item_id == item_id)
+    return connection.execute(statement.order_by(embedding.c.version_id)).all()
+
+
+def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Any]]:
+    """External id -> (id, external_id, blob, active_id, version_id, vector) of each embedding a live item holds."""
+    columns = (item.c.id, item.c.external_id, item.c.blob, item.c.active_id, embedding.c.version_id, embedding.c.vector)
+    statement = (
+        select(*columns)
+        .join(embedding, embedding.c.item_id == item.c.id)
+        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
+        .order_by(embedding.c.version_id)
+    )
+    found: dict[str, list[Any]] = {}
+    for block in blocks([external_id for external_id in external_ids if external_id.isprintable()]):
+        for row in connection.execute(statement.where(item.c.external_id.in_(block))):
+            found.setdefault(row.external_id, []).append(row)
+    return found

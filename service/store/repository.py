@@ -1,0 +1,296 @@
+"""SQL about galleries and their items. Every function runs in its caller's transaction."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    Row,
+    Text,
+    and_,
+    bindparam,
+    cast,
+    delete,
+    false,
+    func,
+    insert,
+    select,
+    update,
+)
+
+from index.space import Vectors
+from index.version import NAME
+from service.errors import UnknownGallery, UnknownItem
+from service.store.embeddings import put_embeddings, remove_embeddings
+from service.store.sql_arrays import blocks
+from service.store.tables import (
+    backfill,
+    backfill_chunk,
+    backfill_curve,
+    backfill_failure,
+    backfill_point,
+    calibration,
+    deployment,
+    deployment_transition,
+    embedding,
+    evaluation,
+    evaluation_embedding,
+    evaluation_entry,
+    gallery,
+    gate_report,
+    item,
+    item_traffic,
+    trial_report,
+)
+
+FEED_BLOCK = 10_000
+
+STREAMED = {"stream_results": True}
+"""Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
+
+
+@dataclass(frozen=True)
+class NewItem:
+    """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None."""
+
+    external_id: str
+    metadata: Mapping[str, Any]
+    origin: str
+    vector: Vectors
+    side: Vectors | None = None
+    blob: str | None = None
+
+
+# Galleries
+
+
+def insert_gallery(connection: Connection, name: str) -> int:
+    """Add a gallery without items; IntegrityError when the name is taken. Returns its id."""
+    statement = insert(gallery).values(name=name, next_seq=1, created=time.time()).returning(gallery.c.id)
+    return int(connection.execute(statement).scalar_one())
+
+
+def all_galleries(connection: Connection) -> Sequence[Row[Any]]:
+    """Every gallery's row, in order of creation."""
+    return connection.execute(select(gallery).order_by(gallery.c.id)).all()
+
+
+def gallery_named(connection: Connection, name: str) -> Row[Any]:
+    """The gallery's row. Raises UnknownGallery."""
+    row = connection.execute(select(gallery).where(gallery.c.name == name)).first() if NAME.fullmatch(name) else None
+    if row is None:
+        raise UnknownGallery(f"there is no gallery {name!r}")
+    return row
+
+
+def gallery_row(connection: Connection, gallery_id: int) -> Row[Any] | None:
+    """The gallery's row, None when it was deleted."""
+    return connection.execute(select(gallery).where(gallery.c.id == gallery_id)).first()
+
+
+def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
+    """Take the next `count` numbers of the gallery's change feed and return the first.
+
+    To be called before anything else is read or written: it locks the gallery's row, so that numbers are in commit
+    order and one gallery has one writer at a time. Numbers that are not used leave a harmless gap.
+
+    Raises:
+        UnknownGallery: the gallery was deleted.
+    """
+    statement = (
+        update(gallery)
+        .where(gallery.c.id == gallery_id)
+        .values(next_seq=gallery.c.next_seq + count)
+        .returning(gallery.c.next_seq)
+    )
+    after = connection.execute(statement).scalar()
+    if after is None:
+        raise UnknownGallery("the gallery was deleted")
+    return int(after) - count
+
+
+def delete_gallery(connection: Connection, gallery_id: int) -> None:
+    """Delete the gallery and everything that belongs to it. The lock keeps writers out until the commit."""
+    take_seq(connection, gallery_id, 0)
+    items = select(item.c.id).where(item.c.gallery_id == gallery_id)
+    backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
+    deployments = select(deployment.c.id).where(deployment.c.gallery_id == gallery_id)
+    evaluations = select(evaluation.c.id).where(evaluation.c.gallery_id == gallery_id)
+    for statement in (
+        delete(deployment_transition).where(deployment_transition.c.deployment_id.in_(deployments)),
+        delete(trial_report).where(trial_report.c.deployment_id.in_(deployments)),
+        delete(evaluation_entry).where(evaluation_entry.c.evaluation_id.in_(evaluations)),
+        delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id.in_(evaluations)),
+        delete(evaluation).where(evaluation.c.gallery_id == gallery_id),
+        delete(calibration).where(calibration.c.gallery_id == gallery_id),
+        delete(backfill_failure).where(backfill_failure.c.backfill_id.in_(backfills)),
+        delete(backfill_chunk).where(backfill_chunk.c.backfill_id.in_(backfills)),
+        delete(backfill_point).where(backfill_point.c.backfill_id.in_(backfills)),
+        delete(backfill_curve).where(backfill_curve.c.backfill_id.in_(backfills)),
+        delete(backfill).where(backfill.c.gallery_id == gallery_id),
+        delete(deployment).where(deployment.c.gallery_id == gallery_id),
+        delete(gate_report).where(gate_report.c.gallery_id == gallery_id),
+        delete(embedding).where(embedding.c.item_id.in_(items)),
+        delete(item_traffic).where(item_traffic.c.item_id.in_(items)),
+        delete(item).where(item.c.gallery_id == gallery_id),
+        delete(gallery).where(gallery.c.id == gallery_id),
+    ):
+        connection.execute(statement)
+
+
+# Items
+
+
+def store_items(
+    connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int
+) -> list[str]:
+    """Insert or replace items by their external ids (all different), each with one embedding, active in `version_id`.
+
+    `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. Returns the blobs that nothing refers to
+    any more.
+    """
+    now = time.time()
+    known = {row.external_id: row for row in _rows_of(connection, gallery_id, [n.external_id for n in new])}
+    rows = [
+        {
+            "gallery_id": gallery_id,
+            "external_id": n.external_id,
+            "metadata": dict(n.metadata),
+            "blob": n.blob,
+            "active_id": version_id,
+            "seq": first_seq + number,
+            "deleted": False,
+            "created": now,
+        }
+        for number, n in enumerate(new)
+    ]
+    replaced = [known[row["external_id"]] for row in rows if row["external_id"] in known]
+    remove_embeddings(connection, [row.id for row in replaced])
+    if replaced:
+        _replace(
+            connection, [{**row, "key": known[row["external_id"]].id} for row in rows if row["external_id"] in known]
+        )
+    keys = {row.external_id: row.id for row in replaced}
+    if added := [row for row in rows if row["external_id"] not in known]:
+        inserted = connection.execute(insert(item).returning(item.c.external_id, item.c.id), added)
+        keys.update((external_id, key) for external_id, key in inserted)
+    for origin in {n.origin for n in new}:
+        stored = [n for n in new if n.origin == origin]
+        sides = [n.side for n in stored if n.side is not None]
+        put_embeddings(
+            connection,
+            version_id,
+            origin,
+            [keys[n.external_id] for n in stored],
+            np.stack([n.vector for n in stored]),
+            np.stack(sides) if sides else None,
+        )
+    return [row.blob for row in replaced if row.blob is not None]
+
+
+def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Delete items and their embeddings, leaving a tombstone in the change feed.
+
+    Returns:
+        The ids that were there, and the blobs that nothing refers to any more.
+    """
+    first = take_seq(connection, gallery_id, len(external_ids))
+    live = [row for row in _rows_of(connection, gallery_id, external_ids) if not row.deleted]
+    remove_embeddings(connection, [row.id for row in live])
+    if live:
+        tombstone = update(item).where(item.c.id == bindparam("key"))
+        connection.execute(
+            tombstone.values(seq=bindparam("at"), deleted=True, active_id=None, blob=None, metadata={}),
+            [{"key": row.id, "at": first + number} for number, row in enumerate(live)],
+        )
+    return {row.external_id for row in live}, [row.blob for row in live if row.blob is not None]
+
+
+def live_item(connection: Connection, gallery_id: int, external_id: str) -> Row[Any]:
+    """The item's row. Raises UnknownItem."""
+    rows = _rows_of(connection, gallery_id, [external_id])
+    if not rows or rows[0].deleted:
+        raise UnknownItem(f"the gallery holds no item {external_id!r}")
+    return rows[0]
+
+
+def items_after(connection: Connection, gallery_id: int, after: int, limit: int) -> Sequence[Row[Any]]:
+    """Up to `limit` live items whose key is above `after`, by key."""
+    statement = (
+        select(item)
+        .where(item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
+        .order_by(item.c.id)
+        .limit(limit)
+    )
+    return connection.execute(statement).all()
+
+
+def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
+    """Version id -> live items, of those that `which` holds for, active in it, oldest version first."""
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), *which)
+    counted = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
+    return {row[0]: row[1] for row in connection.execute(counted.order_by(item.c.active_id))}
+
+
+_DESCRIBE = (
+    select(item.c.id, embedding.c.version_id, item.c.external_id, item.c.metadata, embedding.c.origin)
+    .join(embedding, embedding.c.item_id == item.c.id)
+    .where(item.c.id.in_(bindparam("keys", expanding=True)))
+)
+
+
+def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int], tuple[str, dict[str, Any], str]]:
+    """What a match shows: (key, version id) -> (external id, metadata, origin), for the embeddings that still exist."""
+    found: dict[tuple[int, int], tuple[str, dict[str, Any], str]] = {}
+    for block in blocks(keys):
+        for key, version_id, external_id, metadata, origin in connection.execute(_DESCRIBE, {"keys": block}):
+            found[key, version_id] = external_id, metadata, origin
+    return found
+
+
+# The change feed
+
+
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, str, bytes, str]]]:
+    """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON text).
+
+    A deleted item comes without version, origin and vector, one whose active embedding is missing with its version and
+    without the other two.
+    """
+    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    statement = (
+        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector, cast(item.c.metadata, Text))
+        .select_from(item.outerjoin(embedding, active))
+        .where(item.c.gallery_id == gallery_id, item.c.seq > after)
+        .order_by(item.c.seq)
+    )
+    # A rebuild has no use for tombstones, and there may be many.
+    if after == 0:
+        statement = statement.where(item.c.deleted == false())
+    streamed = connection.execute(statement, execution_options=STREAMED)
+    yield from streamed.partitions(FEED_BLOCK)
+
+
+def _rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[Row[Any]]:
+    """Rows of the given ids, also of deleted items."""
+    # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
+    external_ids = [external_id for external_id in external_ids if external_id.isprintable()]
+    statement = select(item).where(item.c.gallery_id == gallery_id)
+    found: list[Row[Any]] = []
+    for block in blocks(external_ids):
+        found.extend(connection.execute(statement.where(item.c.external_id.in_(block))))
+    return found
+
+
+def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    columns = ("metadata", "blob", "active_id", "seq", "deleted")
+    statement = (
+        update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})
+    )
+    connection.execute(statement, [{"key": r["key"], **{f"new_{name}": r[name] for name in columns}} for r in rows])

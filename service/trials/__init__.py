@@ -1,1 +1,0 @@
-"""Trials: a new version beside live queries, as shadow or canary."""

@@ -1,0 +1,1 @@
+"""Upgrades of the service."""

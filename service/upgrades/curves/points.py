@@ -1,0 +1,258 @@
+"""The curve of a backfill as SQL keeps it and a user sees it: claim a mark, store its point, give up.
+
+A mark is claimed by inserting its row, so that one process measures it; the row becomes a point when it is stored.
+Every function runs in its caller's transaction. Rows are locked in one order - gallery, then what belongs to it - so
+processes never wait for each other in a circle.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+from sqlalchemy import Connection, Row, Update, delete, func, insert, or_, select, update
+
+from index.ordering import BackfillCurve
+from service.backfills.planner import State
+from service.store.repository import take_seq
+from service.store.sql_arrays import INSERT
+from service.store.tables import backfill, backfill_curve, backfill_point, gallery
+from service.upgrades.curves.probes import Chosen, CurveIn
+from service.upgrades.curves.scoring import Worth
+
+CLAIM_SECONDS = 60.0
+"""Whoever claimed a mark, or renewed its claim, so long ago has died; further ahead: the clock was set back."""
+ERROR_LENGTH = 1024
+
+
+class CurveState(StrEnum):
+    """The life of a curve."""
+
+    MEASURING = "measuring"
+    COMPLETE = "complete"
+    STOPPED = "stopped"
+
+
+class PointOut(BaseModel):
+    """The metric, with its 95 % bootstrap interval over `queries`, when a `share` of the backfill was settled.
+
+    `moved` items had been moved when measuring began and `meanwhile` more when it ended; the share is of the middle.
+    `seq`: how far the gallery's feed had been followed.
+    """
+
+    share: float
+    moved: int
+    meanwhile: int
+    value: float
+    low: float
+    high: float
+    queries: int
+    seq: int
+    at: float
+
+
+class CurveOut(BaseModel):
+    """A metric over the share of items moved: `points` by rising share. `area` under it: once it is `complete`.
+
+    `stopped`: the backfill was cancelled, or `error` says why measuring was given up. While `measuring`, `error` says
+    why the last attempt failed.
+    """
+
+    state: str
+    error: str | None
+    metric: str
+    label: str | None
+    evaluation: int | None
+    sample: int
+    seed: int
+    marks: int
+    points: list[PointOut]
+    area: float | None
+    largest_dip: float
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What is shown of a curve, and the id of each point's event."""
+
+    shown: CurveOut
+    events: Sequence[int]
+
+
+def open_curve(
+    connection: Connection, backfill_id: int, owner: str, asked: CurveIn, chosen: Chosen, begun: Worth, seq: int
+) -> None:
+    """Note what is to be measured while a new backfill runs, with the point before its first item moved."""
+    values = {"asked": asked.model_dump(), "chosen": chosen, "state": CurveState.MEASURING}
+    connection.execute(insert(backfill_curve).values(backfill_id=backfill_id, **values))
+    row = {"backfill_id": backfill_id, "mark": 0, "owner": owner, "claimed": time.time()}
+    point = {"event": _next_event(connection, backfill_id), "share": 0.0, "moved": 0, "meanwhile": 0}
+    connection.execute(insert(backfill_point).values(row | point | _measured(begun, seq)))
+
+
+def standing(connection: Connection) -> Sequence[Row[Any]]:
+    """The backfills whose curves are being measured, with their gallery, what was `asked` and the share `measured`."""
+    measured = select(func.max(backfill_point.c.share)).where(backfill_point.c.backfill_id == backfill.c.id)
+    about = (gallery.c.current_id, gallery.c.name.label("gallery_name"), backfill_curve.c.asked)
+    columns = (backfill, *about, measured.scalar_subquery().label("measured"))
+    joined = backfill.join(backfill_curve, backfill_curve.c.backfill_id == backfill.c.id).join(
+        gallery, gallery.c.id == backfill.c.gallery_id
+    )
+    open_ones = select(*columns).select_from(joined).where(backfill_curve.c.state == CurveState.MEASURING)
+    return connection.execute(open_ones.order_by(backfill.c.id)).all()
+
+
+def due(job: Row[Any]) -> int | None:
+    """The mark that a backfill of `standing` has reached and that is to be measured now; those it jumped over are lost.
+
+    The last one is reached when the backfill is done: until then items may be planned that came meanwhile.
+    """
+    marks = int(job.asked["marks"])
+    if job.state == State.DONE:
+        return marks
+    settled = job.done + job.skipped + job.failed
+    if settled >= job.total:
+        return None
+    reached = _mark(settled / job.total, marks)
+    return reached if reached > _mark(job.measured, marks) else None
+
+
+def last(job: Row[Any], mark: int | None) -> bool:
+    """Whether this is the mark of a backfill that is done."""
+    return bool(mark == job.asked["marks"])
+
+
+def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bool:
+    """Whether the mark is this process's to measure. The caller holds the gallery, so that it cannot be deleted."""
+    now = time.time()
+    claimed = {"owner": owner, "claimed": now}
+    row = INSERT[connection.dialect.name](backfill_point).values(backfill_id=backfill_id, mark=mark, **claimed)
+    # The returned row and not a row count: for an INSERT drivers differ about that.
+    if connection.execute(row.on_conflict_do_nothing().returning(backfill_point.c.mark)).first():
+        return True
+    dead = ~backfill_point.c.claimed.between(now - CLAIM_SECONDS, now + CLAIM_SECONDS)
+    again = _claimed(backfill_id, mark).where(or_(dead, backfill_point.c.owner == owner))
+    return bool(connection.execute(again.values(**claimed)).rowcount)
+
+
+def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
+    """A sign of life: nobody else takes the mark over. Nothing happens to one that is another's by now, or a point."""
+    mine = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
+    connection.execute(mine.values(claimed=time.time()))
+
+
+def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
+    """Let the mark be claimed again."""
+    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.mark == mark, backfill_point.c.owner == owner)
+    connection.execute(delete(backfill_point).where(*mine, backfill_point.c.event.is_(None)))
+
+
+def store(connection: Connection, before: Row[Any], mark: int, owner: str, found: Worth, seq: int) -> bool:
+    """Make a claimed mark a point; `before` is the backfill of `standing` when measuring began.
+
+    Returns:
+        False, and nothing is written: another process took the mark over, or the gallery is no longer on its way to
+        the backfill's version.
+    """
+    take_seq(connection, before.gallery_id, 0)
+    event = _next_event(connection, before.id)
+    after = connection.execute(
+        select(backfill, gallery.c.current_id)
+        .join(gallery, gallery.c.id == backfill.c.gallery_id)
+        .where(backfill.c.id == before.id)
+    ).one()
+    at_end = last(before, mark)
+    point = {
+        "event": event,
+        "share": 1.0 if at_end else (_share(before) + _share(after)) / 2,
+        "moved": before.done,
+        "meanwhile": after.done - before.done,
+        **_measured(found, seq),
+    }
+    mine = _claimed(before.id, mark).where(backfill_point.c.owner == owner)
+    if abandoned(after) or not connection.execute(mine.values(point)).rowcount:
+        return False
+    overtaken = (backfill_point.c.backfill_id == before.id, backfill_point.c.mark < mark)
+    connection.execute(delete(backfill_point).where(*overtaken, backfill_point.c.event.is_(None)))
+    state = CurveState.COMPLETE if at_end else CurveState.MEASURING
+    connection.execute(_curve(before.id).values(state=state, error=None))
+    return True
+
+
+def abandoned(job: Row[Any]) -> bool:
+    """Whether a backfill no longer moves its gallery to the version that answers."""
+    return bool(job.state == State.CANCELLED or job.current_id != job.version_id)
+
+
+def note(connection: Connection, job: Row[Any], error: str | None, state: CurveState) -> None:
+    """Keep why a point of a backfill of `standing` is missing, or that there will be no more. Raises UnknownGallery."""
+    take_seq(connection, job.gallery_id, 0)
+    _next_event(connection, job.id)
+    values = {"state": state, **({} if error is None else {"error": error[:ERROR_LENGTH]})}
+    connection.execute(_curve(job.id).values(values))
+
+
+def chosen_of(connection: Connection, backfill_id: int) -> Chosen:
+    """The queries of a curve."""
+    mine = select(backfill_curve.c.chosen).where(backfill_curve.c.backfill_id == backfill_id)
+    return [(number, blob) for number, blob in connection.execute(mine).scalar_one()]
+
+
+def curve_of(connection: Connection, backfill_id: int) -> Curve | None:
+    """The curve as far as it is measured; None: none was asked for."""
+    row = connection.execute(select(backfill_curve).where(backfill_curve.c.backfill_id == backfill_id)).first()
+    if row is None:
+        return None
+    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.event.is_not(None))
+    points = connection.execute(select(backfill_point).where(*mine).order_by(backfill_point.c.share)).all()
+    asked = CurveIn(**row.asked)
+    so_far = BackfillCurve(np.array([p.share for p in points]), np.array([p.value for p in points]))
+    shown = CurveOut(
+        state=row.state,
+        error=row.error,
+        metric=asked.measured if asked.labelled else f"recall@{asked.k}",
+        label=asked.label,
+        evaluation=asked.evaluation,
+        sample=asked.sample,
+        seed=asked.seed,
+        marks=asked.marks,
+        points=[PointOut(**{name: getattr(p, name) for name in PointOut.model_fields}) for p in points],
+        area=so_far.area if row.state == CurveState.COMPLETE else None,
+        largest_dip=so_far.largest_dip,
+    )
+    return Curve(shown, [p.event for p in points])
+
+
+def _measured(found: Worth, seq: int) -> dict[str, Any]:
+    score = found.score
+    values = {"value": score.value, "low": score.low, "high": score.high}
+    return {**values, "queries": found.queries, "seq": seq, "at": time.time()}
+
+
+def _next_event(connection: Connection, backfill_id: int) -> int:
+    """The id of a point's event; the one behind it is that of the backfill with the point."""
+    grown = update(backfill).where(backfill.c.id == backfill_id).values(revision=backfill.c.revision + 2)
+    return int(connection.execute(grown.returning(backfill.c.revision)).scalar_one()) - 1
+
+
+def _claimed(backfill_id: int, mark: int) -> Update:
+    mine = (backfill_point.c.backfill_id == backfill_id, backfill_point.c.mark == mark)
+    return update(backfill_point).where(*mine, backfill_point.c.event.is_(None))
+
+
+def _curve(backfill_id: int) -> Update:
+    return update(backfill_curve).where(backfill_curve.c.backfill_id == backfill_id)
+
+
+def _share(job: Row[Any]) -> float:
+    return float((job.done + job.skipped + job.failed) / max(job.total, 1))
+
+
+def _mark(share: float, marks: int) -> int:
+    return math.floor(share * marks + 1e-9)

@@ -1,0 +1,112 @@
+"""Freeing what a retired version holds in a gallery: block by block, so that writers are not kept waiting.
+
+A request frees what it retired before it answers. What it could not, and what a process that was killed left behind,
+is a deployment with `to_free`: a thread goes on with it, without keeping a process that starts from answering queries.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, delete, select, update
+
+from service.errors import UnknownGallery
+from service.store.database import Database
+from service.store.repository import STREAMED, take_seq
+from service.store.sql_arrays import listed
+from service.store.tables import deployment, embedding, item
+from service.upgrades.deployments.retiring import holding
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 5_000
+"""Embeddings freed in one transaction."""
+AGAIN_SECONDS = 10.0
+"""Pause before what failed is tried again."""
+
+
+class Freeing:
+    """Frees embeddings in one process: at once for its requests, on a thread what was left unfinished."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._left = threading.Event()
+        self._left.set()  # perhaps by a process that was killed
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="freeing", daemon=True)
+
+    def start(self) -> None:
+        """Begin with what was left unfinished."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the block under way; another process, or the next one, goes on."""
+        self._stop.set()
+        self._left.set()
+        self._thread.join()
+
+    def free(self, gallery_id: int, version_id: int) -> None:
+        """Free a retired version's embeddings; harmless when it is done already. What fails is tried again later."""
+        try:
+            free(self._database, gallery_id, version_id)
+        except Exception:
+            self._left.set()
+            raise
+
+    def _run(self) -> None:
+        while True:
+            self._left.wait()
+            self._left.clear()
+            if self._stop.is_set():
+                return
+            try:
+                self._go_on()
+            except Exception:
+                logger.exception("action=freeing_failed")
+                self._left.set()
+                self._stop.wait(AGAIN_SECONDS)
+
+    def _go_on(self) -> None:
+        columns = (deployment.c.gallery_id, deployment.c.version_id)
+        with self._database.lookup() as connection:
+            rows = connection.execute(select(*columns).where(deployment.c.to_free.is_not(None)).distinct()).all()
+        for row in rows:
+            free(self._database, row.gallery_id, row.version_id, self._stop)
+
+
+def free(database: Database, gallery_id: int, version_id: int, stop: threading.Event | None = None) -> None:
+    """Free a retired version's embeddings until all are gone, or `stop` is set."""
+    # Looked for once, and while nobody waits: looked for in each block, the items of all blocks before are seen again.
+    keys = _held_by(database, gallery_id, version_id)
+    for start in range(0, max(len(keys), 1), BLOCK):
+        if stop is not None and stop.is_set():
+            return
+        block = keys[start : start + BLOCK].tolist()
+        try:
+            with database.write() as connection:
+                _free_block(connection, gallery_id, version_id, block, last=start + BLOCK >= len(keys))
+        except UnknownGallery:
+            return  # it took everything with it
+
+
+def _held_by(database: Database, gallery_id: int, version_id: int) -> NDArray[np.int64]:
+    with database.read() as connection:
+        found = connection.execute(holding(gallery_id, version_id), execution_options=STREAMED)
+        return np.sort(np.fromiter(found.scalars(), np.int64))
+
+
+def _free_block(connection: Connection, gallery_id: int, version_id: int, keys: Sequence[int], *, last: bool) -> None:
+    take_seq(connection, gallery_id, 0)
+    # An item that moved to the version meanwhile, by a deployment of another, keeps what it lives on.
+    idle = select(item.c.id).where(
+        item.c.id.in_(listed(connection, keys).keys), item.c.active_id.is_distinct_from(version_id)
+    )
+    freed = delete(embedding).where(embedding.c.version_id == version_id, embedding.c.item_id.in_(idle))
+    count = connection.execute(freed).rowcount
+    left = None if last else deployment.c.to_free - count
+    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
+    connection.execute(update(deployment).where(*mine, deployment.c.to_free.is_not(None)).values(to_free=left))

@@ -1,0 +1,132 @@
+"""Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
+
+This is the decision, in one transaction; the embeddings then go block by block, see `service.upgrades.deployments.freeing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, false, func, select, true
+
+from index.errors import RegraftError
+from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
+from service.registry.registry import Catalog, Registered
+from service.store.tables import backfill, backfill_failure, deployment, embedding, item
+from service.upgrades.deployments.history import State, on_its_way
+from service.upgrades.deployments.lifecycle import Moving, Order, begin_retired, lock, move
+
+ENDED = (State.SUPERSEDED, State.ROLLED_BACK)
+
+
+class VersionInUse(RegraftError):
+    """The version is current, being deployed, or items depend on it."""
+
+    status = 409
+    code = "version_in_use"
+
+
+class NothingToRetire(RegraftError):
+    """No deployment of this version has ended in this gallery, and no item holds an embedding of it."""
+
+    status = 409
+    code = "nothing_to_retire"
+
+
+def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered, order: Order) -> list[int]:
+    """Mark every ended deployment of a version as retired; returns their numbers. `freeing` does the rest.
+
+    Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
+    that begins as retired. Asked again while its embeddings are still being freed, it is the same retirement.
+
+    Raises:
+        VersionInUse: it is current, on its way, or items depend on it; says how many and what would free them.
+        NothingToRetire: no deployment of it has ended here, and no item holds an embedding of it.
+        ChangedMeanwhile: see `lifecycle.lock`.
+    """
+    gallery = lock(connection, gallery_id, order.if_match)
+    _check_unused(connection, catalog, gallery, version)
+    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
+    ended = connection.execute(select(deployment).where(*mine, deployment.c.state.in_(ENDED))).all()
+    under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
+    if not ended and (numbers := list(connection.execute(under_way).scalars())):
+        return numbers
+    held = connection.execute(_held(gallery_id, version.id)).scalar_one()
+    if not ended and not held:
+        raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
+    checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
+    done = Order(order.who, order.why, checked=checked)
+    retired = [Moving(connection, catalog, gallery, row, done) for row in ended]
+    for moving in retired:
+        move(moving, State.RETIRED)
+    if not retired:  # items brought these embeddings along: retired already, or never deployed here
+        retired = [begin_retired(connection, catalog, gallery, version, done)]
+    for moving in retired:
+        moving.change(to_free=held)
+    return [moving.row.id for moving in retired]
+
+
+def _check_unused(connection: Connection, catalog: Catalog, gallery: Row[Any], version: Registered) -> None:
+    if gallery.current_id == version.id:
+        raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
+    if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
+        raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
+    depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), item.c.active_id == version.id)
+    if items := _count(connection, depending):
+        way_out = _way_out(connection, catalog, gallery, depending)
+        raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
+    _check_unread(connection, gallery, version)
+
+
+def _check_unread(connection: Connection, gallery: Row[Any], version: Registered) -> None:
+    """What a transform backfill has still to read must not go while it runs."""
+    mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    for job in connection.execute(select(backfill).where(*mine)):
+        reads = source_of(job.version_id) == version.id
+        if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id), reads)):
+            why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
+            raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
+
+
+def _way_out(connection: Connection, catalog: Catalog, gallery: Row[Any], depending: ColumnElement[bool]) -> str:
+    """What would move the items away, and how many of them."""
+    current = catalog.by_id(gallery.current_id)
+    ways: list[str] = []
+    movable: ColumnElement[bool] = false()
+    for kind in Kind:
+        possible = kind is not Kind.REENCODE or bool(current.card.encoder)
+        given_up = _given_up(kind, current.id)
+        moves = and_(QUALIFIES[kind](current.id), ~given_up) if possible else false()
+        if count := _count(connection, and_(depending, moves)):
+            ways.append(f"a {kind.value} backfill to {current.name!r} would move {count} of them")
+            movable = movable | moves
+        if count := _count(connection, and_(depending, given_up)):
+            ways.append(f"a {kind.value} backfill gave up {count} of them, and its failures say why")
+    if stuck := _count(connection, and_(depending, ~movable)):
+        ways.append(f"{stuck} can only be deleted, or ingested again")
+    return "; ".join(ways)
+
+
+def _given_up(kind: Kind, version_id: int) -> ColumnElement[bool]:
+    """Items that such a backfill could not move as they are; written since, they are worth another attempt."""
+    jobs = select(backfill.c.id).where(backfill.c.kind == kind, backfill.c.version_id == version_id)
+    return exists().where(
+        backfill_failure.c.item_id == item.c.id,
+        backfill_failure.c.backfill_id.in_(jobs),
+        backfill_failure.c.final == true(),
+        backfill_failure.c.seq == item.c.seq,
+    )
+
+
+def _count(connection: Connection, which: ColumnElement[bool]) -> int:
+    return int(connection.execute(select(func.count()).select_from(item).where(which)).scalar_one())
+
+
+def holding(gallery_id: int, version_id: int, *which: ColumnElement[bool]) -> Select[int]:
+    """Keys of the gallery's items, of those that `which` holds for, that hold an embedding of a version."""
+    held = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == version_id)
+    return select(item.c.id).where(item.c.gallery_id == gallery_id, held, *which)
+
+
+def _held(gallery_id: int, version_id: int) -> Select[int]:
+    return select(func.count()).select_from(holding(gallery_id, version_id).subquery())

@@ -1,0 +1,94 @@
+"""What gates said of a deployment's version, and whether it may serve queries despite a refusal.
+
+The reports that compared the version with the current one count, whether or not the deployment names one: leaving out
+its number does not lead past it, nor does measuring less. A refusal stands until a report of at least its strength
+passes: the same metric on the same labels or evaluation set, with at least as many queries over at least as many items,
+or with all there are. Every function runs in its caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+
+from index.errors import InvalidArgument, RegraftError
+from service.registry.registry import Registered
+from service.store.tables import deployment_transition, gate_report
+
+PASS, REFUSE = "pass", "refuse"
+
+
+class GateRefused(RegraftError):
+    """The gate refused this version; deploying it needs a written reason in `override`."""
+
+    status = 422
+    code = "gate_refused"
+
+
+def named_report(
+    connection: Connection, gallery_id: int, version: Registered, current: str | None, number: int
+) -> Row[Any]:
+    """The report of this number, which has compared this version with the current one.
+
+    Raises:
+        InvalidArgument: there is none, or it compared others.
+    """
+    mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_id)
+    row = connection.execute(select(gate_report).where(*mine)).first()
+    if row is None:
+        raise InvalidArgument(f"gate: this gallery has no gate report {number}", pointer="/gate")
+    if (row.version_id, row.report["current"]) != (version.id, current):
+        compared = f"{row.report['version']!r} with {row.report['current']!r}"
+        this = f"{version.name!r} over {current!r}"
+        raise InvalidArgument(f"gate: report {number} compared {compared}, this deploys {this}", pointer="/gate")
+    return row
+
+
+def deciding_report(
+    connection: Connection, gallery_id: int, version: Registered, current: str | None
+) -> Row[Any] | None:
+    """The newest refusal that stands between this version and the current one, else the newest report, if any."""
+    mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
+    over = gate_report.c.report["current"].as_string() == current
+    reports = connection.execute(select(gate_report).where(*mine, over).order_by(gate_report.c.id)).all()
+    standing: list[Row[Any]] = []
+    for row in reports:
+        if row.verdict == PASS:
+            standing = [refused for refused in standing if not _at_least(row.report, refused.report)]
+        elif row.verdict == REFUSE:
+            standing.append(row)
+    found = standing or reports
+    return found[-1] if found else None
+
+
+def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
+    """Whether a report is of at least the strength of one that refused."""
+    alike = all(report.get(field) == refused.get(field) for field in ("metric", "label", "evaluation"))
+    more = all(report[field] >= refused[field] for field in ("queries", "items"))
+    # What has been deleted since cannot be measured again: all there is, is enough.
+    return alike and (more or bool(report.get("exhaustive")))
+
+
+def weigh(
+    connection: Connection, deployment_id: int, version: Registered, report: Row[Any], override: str | None
+) -> Mapping[str, Any]:
+    """What a step that rests on a report leaves as evidence.
+
+    Raises:
+        GateRefused: the report refuses, `override` gives no reason, and none was given at an earlier step.
+    """
+    reason = (override or "").strip() or None
+    if report.verdict == REFUSE and reason is None:
+        reason = _overridden_before(connection, deployment_id, report.id)
+        if reason is None:
+            why = f"gate {report.id} refused {version.name!r}: say in `override` why to deploy it"
+            raise GateRefused(why, pointer="/override")
+    return {"gate": report.id, "verdict": report.verdict, "override": reason}
+
+
+def _overridden_before(connection: Connection, deployment_id: int, number: int) -> str | None:
+    mine = deployment_transition.c.deployment_id == deployment_id
+    given = connection.execute(select(deployment_transition.c.evidence).where(mine)).scalars()
+    return next((found["override"] for found in given if found.get("gate") == number and found.get("override")), None)

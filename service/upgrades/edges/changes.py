@@ -1,0 +1,288 @@
+"""Accepting and removing edges: one transaction each, which also puts items where they belong from then on.
+
+The place of an item follows from the current version, the edges and what the item holds
+(`service.registry.placement`). So when an edge comes or goes, items that hold embeddings of several versions may
+move between them; what a transform backfill made of an item stays, whatever becomes of the edge that made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import threading
+import uuid
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import Connection, Row, select
+from sqlalchemy.exc import IntegrityError
+
+from index.errors import InvalidArgument, RegraftError
+from index.folder import files_of
+from index.graph import Graph
+from index.version import EdgeKey, EdgeKind
+from service.backfills.planner import ACTIVE, Kind
+from service.errors import UnknownGallery
+from service.http.request_context import Change
+from service.registry.calibrations import forget_edge
+from service.registry.edge_records import Declared, delete_edge, insert_edge
+from service.registry.placement import activate, preference, route_to
+from service.registry.registry import Catalog
+from service.runtime import Runtime
+from service.store.audit import record
+from service.store.blobs import sync_all
+from service.store.repository import all_galleries, live_mix, take_seq
+from service.store.tables import backfill, version
+
+logger = logging.getLogger(__name__)
+
+_changing = threading.Lock()
+
+
+class UnknownEdge(RegraftError):
+    """There is no such edge."""
+
+    status = 404
+    code = "unknown_edge"
+
+
+class EdgeExists(RegraftError):
+    """There is an edge of this kind between the two versions already."""
+
+    status = 409
+    code = "edge_exists"
+
+
+class EdgeNeeded(RegraftError):
+    """Without this edge, queries could not reach some items."""
+
+    status = 409
+    code = "edge_needed"
+
+
+class EdgeInUse(RegraftError):
+    """A backfill applies this edge."""
+
+    status = 409
+    code = "edge_in_use"
+
+
+@dataclass(frozen=True)
+class Rerouted:
+    """Items of one version that queries reach along the edge; `after` is the route without it, None: there is none."""
+
+    version: str
+    items: int
+    before: tuple[str, ...]
+    after: tuple[str, ...] | None
+
+
+@dataclass(frozen=True)
+class Dependent:
+    """What removing an edge does to a gallery.
+
+    Attributes:
+        gallery: its name.
+        version: its current version.
+        routes: what is reached along the edge now.
+        moved: items that move to another embedding they hold.
+        lost: items that no route reaches any more.
+    """
+
+    gallery: str
+    version: str
+    routes: tuple[Rerouted, ...]
+    moved: int
+    lost: int
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What a removal did, or would do: `blocked_by` are the transform backfills that apply the edge."""
+
+    edge: Declared
+    dependents: tuple[Dependent, ...]
+    blocked_by: tuple[int, ...]
+
+
+def check_free(catalog: Catalog, key: EdgeKey, replacing: bool) -> None:
+    """Raise EdgeExists when there is an edge of this key and it is not to be replaced."""
+    if not replacing and catalog.edge(key) is not None:
+        new, old, kind = key
+        raise EdgeExists(
+            f"there is an edge of kind {kind} from {new!r} to {old!r} already; replace=true puts this one in its place",
+            pointer="/kind",
+        )
+
+
+def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bool = False) -> Declared:
+    """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
+
+    A rehearsal gives the edge back as it came.
+
+    Raises:
+        EdgeExists: there is one of its key, and it is not to be replaced.
+        EdgeInUse: a running or paused backfill applies the one it would replace: half its items would be moved by each.
+    """
+    edge = declared.edge
+    incoming = edge.folder
+    place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
+    files = {} if incoming is None else files_of(incoming)
+    with _changing:
+        with service.database.write(dry_run=terms.dry_run) as connection:
+            galleries = _lock_galleries(connection)
+            service.catalog.sync()
+            check_free(service.catalog, edge.key, replacing)
+            before = service.catalog.edge(edge.key)
+            if before is not None:
+                _check_unused(_applied_by(connection, before))
+                delete_edge(connection, before.id)
+                forget_edge(connection, edge.key)
+            new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
+            try:
+                number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
+            except IntegrityError:  # another replica's, at the same moment
+                raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
+            replaced = None if before is None else before.id
+            subject = "/".join(edge.key)
+            record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
+            for gallery in galleries:
+                _place(connection, service.catalog, gallery, Graph((*service.catalog.graph().edges, edge)))
+            if incoming is not None and place is not None and not terms.dry_run:
+                # Not committed yet: at worst a crash leaves a folder here that no row names.
+                final = service.settings.edges / place
+                final.parent.mkdir(parents=True, exist_ok=True)
+                sync_all([incoming, *incoming.iterdir()])
+                incoming.rename(final)
+                sync_all([final.parent])
+        if terms.dry_run:
+            return declared
+        _forget_files(before)
+    _refresh(service)
+    accepted = service.catalog.edge(edge.key)
+    assert accepted is not None
+    return accepted
+
+
+def remove(service: Runtime, key: EdgeKey, terms: Change, *, force: bool, reason: str) -> Removal:
+    """Remove an edge, or as a rehearsal only find out what that would do.
+
+    Raises:
+        UnknownEdge: there is none of this key.
+        EdgeInUse: a running or paused backfill applies it.
+        EdgeNeeded: items of some gallery could not be reached any more, and it is not forced.
+        InvalidArgument: forced without a reason.
+    """
+    if force and not reason.strip():
+        raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
+    with _changing:
+        with service.database.write(dry_run=terms.dry_run) as connection:
+            galleries = _lock_galleries(connection)
+            service.catalog.sync()
+            declared = find(service.catalog, key)
+            graph = Graph(edge for edge in service.catalog.graph().edges if edge.key != key)
+            found = [_without(connection, service.catalog, gallery, key, graph) for gallery in galleries]
+            touched = tuple(d for d in found if d.routes or d.moved or d.lost)
+            removal = Removal(declared, touched, _applied_by(connection, declared))
+            if not terms.dry_run:
+                _check(removal, force)
+                delete_edge(connection, declared.id)
+                forget_edge(connection, key)
+                done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
+                done["lost"] = sum(d.lost for d in touched)
+                record(connection, terms.who, "edge_removed", "/".join(key), reason, **done)
+        if not terms.dry_run:
+            _forget_files(declared)
+    if not terms.dry_run:
+        logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
+        _refresh(service)
+    return removal
+
+
+def find(catalog: Catalog, key: EdgeKey) -> Declared:
+    """The edge of a key. Raises UnknownEdge."""
+    declared = catalog.edge(key)
+    if declared is None:
+        new, old, kind = key
+        there = [d.edge.kind.value for d in catalog.edges() if d.edge.key[:2] == (new, old)]
+        raise UnknownEdge(
+            f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(there) or 'none'})"
+        )
+    return declared
+
+
+def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:
+    """Every gallery that has a current version, ours until the commit: nobody deploys or writes meanwhile."""
+    for row in all_galleries(connection):
+        with suppress(UnknownGallery):  # deleted since
+            take_seq(connection, row.id, 0)
+    return [row for row in all_galleries(connection) if row.current_id is not None]
+
+
+def _place(connection: Connection, catalog: Catalog, gallery: Row[Any], graph: Graph) -> int:
+    """Put the gallery's items where they belong with these edges; returns how many moved."""
+    current = catalog.by_id(gallery.current_id)
+    if preference(catalog, current) == preference(catalog, current, graph):
+        return 0
+    return activate(connection, catalog, gallery.id, current, graph)
+
+
+def _without(connection: Connection, catalog: Catalog, gallery: Row[Any], key: EdgeKey, graph: Graph) -> Dependent:
+    """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
+    current = catalog.by_id(gallery.current_id)
+    routes = []
+    for version_id, items in live_mix(connection, gallery.id).items():
+        held = catalog.by_id(version_id)
+        before = route_to(catalog, current, held)
+        if before is not None and key in before.signature:
+            after = route_to(catalog, current, held, graph)
+            routes.append(Rerouted(held.name, items, before.kinds, None if after is None else after.kinds))
+    lost = -_unreached(connection, catalog, gallery, catalog.graph())
+    moved = _place(connection, catalog, gallery, graph)
+    lost += _unreached(connection, catalog, gallery, graph)
+    return Dependent(gallery.name, current.name, tuple(routes), moved, lost)
+
+
+def _unreached(connection: Connection, catalog: Catalog, gallery: Row[Any], graph: Graph) -> int:
+    current = catalog.by_id(gallery.current_id)
+    counted = live_mix(connection, gallery.id).items()
+    return sum(n for held_id, n in counted if route_to(catalog, current, catalog.by_id(held_id), graph) is None)
+
+
+def _applied_by(connection: Connection, declared: Declared) -> tuple[int, ...]:
+    if declared.edge.kind is not EdgeKind.FORWARD:
+        return ()
+    new = select(version.c.id).where(version.c.name == declared.edge.new).scalar_subquery()
+    mine = backfill.c.version_id == new
+    active = select(backfill.c.id).where(mine, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
+    return tuple(connection.execute(active.order_by(backfill.c.id)).scalars())
+
+
+def _check(removal: Removal, force: bool) -> None:
+    _check_unused(removal.blocked_by)
+    lost = [f"{d.gallery!r} ({d.lost} items)" for d in removal.dependents if d.lost > 0]
+    if lost and not force:
+        raise EdgeNeeded(
+            f"without this edge no route leads to items of {', '.join(lost)}; force=true with a reason removes it",
+            pointer="/force",
+        )
+
+
+def _check_unused(backfills: Sequence[int]) -> None:
+    if backfills:
+        numbers = ", ".join(map(str, backfills))
+        raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
+
+
+def _forget_files(declared: Declared | None) -> None:
+    if declared is not None and declared.files and declared.edge.folder is not None:
+        shutil.rmtree(declared.edge.folder, ignore_errors=True)
+
+
+def _refresh(service: Runtime) -> None:
+    """Show it here at once; other processes look for themselves."""
+    service.catalog.sync()
+    for live in service.replica.all():
+        service.replica.refresh(live.id)

@@ -1,0 +1,131 @@
+"""What a gate measures on a sample: M(old/old), M(new/old) by the route that serving takes, and M(new/new).
+
+Q queries meet N items, of which the first Q are the queries; each is left out of its own ranking. The new version may
+have embedded fewer items: then M(new/new) is over those, and the share of the gap that is closed stays unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from index.evaluation import Compared, retrieval
+from index.gate import Measured, gate
+from index.graph import Route
+from index.measures import first_items, recall, tar
+from index.space import Vectors, space_from_json
+from index.transform import Transform, load_transform
+from index.version import Edge, EdgeKind
+from service.registry.registry import Catalog, Registered
+from service.upgrades.gates.samples import Sample
+
+TAR, RECALL = "TAR@FAR", "recall@k"
+
+
+def measure(
+    catalog: Catalog, old: Registered, new: Registered, sample: Sample, asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The report of a gate, as it is stored; `asked` holds metric, far, k and seed.
+
+    Raises:
+        InvalidArgument: the metric needs labels that are not there, or that nobody shares.
+    """
+    kinds, old_old, new_old, new_new = compared(catalog, old, new, sample)
+    metric, by = _metric(sample, new_new, asked)
+    before = by(old_old)
+    if not before.valid.any():
+        raise InvalidArgument("no two entries of the sample share a label", pointer="/label")
+    # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
+    after = before if kinds == (EdgeKind.DUAL.value,) else by(new_old)
+    verdict = gate(before, after, by(new_new), metric, seed=asked["seed"], slice_of=sample.slices)
+    all_new = len(new_new.items) == len(sample)
+    return {
+        **asked,
+        **verdict.as_json(),
+        "gap_closed": verdict.gap_closed if all_new else None,
+        "version": new.name,
+        "current": old.name,
+        "route": list(kinds),
+        "items": len(sample),
+        "new_new_items": len(new_new.items),
+        "whole": sample.whole,
+        "exhaustive": sample.exhaustive,
+        "unreadable": sample.unreadable,
+        "unlabelled": sample.unlabelled,
+        "labelled": sample.labels is not None,
+        "latency_ms": {name: dict(found) for name, found in sample.latency_ms.items() if name in (old.name, new.name)},
+    }
+
+
+def compared(
+    catalog: Catalog, old: Registered, new: Registered, sample: Sample
+) -> tuple[tuple[str, ...], Compared, Compared, Compared]:
+    """The kinds of edges new/old goes by, and what is compared with what: old/old, new/old and new/new."""
+    by_new, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
+    queries = by_new[: sample.queries]
+    old_old, new_new = _pair(items[: sample.queries], items, old), _pair(queries, by_new, new)
+    # A slerp edge to a version that has not seen the sample would ask its encoder: the next best route counts.
+    route = catalog.graph().route(new.name, old.name, frozenset(sample.embedded))
+    if route is not None and not route.dual:
+        return route.kinds, old_old, _pair(reach(catalog, route, sample), items, old), new_new
+    if (moved := forwarded(catalog, old, new, sample)) is not None:
+        return (EdgeKind.FORWARD.value,), old_old, _pair(queries, moved, new), new_new
+    return (EdgeKind.DUAL.value,), old_old, old_old, new_new
+
+
+def reach(catalog: Catalog, route: Route, sample: Sample) -> Vectors:
+    """The queries at the end of a route, whose encoders have seen them."""
+    queries = sample.embedded[route.encoders[0]].vectors[: sample.queries]
+    for edge in () if route.dual else route.edges:
+        transform = _opened(catalog, edge)
+        given = sample.embedded.get(edge.old)
+        queries = transform(queries, None if given is None else given.vectors[: sample.queries])
+    return queries
+
+
+def forwarded(catalog: Catalog, old: Registered, new: Registered, sample: Sample) -> Vectors | None:
+    """The sample as items that a `transform` backfill moved from `old` to `new`; None without an item edge."""
+    edge = catalog.graph().forward(old.name, new.name)
+    if edge is None:
+        return None
+    given = sample.embedded[old.name]
+    return _opened(catalog, edge)(given.vectors, given.side)
+
+
+def _opened(catalog: Catalog, edge: Edge) -> Transform:
+    with catalog.opening(edge):
+        return load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)
+
+
+def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured]]:
+    """The metric's full name, and what measures it."""
+    labels, alone = sample.labels, np.arange(sample.queries)
+    metric = asked["metric"] or (RECALL if labels is None else "cmc@1")
+    if metric == RECALL:
+        k = min(asked["k"], len(sample) - 1)
+        truth = first_items(new_new, k, alone)
+        return f"recall@{k}", lambda pair: recall(first_items(pair, k, alone), truth)
+    if labels is None:
+        why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
+        raise InvalidArgument(why, pointer="/metric")
+    if metric == TAR:
+        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, *_told(labels, pair), asked["far"], alone)
+    return metric, lambda pair: _rank(pair, labels)
+
+
+def _rank(pair: Compared, labels: Sequence[str]) -> Measured:
+    of_queries, of_items = _told(labels, pair)
+    alone = np.arange(len(of_queries))
+    return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=alone)
+
+
+def _told(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
+    """The labels of its queries and of its items, which are the first entries."""
+    return labels[: len(pair.queries)], labels[: len(pair.items)]
+
+
+def _pair(queries: Vectors, items: Vectors, version: Registered) -> Compared:
+    return Compared(queries, items, space_from_json(dict(version.card.space)))

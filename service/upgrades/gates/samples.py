@@ -1,0 +1,246 @@
+"""What a gate measures on: items of the gallery (`service.upgrades.gates.sides`) or an evaluation set, embedded.
+
+The first Q of the N entries are queries, all of them are items; a query is left out of its own ranking. In an
+evaluation set every entry is both. Arrays are (N, dimension).
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from PIL.Image import Image
+from sqlalchemy import Connection, Row, false, select
+
+from index.encoder import BATCH, Embedded, Encoder
+from index.errors import InvalidArgument, InvalidImage, RegraftError
+from index.filter import value_at
+from index.image import decode_image
+from service.registry.registry import Catalog, Registered
+from service.store.blobs import Blobs
+from service.store.sql_arrays import blocks
+from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
+from service.store.vector_codec import STORED, from_bytes
+
+READ_BLOCK = 1_000
+TIMED = 50
+"""Images that each encoder is timed on, one at a time."""
+
+
+class UnknownEvaluation(RegraftError):
+    """The gallery has no evaluation set of this number."""
+
+    status = 404
+    code = "unknown_evaluation"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry: where its image lies (None: there is none), its label and its slice as JSON texts.
+
+    `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id.
+    """
+
+    number: int
+    blob: str | None
+    label: str | None
+    slice: str | None
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """N entries, embedded; the first `queries` of them ask.
+
+    Attributes:
+        entries: (N,) what was embedded.
+        embedded: version name -> its embeddings of the first so many entries, at least of the queries; the current
+            version's are of all.
+        labels: (N,), None where they are unknown.
+        slices: (Q,), None for a query in no slice.
+        latency_ms: version name -> p50 and p99 of encoding one image, where images were encoded.
+        unreadable: how many entries were left out, because their image is gone or cannot be read.
+        queries: Q, how many of the entries ask.
+        unlabelled: how many entries were left out, because they have no label and others do.
+        whole: whether every item that can be compared is among the entries.
+        exhaustive: whether moreover every one that can ask does: there is no stronger measurement.
+    """
+
+    entries: Sequence[Entry]
+    embedded: Mapping[str, Embedded]
+    labels: Sequence[str] | None
+    slices: Sequence[str | None]
+    latency_ms: Mapping[str, Mapping[str, float]]
+    unreadable: int
+    queries: int
+    unlabelled: int = 0
+    whole: bool = True
+    exhaustive: bool = True
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def draw(connection: Connection, gallery_id: int, label: str | None, sample: int, seed: int) -> list[Entry]:
+    """Up to `sample` live items that hold an image and the metadata field `label`, in an order drawn by `seed`.
+
+    Raises:
+        InvalidArgument: there are fewer than two.
+    """
+    has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
+    ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), np.int64)
+    drawn: list[Entry] = []
+    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
+        rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
+        found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
+        drawn += [Entry(i, found[i].blob, field_text(found[i].metadata, label), None) for i in block if i in found]
+        if len(drawn) >= sample:
+            break
+    if len(drawn) < 2:
+        wanted = "with an image" + (f" and metadata field {label!r}" if label else "")
+        raise InvalidArgument(f"measuring needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
+    return drawn[:sample]
+
+
+def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+    """The row of a gallery's evaluation set. Raises UnknownEvaluation."""
+    mine = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
+    row = connection.execute(select(evaluation).where(*mine)).first()
+    if row is None:
+        raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
+    return row
+
+
+def read_entries(
+    connection: Connection, evaluation_id: int, slice_field: str | None, label: str | None = None
+) -> list[Entry]:
+    """The entries of an evaluation set, with their own labels, or else what their metadata field `label` holds.
+
+    Raises:
+        InvalidArgument: no entry has that field.
+    """
+    mine = select(evaluation_entry).where(evaluation_entry.c.evaluation_id == evaluation_id)
+    entries = []
+    for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
+        own = None if row.label is None else as_text(row.label)
+        told = own if label is None else field_text(row.metadata, label)
+        entries.append(Entry(row.number, row.blob, told, field_text(row.metadata, slice_field), str(row.number)))
+    if label is not None and all(entry.label is None for entry in entries):
+        raise InvalidArgument(f"label: no entry has the metadata field {label!r}", pointer="/label")
+    return entries
+
+
+def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
+    """The entries that have a label, as items without one are left out too; all of them where fewer than two have."""
+    labelled = [entry for entry in entries if entry.label is not None]
+    return labelled if len(labelled) >= 2 else entries
+
+
+def embed(
+    blobs: Blobs, max_pixels: int, entries: Sequence[Entry], versions: Sequence[Registered], timed: int = TIMED
+) -> Sample:
+    """Encode the entries' images by each version; those that cannot be read are left out.
+
+    `timed` images are also encoded one at a time, for the latencies.
+
+    Raises:
+        NoEncoder: one of the versions takes embeddings only.
+        StoreUnreachable: it cannot be told whether they can.
+    """
+    encoders = {version.name: version.encoder() for version in versions}
+    parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
+    kept: list[Entry] = []
+    seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    for block in blocks(entries, BATCH):
+        readable = [
+            (image, entry) for entry in block if (image := read_image(blobs, max_pixels, entry.blob)) is not None
+        ]
+        images = [image for image, _ in readable]
+        for name, encoder in encoders.items():
+            parts[name].append(encoder.encode(images))
+            seconds[name] += time_one(encoder, images[: timed - len(seconds[name])])
+        kept += [entry for _, entry in readable]
+    embedded = {name: _joined(found) for name, found in parts.items()}
+    return _sample(embedded, kept, quantiles(seconds), len(entries) - len(kept))
+
+
+def read_embeddings(
+    connection: Connection, catalog: Catalog, evaluation_id: int, entries: Sequence[Entry], needed: Sequence[Registered]
+) -> Sample:
+    """The embeddings of these entries of an evaluation set that came without images.
+
+    Raises:
+        InvalidArgument: it holds none of a version that is needed.
+    """
+    mine = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
+    versions = {row.version_id: row.vectors for row in connection.execute(mine)}
+    if missing := [version.name for version in needed if version.id not in versions]:
+        held = ", ".join(sorted(catalog.by_id(v).name for v in versions))
+        why = f"evaluation {evaluation_id} holds no embeddings of {' and '.join(map(repr, missing))} (it has: {held})"
+        raise InvalidArgument(why, pointer="/evaluation")
+    rows = [entry.number for entry in entries]
+    embedded = {}
+    for version in map(catalog.by_id, versions):
+        stored = versions[version.id]
+        vectors = from_bytes([stored], len(stored) // STORED.itemsize).reshape(-1, version.card.dim)
+        embedded[version.name] = Embedded(vectors[rows], None)
+    return _sample(embedded, entries, {}, 0)
+
+
+def as_text(value: Any) -> str:
+    """Any JSON value as something that sorts: 1 and "1" stay different."""
+    return json.dumps(value, sort_keys=True)
+
+
+def _sample(
+    embedded: Mapping[str, Embedded],
+    entries: Sequence[Entry],
+    latency_ms: Mapping[str, Mapping[str, float]],
+    unreadable: int,
+) -> Sample:
+    labels = [entry.label for entry in entries if entry.label is not None]
+    slices = [entry.slice for entry in entries]
+    told = labels if len(labels) == len(entries) else None
+    return Sample(entries, embedded, told, slices, latency_ms, unreadable, len(entries))
+
+
+def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
+    """A metadata field as `as_text` has it; None where there is none."""
+    found = None if name is None else value_at(metadata, name)
+    return None if found is None else as_text(found)
+
+
+def read_image(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:
+    """A stored image, decoded; None where it is gone or cannot be read."""
+    try:
+        return decode_image(blobs.read(blob or ""), max_pixels=max_pixels)
+    except (OSError, InvalidImage):
+        return None
+
+
+def time_one(encoder: Encoder, images: Sequence[Image]) -> list[float]:
+    """How long each image takes by itself, from decoded pixels to its embedding."""
+    seconds = []
+    for image in images:
+        started = time.perf_counter()
+        encoder.encode([image])
+        seconds.append(time.perf_counter() - started)
+    return seconds
+
+
+def quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:
+    """Version name -> p50 and p99 in milliseconds, where anything was timed."""
+    return {
+        name: {"p50": 1000 * float(np.quantile(took, 0.5)), "p99": 1000 * float(np.quantile(took, 0.99))}
+        for name, took in seconds.items()
+        if took
+    }
+
+
+def _joined(parts: Sequence[Embedded]) -> Embedded:
+    side = [p.side for p in parts if p.side is not None]
+    return Embedded(np.concatenate([p.vectors for p in parts]), np.concatenate(side) if side else None)

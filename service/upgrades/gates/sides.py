@@ -1,0 +1,249 @@
+"""The two sides of a gate on a gallery's own items: sampled queries, and the whole gallery where that is affordable.
+
+What is stored is not computed again, so that the gallery side costs little: only queries have to be embedded by the new
+version, and items that hold no embedding by the old one. Affordable means: at most MOST_PAIRS pairs of a query and an
+item are compared, and each version has to embed at most MOST_MADE images. Beyond that the gallery side is a sample too:
+the items that come first in an order drawn by the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image
+from sqlalchemy import Connection, false, select
+
+from index.encoder import BATCH, Embedded
+from index.errors import InvalidArgument
+from index.space import Vectors
+from index.version import Origin
+from service.registry.registry import Registered
+from service.store.blobs import Blobs
+from service.store.sql_arrays import blocks
+from service.store.tables import embedding, item
+from service.store.vector_codec import from_bytes
+from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles, read_image, time_one
+
+MOST_PAIRS = 100_000_000
+"""Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
+
+MOST_MADE = 4_000
+"""Images of the gallery side that each version embeds, where nothing is stored."""
+
+Row = tuple[Vectors, Vectors | None]
+"""An embedding (D,) and its side-information (S,)."""
+
+
+@dataclass
+class Drawn:
+    """Entries in the order drawn, and what is stored of them.
+
+    Attributes:
+        asking: numbers of the entries that are queries.
+        both: numbers of those that are embedded by both versions, the queries among them.
+        stored: version name -> number of an entry -> its stored embedding.
+        unlabelled: how many were left out because they have no label.
+        whole: whether every item that can be compared is there.
+        exhausted: whether every item that can ask does.
+    """
+
+    entries: list[Entry] = field(default_factory=list)
+    asking: set[int] = field(default_factory=set)
+    both: set[int] = field(default_factory=set)
+    stored: dict[str, dict[int, Row]] = field(default_factory=dict)
+    unlabelled: int = 0
+    whole: bool = True
+    exhausted: bool = True
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What to draw: up to `sample` queries by `seed`, with the metadata fields that are the label and the slice.
+
+    `paired`: only items that the new version embeds too are of use.
+    """
+
+    label: str | None
+    slice: str | None
+    sample: int
+    seed: int
+    paired: bool
+
+
+def draw_sides(connection: Connection, gallery_id: int, old: Registered, new: Registered, wanted: Wanted) -> Drawn:
+    """Draw items of a gallery as queries and as items.
+
+    Raises:
+        InvalidArgument: fewer than two can ask.
+    """
+    drawn = Drawn(stored={old.name: {}, new.name: {}})
+    most = max(wanted.sample, MOST_PAIRS // wanted.sample)
+    made = dict.fromkeys(drawn.stored, 0)
+    for entry in _entries(connection, gallery_id, (old, new), wanted, drawn):
+        has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
+        asks = has_new or entry.blob is not None
+        if (not has_old and entry.blob is None) or (wanted.paired and not asks):
+            continue
+        room = has_new or made[new.name] < MOST_MADE
+        if len(drawn.asking) < wanted.sample:
+            room = True
+            drawn.asking.update([entry.number] if asks else [])
+        elif _beyond(len(drawn.entries), most, has_old or made[old.name] < MOST_MADE, room or not wanted.paired):
+            drawn.whole = drawn.exhausted = False
+            break
+        else:
+            drawn.exhausted = drawn.exhausted and not asks
+        if asks and room:
+            drawn.both.add(entry.number)
+            made[new.name] += not has_new
+        made[old.name] += not has_old
+        drawn.entries.append(entry)
+    if len(drawn.asking) < 2:
+        have = f"with an image or an embedding by {new.name!r}"
+        labelled = f" and metadata field {wanted.label!r}" if wanted.label else ""
+        found = len(drawn.asking)
+        raise InvalidArgument(f"measuring needs two items {have}{labelled}; the gallery has {found}", pointer="/label")
+    return drawn
+
+
+def _beyond(items: int, most: int, old_has_room: bool, new_has_room: bool) -> bool:
+    """Whether one more item is not affordable."""
+    return items >= most or not (old_has_room and new_has_room)
+
+
+def embed_sides(
+    blobs: Blobs, max_pixels: int, drawn: Drawn, old: Registered, new: Registered, helping: Sequence[Registered]
+) -> Sample:
+    """Embed what is not stored: queries by every version, other items by those that it takes.
+
+    An image that cannot be read is left out as a query, and as an item too where nothing is stored of it.
+
+    Raises:
+        NoEncoder: a version is needed that takes embeddings only.
+        InvalidArgument: fewer than two queries are left.
+    """
+    known: dict[str, dict[int, Row]] = {name: dict(rows) for name, rows in drawn.stored.items()}
+    unreadable: set[int] = set()
+    seconds: dict[str, list[float]] = {old.name: [], new.name: []}
+    for block in blocks(drawn.entries, BATCH):
+        missing = {entry.number: _missing(entry, drawn, known, old, new, helping) for entry in block}
+        images = {entry.number: read_image(blobs, max_pixels, entry.blob) for entry in block if missing[entry.number]}
+        for version in {v.name: v for needed in missing.values() for v in needed}.values():
+            numbers = [n for n, needed in missing.items() if version in needed and images[n] is not None]
+            _encode(version, [images[n] for n in numbers], numbers, known)
+        for version in (old, new):
+            seconds[version.name] += _timed(version, images.values(), TIMED - len(seconds[version.name]))
+        unreadable |= {number for number, image in images.items() if image is None}
+    entries, asking, both = _left(drawn, known, unreadable, old)
+    if asking < 2:
+        raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
+    embedded = {old.name: _stack(known, old, entries), new.name: _stack(known, new, entries[:both])}
+    seen = {entry.number for entry in entries[:asking]}
+    helped = [version for version in helping if seen <= set(known.get(version.name, {}))]
+    embedded |= {version.name: _stack(known, version, entries[:asking]) for version in helped}
+    return Sample(
+        entries=entries,
+        embedded=embedded,
+        labels=None if any(entry.label is None for entry in entries) else [entry.label or "" for entry in entries],
+        slices=[entry.slice for entry in entries[:asking]],
+        latency_ms=quantiles(seconds),
+        unreadable=len(unreadable),
+        unlabelled=drawn.unlabelled,
+        queries=asking,
+        whole=drawn.whole,
+        exhaustive=drawn.whole and drawn.exhausted,
+    )
+
+
+def _entries(
+    connection: Connection, gallery_id: int, versions: Sequence[Registered], wanted: Wanted, drawn: Drawn
+) -> Iterator[Entry]:
+    """Live items in the order drawn; their stored embeddings are noted on the way."""
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    ids = np.fromiter(connection.execute(select(item.c.id).where(*live).order_by(item.c.id)).scalars(), np.int64)
+    for block in blocks(np.random.default_rng(wanted.seed).permutation(ids).tolist(), READ_BLOCK):
+        columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
+        rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
+        for version in versions:
+            drawn.stored[version.name] |= _stored(connection, version, block, {i for i in rows if rows[i].blob})
+        for number in block:
+            row = rows[number]
+            label, part = (field_text(row.metadata, name) for name in (wanted.label, wanted.slice))
+            if wanted.label is not None and label is None:
+                drawn.unlabelled += 1
+            else:
+                yield Entry(row.id, row.blob, label, part, row.external_id)
+
+
+def _stored(connection: Connection, version: Registered, ids: Sequence[int], with_image: set[int]) -> dict[int, Row]:
+    """Embeddings by a version; one that an edge made counts only where there is no image to embed."""
+    mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
+    rows = [
+        row
+        for row in connection.execute(
+            select(embedding.c.item_id, embedding.c.origin, embedding.c.vector, embedding.c.side).where(*mine)
+        )
+        if row.origin != Origin.TRANSFORMED or row.item_id not in with_image
+    ]
+    side_dim = version.card.side_dim
+    if side_dim:
+        # Without its side-information an item edge has nothing to go by: what has none is embedded anew.
+        rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
+    vectors = from_bytes([row.vector for row in rows], version.card.dim)
+    sides = [from_bytes([row.side], side_dim)[0] if row.side is not None and side_dim else None for row in rows]
+    return {row.item_id: (vectors[n], sides[n]) for n, row in enumerate(rows)}
+
+
+def _missing(
+    entry: Entry,
+    drawn: Drawn,
+    known: Mapping[str, Mapping[int, Row]],
+    old: Registered,
+    new: Registered,
+    helping: Sequence[Registered],
+) -> list[Registered]:
+    """The versions that have still to embed an entry."""
+    wanted = [old, *([new] if entry.number in drawn.both else [])]
+    if entry.number in drawn.asking and entry.blob is not None:
+        wanted += helping
+    return [version for version in wanted if entry.number not in known.get(version.name, {})]
+
+
+def _encode(
+    version: Registered,
+    images: Sequence[Image | None],
+    numbers: Sequence[int],
+    known: dict[str, dict[int, Row]],
+) -> None:
+    made = version.encoder().encode([image for image in images if image is not None])
+    rows = known.setdefault(version.name, {})
+    for n, number in enumerate(numbers):
+        rows[number] = (made.vectors[n], None if made.side is None else made.side[n])
+
+
+def _timed(version: Registered, images: Iterable[Image | None], most: int) -> list[float]:
+    """How long single images take, also by a version whose embeddings are all stored."""
+    if not (version.card.encoder and version.opens("images") and most):
+        return []
+    return time_one(version.encoder(), [image for image in images if image is not None][:most])
+
+
+def _left(
+    drawn: Drawn, known: Mapping[str, Mapping[int, Row]], unreadable: set[int], old: Registered
+) -> tuple[list[Entry], int, int]:
+    """The entries that can be compared - queries first, then those of both versions - and how many these are."""
+    there = [entry for entry in drawn.entries if entry.number in known[old.name]]
+    rank = [2 - (e.number in drawn.both - unreadable) - (e.number in drawn.asking - unreadable) for e in there]
+    order: NDArray[np.int64] = np.argsort(rank, kind="stable")
+    return [there[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
+
+
+def _stack(known: Mapping[str, Mapping[int, Row]], version: Registered, entries: Sequence[Entry]) -> Embedded:
+    rows = [known[version.name][entry.number] for entry in entries]
+    sides = [side for _, side in rows if side is not None]
+    return Embedded(
+        np.stack([vector for vector, _ in rows]), np.stack(sides) if sides and len(sides) == len(rows) else None
+    )

@@ -1,0 +1,69 @@
+"""What a request asks, apart from who embeds it: so that a trial can tell queries apart and ask them once more."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Sequence
+
+from starlette.datastructures import UploadFile
+
+from index.gallery import Encode
+from service.registry.embedding import embed_images, embed_texts
+from service.registry.registry import Catalog
+from service.registry.sight import Sight
+
+
+class ImageContent:
+    """The images of a form, which closes after the response."""
+
+    def __init__(self, catalog: Catalog, files: Sequence[UploadFile], max_pixels: int) -> None:
+        self._catalog = catalog
+        self._files = files
+        self._max_pixels = max_pixels
+        self.encoders = catalog.encoders()
+        """Versions that can embed it."""
+
+    def digest(self) -> bytes:
+        """What tells these images from others."""
+        return _digest([_read(file) for file in self._files])
+
+    def size(self) -> int:
+        """Bytes of all images."""
+        return sum(file.size or 0 for file in self._files)
+
+    def kept(self) -> Encode:
+        """An encoder of the same images that outlives the form."""
+        files = [UploadFile(io.BytesIO(_read(file))) for file in self._files]
+        return embed_images(self._catalog, files, self._max_pixels, Sight())
+
+
+class TextContent:
+    """The texts of a request."""
+
+    def __init__(self, catalog: Catalog, texts: Sequence[str]) -> None:
+        self._catalog = catalog
+        self._texts = texts
+        self.encoders = catalog.text_encoders()
+        """Versions that can embed it."""
+
+    def digest(self) -> bytes:
+        """What tells these texts from others."""
+        return _digest([text.encode() for text in self._texts])
+
+    def size(self) -> int:
+        """Bytes of all texts, about."""
+        return sum(map(len, self._texts))
+
+    def kept(self) -> Encode:
+        """An encoder of the same texts."""
+        return embed_texts(self._catalog, self._texts)
+
+
+def _digest(parts: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
+
+
+def _read(file: UploadFile) -> bytes:
+    file.file.seek(0)
+    return file.file.read()

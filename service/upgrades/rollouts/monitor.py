@@ -1,0 +1,245 @@
+"""Watching a trial: which version answers a query, what both would have answered, and when it is enough.
+
+The query path only decides and counts. Everything else - answering once more by the new version for a shadow, adding
+the counts up in the database, rolling back a canary that passed a limit - happens behind the response, on one thread
+that drops what it has no room for, and counts what it dropped.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from index.agreement import first_match_flips, overlap, rank_correlation
+from index.gallery import Encode
+from service.registry.registry import Catalog
+from service.registry.rollout_records import CANARY, SHADOW, Tally, Trial, add_tally, exceeded
+from service.replica.replica import Answer, Live, Replica
+from service.store.database import Database
+from service.store.repository import take_seq
+from service.upgrades.deployments.history import State, on_its_way
+from service.upgrades.deployments.lifecycle import Order, roll_back
+
+logger = logging.getLogger(__name__)
+
+ROOM_REQUESTS = 64
+ROOM_BYTES = 64 << 20
+"""How much a shadow may hold of what it has still to answer."""
+FLUSH_SECONDS = 0.25
+"""How long counts wait to be added up in the database, at most, while nothing holds up the thread."""
+
+WHO = "canary"
+"""Who rolls back when a limit is passed."""
+
+Search = Callable[[str | None, Encode | None], Answer]
+"""Answers the request: by a version, None the current one; from an encoder, None the request's own."""
+
+
+class Content(Protocol):
+    """The queries of a request, when several versions can embed them."""
+
+    @property
+    def encoders(self) -> frozenset[str]:
+        """Names of these versions."""
+
+    def digest(self) -> bytes:
+        """What tells them from others."""
+
+    def size(self) -> int:
+        """Bytes it takes to keep them."""
+
+    def kept(self) -> Encode:
+        """An encoder that outlives the request."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Queries as a trial sees them.
+
+    Attributes:
+        version: what the request names; such queries take part in nothing.
+        content: the queries, None when only their own version can embed them.
+        key: what keeps the same client on the same version during a canary; None: the content itself.
+        k: matches that are compared.
+    """
+
+    version: str | None
+    content: Content | None
+    key: str | None
+    k: int
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A query that the new version has still to answer."""
+
+    live: Live
+    trial: Trial
+    old: Answer
+    encode: Encode
+    size: int
+    search: Search
+    k: int
+
+
+class Watch:
+    """The trials of one process."""
+
+    def __init__(self, database: Database, catalog: Catalog, replica: Replica) -> None:
+        self._database = database
+        self._catalog = catalog
+        self._replica = replica
+        self._jobs: queue.Queue[_Job] = queue.Queue(ROOM_REQUESTS)
+        self._held = 0
+        self._counting = threading.Lock()
+        self._tallies: dict[tuple[int, int, str], Tally] = defaultdict(Tally)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Add up what was counted; queries that wait for their shadow are dropped."""
+        self._stop.set()
+        self._thread.join()
+        self._flush()
+
+    def answer(self, live: Live, asking: Asking, search: Search) -> Answer:
+        """Answer queries as the gallery's trial has it."""
+        trial, content = live.trial, asking.content
+        if trial is None or asking.version is not None or content is None:
+            return search(asking.version, None)
+        if trial.version.name not in content.encoders:
+            return search(None, None)
+        chosen = share_of(trial, asking.key.encode() if asking.key else content.digest()) < trial.share
+        started = time.perf_counter()
+        if chosen and trial.phase == CANARY:
+            return self._by_new(live, trial, search)
+        answered = search(None, None)
+        with self._tally(live, trial) as tally:
+            tally.add(old=1)
+            tally.took("old", time.perf_counter() - started)
+        if chosen and trial.phase == SHADOW:
+            self._shadow(live, trial, answered, content, search, asking.k)
+        return answered
+
+    def _by_new(self, live: Live, trial: Trial, search: Search) -> Answer:
+        """By the new version; what it cannot answer the old one does. What neither can is the request's own fault."""
+        started = time.perf_counter()
+        try:
+            answered = search(trial.version.name, None)
+        except Exception as error:
+            answered = search(None, None)
+            with self._tally(live, trial) as tally:
+                tally.add(new=1)
+                tally.fail(error)
+            return answered
+        with self._tally(live, trial) as tally:
+            tally.add(new=1)
+            tally.took("new", time.perf_counter() - started)
+        return answered
+
+    def _shadow(self, live: Live, trial: Trial, old: Answer, content: Content, search: Search, k: int) -> None:
+        size = content.size()
+        room = self._held + size <= ROOM_BYTES and not self._jobs.full()
+        try:
+            if room:
+                self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search, k))
+                self._hold(size)
+        except queue.Full:
+            room = False
+        if not room:
+            with self._tally(live, trial) as tally:
+                tally.add(dropped=1)
+
+    def _hold(self, size: int) -> None:
+        with self._counting:
+            self._held += size
+
+    @contextmanager
+    def _tally(self, live: Live, trial: Trial) -> Iterator[Tally]:
+        with self._counting:
+            yield self._tallies[live.id, trial.deployment, trial.phase]
+
+    def _run(self) -> None:
+        due = time.monotonic() + FLUSH_SECONDS
+        while not self._stop.is_set():
+            try:
+                job = self._jobs.get(timeout=FLUSH_SECONDS)
+            except queue.Empty:
+                pass
+            else:
+                self._hold(-job.size)
+                self._compare(job)
+            if time.monotonic() >= due:
+                self._flush()
+                due = time.monotonic() + FLUSH_SECONDS
+
+    def _compare(self, job: _Job) -> None:
+        """Answer a query by the new version too, and count how far it agrees."""
+        if job.live.trial is None or job.live.trial.deployment != job.trial.deployment:
+            return
+        started = time.perf_counter()
+        try:
+            new = job.search(job.trial.version.name, job.encode)
+        except Exception as error:
+            with self._tally(job.live, job.trial) as tally:
+                tally.add(new=1)
+                tally.fail(error)
+            return
+        seconds = time.perf_counter() - started
+        pair = (job.old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
+        shares, rhos = overlap(*pair), rank_correlation(*pair)
+        with self._tally(job.live, job.trial) as tally:
+            # Queries that nothing matches, by a filter say, agree and disagree in nothing.
+            tally.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
+            tally.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
+            tally.add(flips=first_match_flips(*pair))
+            tally.took("new", seconds)
+
+    def _flush(self) -> None:
+        """Add counts up in the database; what cannot be written waits for the next time."""
+        with self._counting:
+            waiting, self._tallies = self._tallies, defaultdict(Tally)
+        for (gallery_id, number, phase), tally in waiting.items():
+            left = tally
+            try:
+                with self._database.write() as connection:
+                    added = add_tally(connection, number, phase, tally)
+                # These counts are stored. If the canary cannot be ended now, none at all make the next time look again.
+                left = Tally()
+                if added is not None and phase == CANARY and (why := exceeded(*added)):
+                    self._end(gallery_id, number, why)
+            except Exception:
+                logger.exception("trial of deployment %s: its counts, or its end, could not be stored", number)
+                with self._counting:
+                    self._tallies[gallery_id, number, phase] += left
+
+    def _end(self, gallery_id: int, number: int, why: str) -> None:
+        """Roll a canary back, unless somebody decided about it meanwhile."""
+        with self._database.write() as connection:
+            take_seq(connection, gallery_id, 0)
+            row = on_its_way(connection, gallery_id)
+            if row is None or (row.id, row.state) != (number, State.CANARY):
+                return
+            roll_back(connection, self._catalog, gallery_id, Order(WHO, why))
+        logger.warning("action=canary_rolled_back deployment=%s why=%r", number, why)
+        self._replica.refresh(gallery_id)
+
+
+def share_of(trial: Trial, key: bytes) -> float:
+    """Where a key lies in [0, 1), the same in every process; another deployment shuffles anew."""
+    digest = hashlib.sha256(f"{trial.deployment}:".encode() + key).digest()
+    return int.from_bytes(digest[:8], "big") / 2.0**64

@@ -1,1 +1,0 @@
-"""Registered versions: folders on their way in, and what this process has loaded."""

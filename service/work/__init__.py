@@ -1,1 +1,0 @@
-"""The work of a backfill over HTTP, for workers without the database."""
