@@ -1,1 +1,1 @@
-"""Backfills: planned, cut into chunks, worked on by any number of workers, watched."""
+"""Backfills: planned, cut into chunks, worked on by any number of workers."""

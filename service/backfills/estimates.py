@@ -18,8 +18,8 @@ from service.backfills.filtering import passing
 from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
 from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
-from service.registry.registry import Registered
-from service.runtime import Runtime
+from service.registry.registry import Catalog, Registered
+from service.store.database import Database
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
 
@@ -56,7 +56,13 @@ class EstimateOut(BaseModel):
 
 
 def estimate(
-    service: Runtime, connection: Connection, mover: Mover, target: Registered, scope: Scope, asked: Any
+    database: Database,
+    catalog: Catalog,
+    connection: Connection,
+    mover: Mover,
+    target: Registered,
+    scope: Scope,
+    asked: Any,
 ) -> EstimateOut:
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
@@ -66,13 +72,13 @@ def estimate(
     by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
     items = most(sum(by_version.values()), asked.share, asked.limit)
     rows = _sample(connection, waiting, kind, target, passed) if items else []
-    sampled, seconds = _measure(service, mover, target, scope, rows)
-    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(service, target, by_version))
+    sampled, seconds = _measure(database, mover, target, scope, rows)
+    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(catalog, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
     total = None if seconds is None else items * seconds
     if asked.rate is not None:
         total = max(total or 0.0, items / asked.rate)
-    now, with_target = _bytes_now(service, connection, scope, target)
+    now, with_target = _bytes_now(catalog, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     replaced = _already_held(connection, waiting, target)
@@ -101,7 +107,7 @@ def _by_version(connection: Connection, waiting: ColumnElement[bool], read: Colu
 
 
 def _measure(
-    service: Runtime, mover: Mover, target: Registered, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
+    database: Database, mover: Mover, target: Registered, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
 ) -> tuple[int, float | None]:
     """Seconds an item takes: read, computed, and written in a transaction that is taken back."""
     if not rows:
@@ -111,7 +117,7 @@ def _measure(
     outcome_of(move(target, rows[:1]))  # loads the models
     started = time.perf_counter()
     moved, _ = outcome_of(move(target, rows))
-    with service.database.write(dry_run=True) as connection:
+    with database.write(dry_run=True) as connection:
         write_moved(connection, scope.gallery_id, target.id, kind, moved)
     return len(rows), (time.perf_counter() - started) / len(rows)
 
@@ -145,7 +151,7 @@ def _without_image(connection: Connection, scope: Scope, given: dict[str, Any] |
     return int(connection.execute(select(func.count()).where(there)).scalar_one())
 
 
-def _bytes_now(service: Runtime, connection: Connection, scope: Scope, target: Registered) -> tuple[int, int]:
+def _bytes_now(catalog: Catalog, connection: Connection, scope: Scope, target: Registered) -> tuple[int, int]:
     """Of everything that is stored, and of the target's part of it."""
     counted = (
         select(embedding.c.version_id, func.count(), func.count(embedding.c.side))
@@ -155,7 +161,7 @@ def _bytes_now(service: Runtime, connection: Connection, scope: Scope, target: R
     )
     stored = {}
     for version_id, vectors, sides in connection.execute(counted):
-        card = service.catalog.by_id(version_id).card
+        card = catalog.by_id(version_id).card
         stored[version_id] = (vectors * card.dim + sides * card.side_dim) * FLOAT_BYTES
     return sum(stored.values()), stored.get(target.id, 0)
 
@@ -182,12 +188,12 @@ def _reencode_macs(target: Registered) -> int | None:
         return None
 
 
-def _transform_macs(service: Runtime, target: Registered, by_version: dict[int, int]) -> float | None:
+def _transform_macs(catalog: Catalog, target: Registered, by_version: dict[int, int]) -> float | None:
     """The mean over the items that wait; None when some of them have no item edge."""
     total = 0
     for version_id, count in by_version.items():
-        old = service.catalog.by_id(version_id)
-        edge = service.catalog.graph().forward(old.name, target.name)
+        old = catalog.by_id(version_id)
+        edge = catalog.graph().forward(old.name, target.name)
         if edge is None:
             return None
         try:

@@ -1,1 +1,1 @@
-"""Http of the service."""
+"""HTTP: routes, request and answer models, the guard in front of them; the only package that knows FastAPI."""

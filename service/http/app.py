@@ -14,9 +14,8 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
 from service import errors
-from service.http import backfill_failures as failures
-from service.http import backfill_progress as progress
 from service.http import (
+    audit,
     backfills,
     deployments,
     edges,
@@ -29,12 +28,13 @@ from service.http import (
     search,
     versions,
 )
+from service.http import backfill_failures as failures
+from service.http import backfill_progress as progress
 from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
 from service.registry.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
-from service.store import audit
 
 # Tried in this order for every request: queries come first.
 ROUTERS = (

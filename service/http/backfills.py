@@ -19,11 +19,11 @@ from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
 from service.errors import NoCurrentVersion
 from service.http.backfill_progress import BackfillOut, backfill_row, backfill_rows, describe, look
-from service.http.request_context import Change, Terms
+from service.http.request_context import Terms
 from service.registry.registry import Catalog, Registered
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number
-from service.store.audit import record
+from service.store.audit import Change, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.tables import backfill
 from service.upgrades.curves.measure import Begun
@@ -216,7 +216,7 @@ def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
             uncertainties(connection, service.catalog, mover, scope)
         if asked.curve is not None:
             service.curves.choose(connection, scope.gallery_id, target, asked.curve)
-        return estimate(service, connection, mover, target, scope, asked)
+        return estimate(service.database, service.catalog, connection, mover, target, scope, asked)
 
 
 @contextmanager

@@ -13,11 +13,12 @@ from sqlalchemy import Connection, Row, select
 from index.encoder import verify_version
 from index.errors import RegraftError
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
-from service.http.request_context import Change, IfMatchTerms
+from service.http.request_context import IfMatchTerms
 from service.registry.registry import Catalog, Registered
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number, Reason
+from service.store.audit import Change
 from service.store.repository import gallery_named
 from service.store.tables import deployment
 from service.upgrades.deployments.history import State, etag, history, transitions

@@ -1,4 +1,4 @@
-"""Edges: list with their evidence, add, fit on stored items, remove. `service.upgrades.edges.changes` makes the changes."""
+"""Edges: list with their evidence, add, fit on stored items, remove. `upgrades.edges.changes` makes the changes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.errors import InvalidBody
 from service.http.forms import FORM, JSON, Form, media_type, read_form
-from service.http.request_context import Change, Terms
+from service.http.request_context import Terms
 from service.registry.edge_records import Declared, EdgeOrigin
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registered
 from service.runtime import Runtime, Service
 from service.schemas import Body, Reason, parse_json
+from service.store.audit import Change
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
 from service.upgrades.edges.fitting import FitIn, fit
@@ -175,7 +176,7 @@ async def add(request: Request, response: Response, service: Service, terms: Ter
 def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeDetail:
     """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
     response.status_code = terms.status(201)
-    return describe(fit(service, body, terms))
+    return describe(fit(service.database, service.catalog, service.replica, body, terms))
 
 
 @router.delete("/edges/{new}/{old}/{kind}")
@@ -189,7 +190,9 @@ def delete(
     reason: Reason = "",
 ) -> RemovalOut:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
-    removal = remove(service, (new, old, kind), terms, force=force, reason=reason)
+    removal = remove(
+        service.database, service.catalog, service.replica, (new, old, kind), terms, force=force, reason=reason
+    )
     return RemovalOut(
         edge=describe(removal.edge),
         removed=not terms.dry_run,
@@ -225,7 +228,7 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
                 pointer="/archive",
             )
         _check(service, edge, new, old, replacing)
-        return accept(service, Declared(edge, EdgeOrigin.ADDED), terms, replacing=replacing)
+        return _accept(service, Declared(edge, EdgeOrigin.ADDED), terms, replacing)
 
 
 def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
@@ -248,10 +251,21 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
     _check(service, edge, new, old, asked.replace)
     if kind is not EdgeKind.IDENTITY:
         made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
-        return accept(service, Declared(edge, EdgeOrigin.ADDED, made), terms, replacing=asked.replace)
-    evidence, scores = verify(service, new, old, asked.verify or VerifyIn())
+        return _accept(service, Declared(edge, EdgeOrigin.ADDED, made), terms, asked.replace)
+    evidence, scores = verify(
+        service.database,
+        service.blobs,
+        service.settings.max_image_pixels,
+        new,
+        old,
+        asked.verify or VerifyIn(),
+    )
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), terms, replacing=asked.replace)
+    return _accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), terms, asked.replace)
+
+
+def _accept(service: Runtime, declared: Declared, terms: Change, replacing: bool) -> Declared:
+    return accept(service.database, service.catalog, service.replica, declared, terms, replacing=replacing)
 
 
 def describe(declared: Declared) -> EdgeDetail:

@@ -21,11 +21,11 @@ from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import FORM, JSON, Form, media_type, read_form
-from service.http.request_context import Change, Terms
+from service.http.request_context import Terms
 from service.registry.embedding import DECODING, pointing
 from service.runtime import Runtime, Service
 from service.schemas import Number, check_embeddings, parse_json, take_object
-from service.store.audit import record
+from service.store.audit import Change, record
 from service.store.repository import gallery_named, take_seq
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.store.vector_codec import to_bytes

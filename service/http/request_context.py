@@ -7,22 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
 
-
-@dataclass(frozen=True)
-class Change:
-    """The terms of a change.
-
-    Attributes:
-        who: the name of the API key, "local" where none is needed.
-        dry_run: check and answer as if, but change nothing.
-    """
-
-    who: str
-    dry_run: bool
-
-    def status(self, done: int) -> int:
-        """The status to answer with: `done`, or 200 when nothing was."""
-        return 200 if self.dry_run else done
+from service.store.audit import Change
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,12 @@ from index.folder import card_sha256, load_version
 from index.version import Edge, Version
 from service.errors import InvalidBody, VersionExists
 from service.http.forms import FORM, media_type, read_form
-from service.http.request_context import Change, Terms
+from service.http.request_context import Terms
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Catalog, Registered, insert_version, registered_sha256
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
-from service.store.audit import record
+from service.store.audit import Change, record
 from service.store.blobs import sync_all
 
 router = APIRouter(tags=["versions"])

@@ -1,1 +1,1 @@
-"""Registry of the service."""
+"""Versions and edges as this process knows them, their encoders, and where items belong by them."""

@@ -131,6 +131,8 @@ class Catalog:
     def __init__(self, database: Database, settings: Settings) -> None:
         self._database = database
         self._settings = settings
+        self.edges_folder = settings.edges
+        """Where the folders of edges lie that came on their own."""
         self._loading = threading.Lock()
         self._by_id: dict[int, Registered] = {}
         self._by_name: dict[str, Registered] = {}

@@ -1,1 +1,1 @@
-"""Replica of the service."""
+"""The replica: every gallery in memory, at one number of its change feed."""

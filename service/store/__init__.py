@@ -1,1 +1,1 @@
-"""Store of the service."""
+"""SQL is the truth: tables, statements, leases, the audit; and the images."""

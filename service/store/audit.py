@@ -6,52 +6,32 @@ Deployments and gates keep their own (`deployment_transition`, `gate_report`); a
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-from fastapi import APIRouter, Query
-from pydantic import BaseModel
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, insert
 
-from service.runtime import Service
-from service.schemas import Number
 from service.store.tables import audit
 
-router = APIRouter(tags=["audit"])
 
+@dataclass(frozen=True)
+class Change:
+    """The terms of a change.
 
-class AuditOut(BaseModel):
-    """A change: `subject` is what was changed, `evidence` what it did."""
+    Attributes:
+        who: the name of the API key, "local" where none is needed.
+        dry_run: check and answer as if, but change nothing.
+    """
 
-    id: int
-    at: float
     who: str
-    action: str
-    subject: str
-    why: str
-    evidence: dict[str, Any]
+    dry_run: bool
 
-
-class Audit(BaseModel):
-    """Changes, newest first."""
-
-    audit: list[AuditOut]
+    def status(self, done: int) -> int:
+        """The status to answer with: `done`, or 200 when nothing was."""
+        return 200 if self.dry_run else done
 
 
 def record(connection: Connection, who: str, action: str, subject: str, why: str = "", **evidence: Any) -> None:
     """Note a change, in the transaction that makes it."""
     values = {"at": time.time(), "who": who, "action": action, "subject": subject, "why": why, "evidence": evidence}
     connection.execute(insert(audit).values(values))
-
-
-@router.get("/audit")
-def list_all(
-    service: Service,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-    before: Annotated[Number | None, Query(description="only rows with a smaller id")] = None,
-) -> Audit:
-    """Changes to versions, edges, evaluation sets, backfills and galleries, newest first."""
-    found = select(audit).order_by(audit.c.id.desc()).limit(limit)
-    if before is not None:
-        found = found.where(audit.c.id < before)
-    with service.database.lookup() as connection:
-        return Audit(audit=[AuditOut.model_validate(row, from_attributes=True) for row in connection.execute(found)])

@@ -32,7 +32,7 @@ CHECKPOINT_PAGES = 16_384
 MIGRATING = 0x7265_6772_6166_74
 """The advisory lock that whoever migrates a PostgreSQL database holds."""
 
-MIGRATIONS = Path(__file__).parent.parent / "migrations"
+MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
 class Database:

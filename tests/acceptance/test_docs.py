@@ -135,14 +135,17 @@ def test_each_pinned_version_is_one_that_the_project_allows():
 
 def test_every_module_of_the_service_has_its_place_on_the_map():
     lines = re.findall(
-        r"^\| (?:`(\w+)/`|ground floor) \| (.*) \|$", (ROOT / "docs" / "rooms.md").read_text(), re.MULTILINE
+        r"^\| (?:`([\w/]+)/`|ground floor) \| (.*) \|$", (ROOT / "docs" / "rooms.md").read_text(), re.MULTILINE
     )
     named = {room: set(re.findall(r"`([a-z_]+)`", text)) for room, text in lines}
     service = ROOT / "service"
-    rooms = {"": service, **{folder.parent.name: folder.parent for folder in service.glob("*/__init__.py")}}
-    modules = {room: {path.stem for path in folder.glob("*.py")} - {"__init__"} for room, folder in rooms.items()}
+    packages = {str(file.parent.relative_to(service)): file.parent for file in service.glob("*/**/__init__.py")}
+    modules = {
+        package: {path.stem for path in folder.glob("*.py")} - {"__init__"}
+        for package, folder in {"": service, **packages}.items()
+    }
 
-    assert named == modules
+    assert named == {package: found for package, found in modules.items() if found}
 
 
 def test_prose_is_wrapped_so_that_changes_to_it_can_be_read():

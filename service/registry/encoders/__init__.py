@@ -1,1 +1,1 @@
-"""Encoders of the service."""
+"""Encoders: loaded when needed, run in dynamic batches."""

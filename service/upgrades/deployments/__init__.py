@@ -1,1 +1,1 @@
-"""Deployments of the service."""
+"""Deployments: the table of steps, what a refused gate stops, retiring and freeing."""

@@ -1,6 +1,6 @@
 """Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-This is the decision, in one transaction; the embeddings then go block by block, see `service.upgrades.deployments.freeing`.
+This is the decision, in one transaction; the embeddings then go block by block, see `upgrades.deployments.freeing`.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Edges of the service."""
+"""Edges that come and go: accepted, fitted on stored items, claimed and verified, removed."""

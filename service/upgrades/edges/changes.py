@@ -25,14 +25,14 @@ from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.backfills.planner import ACTIVE, Kind
 from service.errors import UnknownGallery
-from service.http.request_context import Change
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import Declared, delete_edge, insert_edge
 from service.registry.placement import activate, preference, route_to
 from service.registry.registry import Catalog
-from service.runtime import Runtime
-from service.store.audit import record
+from service.replica.replica import Replica
+from service.store.audit import Change, record
 from service.store.blobs import sync_all
+from service.store.database import Database
 from service.store.repository import all_galleries, live_mix, take_seq
 from service.store.tables import backfill, version
 
@@ -117,7 +117,15 @@ def check_free(catalog: Catalog, key: EdgeKey, replacing: bool) -> None:
         )
 
 
-def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bool = False) -> Declared:
+def accept(
+    database: Database,
+    catalog: Catalog,
+    replica: Replica,
+    declared: Declared,
+    terms: Change,
+    *,
+    replacing: bool = False,
+) -> Declared:
     """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
 
     A rehearsal gives the edge back as it came.
@@ -131,16 +139,16 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
     place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
     with _changing:
-        with service.database.write(dry_run=terms.dry_run) as connection:
+        with database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
-            service.catalog.sync()
-            check_free(service.catalog, edge.key, replacing)
-            before = service.catalog.edge(edge.key)
+            catalog.sync()
+            check_free(catalog, edge.key, replacing)
+            before = catalog.edge(edge.key)
             if before is not None:
                 _check_unused(_applied_by(connection, before))
                 delete_edge(connection, before.id)
                 forget_edge(connection, edge.key)
-            new, old = (service.catalog.named(name) for name in (edge.new, edge.old))
+            new, old = (catalog.named(name) for name in (edge.new, edge.old))
             try:
                 number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
             except IntegrityError:  # another replica's, at the same moment
@@ -149,10 +157,10 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
             subject = "/".join(edge.key)
             record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
             for gallery in galleries:
-                _place(connection, service.catalog, gallery, Graph((*service.catalog.graph().edges, edge)))
+                _place(connection, catalog, gallery, Graph((*catalog.graph().edges, edge)))
             if incoming is not None and place is not None and not terms.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
-                final = service.settings.edges / place
+                final = catalog.edges_folder / place
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
                 incoming.rename(final)
@@ -160,13 +168,22 @@ def accept(service: Runtime, declared: Declared, terms: Change, *, replacing: bo
         if terms.dry_run:
             return declared
         _forget_files(before)
-    _refresh(service)
-    accepted = service.catalog.edge(edge.key)
+    _refresh(catalog, replica)
+    accepted = catalog.edge(edge.key)
     assert accepted is not None
     return accepted
 
 
-def remove(service: Runtime, key: EdgeKey, terms: Change, *, force: bool, reason: str) -> Removal:
+def remove(
+    database: Database,
+    catalog: Catalog,
+    replica: Replica,
+    key: EdgeKey,
+    terms: Change,
+    *,
+    force: bool,
+    reason: str,
+) -> Removal:
     """Remove an edge, or as a rehearsal only find out what that would do.
 
     Raises:
@@ -178,12 +195,12 @@ def remove(service: Runtime, key: EdgeKey, terms: Change, *, force: bool, reason
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
     with _changing:
-        with service.database.write(dry_run=terms.dry_run) as connection:
+        with database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
-            service.catalog.sync()
-            declared = find(service.catalog, key)
-            graph = Graph(edge for edge in service.catalog.graph().edges if edge.key != key)
-            found = [_without(connection, service.catalog, gallery, key, graph) for gallery in galleries]
+            catalog.sync()
+            declared = find(catalog, key)
+            graph = Graph(edge for edge in catalog.graph().edges if edge.key != key)
+            found = [_without(connection, catalog, gallery, key, graph) for gallery in galleries]
             touched = tuple(d for d in found if d.routes or d.moved or d.lost)
             removal = Removal(declared, touched, _applied_by(connection, declared))
             if not terms.dry_run:
@@ -197,7 +214,7 @@ def remove(service: Runtime, key: EdgeKey, terms: Change, *, force: bool, reason
             _forget_files(declared)
     if not terms.dry_run:
         logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
-        _refresh(service)
+        _refresh(catalog, replica)
     return removal
 
 
@@ -281,8 +298,8 @@ def _forget_files(declared: Declared | None) -> None:
         shutil.rmtree(declared.edge.folder, ignore_errors=True)
 
 
-def _refresh(service: Runtime) -> None:
+def _refresh(catalog: Catalog, replica: Replica) -> None:
     """Show it here at once; other processes look for themselves."""
-    service.catalog.sync()
-    for live in service.replica.all():
-        service.replica.refresh(live.id)
+    catalog.sync()
+    for live in replica.all():
+        replica.refresh(live.id)

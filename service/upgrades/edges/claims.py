@@ -25,8 +25,9 @@ from index.space import Space, Vectors, space_from_json
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import draw_held, pictured
 from service.registry.registry import Registered
-from service.runtime import Runtime
 from service.schemas import Body, Seed
+from service.store.blobs import Blobs
+from service.store.database import Database
 from service.store.repository import gallery_named
 
 TOLERANCE = 0.01
@@ -68,7 +69,7 @@ class Twin:
 
 
 def verify(
-    service: Runtime, new: Registered, old: Registered, asked: VerifyIn
+    database: Database, blobs: Blobs, max_pixels: int, new: Registered, old: Registered, asked: VerifyIn
 ) -> tuple[dict[str, Any], dict[str, Score]]:
     """Compare two versions of one dimension and space.
 
@@ -80,7 +81,9 @@ def verify(
         NotIdentical: gives the measured disagreement, and the image on which it is greatest.
         NothingToVerifyOn: says what is missing.
     """
-    twins = [twin for twin in (_probes(new, old), _items(service, new, old, asked)) if twin is not None]
+    twins = [
+        twin for twin in (_probes(new, old), _items(database, blobs, max_pixels, new, old, asked)) if twin is not None
+    ]
     if not twins:
         raise NothingToVerifyOn(
             f"{new.name!r} and {old.name!r} have no encoders that read the same input: name a gallery with items that "
@@ -130,12 +133,14 @@ def _probe(version: Registered, shape: dict[str, tuple[int, ...]]) -> Vectors:
     return read_arrays(version.version.folder / PROBE, PROBE, shape)["image"]
 
 
-def _items(service: Runtime, new: Registered, old: Registered, asked: VerifyIn) -> Twin | None:
+def _items(
+    database: Database, blobs: Blobs, max_pixels: int, new: Registered, old: Registered, asked: VerifyIn
+) -> Twin | None:
     """Exactly as many items as asked for: those that hold both embeddings, then those whose image both can encode."""
     if asked.gallery is None:
         return None
     encodes = bool(new.card.encoder and old.card.encoder)
-    with service.database.read() as connection:
+    with database.read() as connection:
         gallery_id = gallery_named(connection, asked.gallery).id
         held, _ = draw_held(
             connection, new, old, gallery_id=gallery_id, label=None, sample=asked.items, seed=asked.seed
@@ -143,7 +148,7 @@ def _items(service: Runtime, new: Registered, old: Registered, asked: VerifyIn) 
         rows = pictured(connection, gallery_id, asked.items + len(held.names), asked.seed) if encodes else ()
     names, new_parts, old_parts = list(held.names), [held.new], [held.old]
     known = set(names)
-    for readable in _readable(service, [row for row in rows if row.external_id not in known]):
+    for readable in _readable(blobs, max_pixels, [row for row in rows if row.external_id not in known]):
         some = readable[: asked.items - len(names)]
         if len(names) == asked.items:
             break
@@ -161,14 +166,14 @@ def _items(service: Runtime, new: Registered, old: Registered, asked: VerifyIn) 
     return Twin(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
 
 
-def _readable(service: Runtime, rows: Sequence[Row[Any]]) -> Iterator[list[tuple[str, Image]]]:
+def _readable(blobs: Blobs, max_pixels: int, rows: Sequence[Row[Any]]) -> Iterator[list[tuple[str, Image]]]:
     """Names and images in batches; images that cannot be read are left out."""
     for start in range(0, len(rows), BATCH):
         found = []
         for row in rows[start : start + BATCH]:
             try:
-                data = service.blobs.read(row.blob)
-                found.append((row.external_id, decode_image(data, max_pixels=service.settings.max_image_pixels)))
+                data = blobs.read(row.blob)
+                found.append((row.external_id, decode_image(data, max_pixels=max_pixels)))
             except (OSError, InvalidImage):
                 continue
         yield found

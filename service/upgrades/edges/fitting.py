@@ -16,13 +16,14 @@ from index.errors import InvalidArgument, RegraftError
 from index.fitting import FITS, fit_adapter, fit_calibration_maps, intervals, legal_options, measure, split_pairs
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
-from service.http.request_context import Change
 from service.registry.edge_records import Declared, EdgeOrigin
 from service.registry.incoming import incoming_folder
 from service.registry.paired_embeddings import Held, draw_held
-from service.registry.registry import Registered
-from service.runtime import Runtime
+from service.registry.registry import Catalog, Registered
+from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Seed
+from service.store.audit import Change
+from service.store.database import Database
 from service.store.repository import gallery_named
 from service.upgrades.edges.changes import accept, check_free
 
@@ -55,7 +56,7 @@ class FitIn(Body):
     replace: bool = False
 
 
-def fit(service: Runtime, asked: FitIn, terms: Change) -> Declared:
+def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, terms: Change) -> Declared:
     """Fit an edge, measure it as it will be served, and accept it unless it is a rehearsal.
 
     Raises:
@@ -64,16 +65,16 @@ def fit(service: Runtime, asked: FitIn, terms: Change) -> Declared:
         TooFewPairs: says how many there are, and how to get more.
         InvalidArgument: an option or the kind cannot be used.
     """
-    service.catalog.sync()
-    new, old = (service.catalog.named(name) for name in (asked.new, asked.old))
+    catalog.sync()
+    new, old = (catalog.named(name) for name in (asked.new, asked.old))
     if new is old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
     if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
     kind = EdgeKind.SLERP if asked.kind == "slerp" else EdgeKind.MATRIX
-    check_free(service.catalog, (new.name, old.name, kind.value), asked.replace)
+    check_free(catalog, (new.name, old.name, kind.value), asked.replace)
     options = _options(asked)
-    with service.database.read() as connection:
+    with database.read() as connection:
         held, there = _draw(connection, new, old, asked)
     pairs = split_pairs(held.new, held.old, held.labels, asked.seed)
     if not pairs.matching.valid.any():
@@ -85,7 +86,7 @@ def fit(service: Runtime, asked: FitIn, terms: Change) -> Declared:
     except InvalidArgument as error:
         below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[asked.kind]) else ""
         raise InvalidArgument(error.message, pointer=below + error.pointer) from error
-    with incoming_folder(service.settings.edges) as folder:
+    with incoming_folder(catalog.edges_folder) as folder:
         adapter.save(folder)
         edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder, folder=folder, support=len(pairs.new_SM))
         queries = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
@@ -110,7 +111,9 @@ def fit(service: Runtime, asked: FitIn, terms: Change) -> Declared:
             else None,
             "warning": few_pairs(edge.support),
         }
-        return accept(service, Declared(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace)
+        return accept(
+            database, catalog, replica, Declared(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace
+        )
 
 
 def write(edge: Edge, folder: Path) -> None:

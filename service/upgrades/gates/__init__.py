@@ -1,1 +1,1 @@
-"""Gates of the service."""
+"""Gates: what is measured on which items, the verdict, the score maps it leaves."""

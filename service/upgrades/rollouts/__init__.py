@@ -1,1 +1,1 @@
-"""Rollouts of the service."""
+"""Rollouts: shadow and canary, who is asked, and the end of a canary."""

@@ -1,4 +1,4 @@
-"""service.registry.encoders.batching: who is encoded with whom; everyone gets their own rows whatever happens to the others."""
+"""service.registry.encoders.batching: who is encoded with whom; each gets its own rows whatever happens to others."""
 
 from __future__ import annotations
 
