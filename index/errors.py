@@ -6,6 +6,9 @@ The class says which HTTP status and machine code it answers with; its docstring
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class RegraftError(Exception):
     """The request could not be carried out."""
@@ -94,3 +97,9 @@ class NoTextEntrance(RegraftError):
 
     status = 422
     code = "no_text_entrance"
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """How an error goes on after an unknown name: the known names most like it, "" where none is."""
+    near = difflib.get_close_matches(name, list(known), n=4, cutoff=0.5)
+    return f"; near it: {', '.join(near)}" if near else ""

@@ -17,6 +17,7 @@ from regraft.commands import (
     galleries,
     plan,
     processes,
+    recipes,
     train,
     upgrades,
     versions,
@@ -52,7 +53,7 @@ app.command(rich_help_panel=UPGRADE)(upgrades.retire)
 app.add_typer(backfills.backfill, name="backfill", rich_help_panel=UPGRADE)
 app.command(rich_help_panel=UPGRADE)(plan.plan)
 app.command(rich_help_panel=TRAINING)(train.train)
-app.command(rich_help_panel=TRAINING)(train.recipes)
+app.command(rich_help_panel=TRAINING)(recipes.recipes)
 app.command(rich_help_panel=TRAINING)(train.evaluate)
 app.command("fit-edge", rich_help_panel=TRAINING)(train.fit_edge)
 app.command(rich_help_panel=TRAINING)(train.export)

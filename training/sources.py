@@ -105,8 +105,11 @@ def digits_new(_: Path) -> Data:
 def folders(root: Path) -> Data:
     """Image folders: a class is a folder below `train/`, at any depth, and so below `test/` or `query/` and `gallery/`.
 
-    Training classes are numbered first, so that other test images do not renumber them.
+    Training classes are numbered first, so that other test images do not renumber them. A root that holds none of
+    these holds the classes themselves; a fifth of each is then kept for testing.
     """
+    if not any((root / part).is_dir() for part in ("test", *PARTS)):
+        return _plain(root)
     same = (root / "test").is_dir()
     paths = {part: _files(root / part) for part in (("train", "test") if same else PARTS)}
     names = list(dict.fromkeys(_class(path, root / part) for part, found in paths.items() for path in found))
@@ -116,6 +119,29 @@ def folders(root: Path) -> Data:
         for part, found in paths.items()
     )
     return Data(train, query, query if same else gallery[0], same, names)
+
+
+def _plain(root: Path) -> Data:
+    """Classes without parts: of each a fifth of the images, spread evenly, is measured on and not trained on."""
+    classes: dict[str, list[Path]] = {}
+    for path in _files(root):
+        classes.setdefault(_class(path, root), []).append(path)
+    parts: dict[bool, list[tuple[Path, int]]] = {False: [], True: []}
+    for label, paths in enumerate(classes.values()):
+        held_out = _spread(len(paths))
+        for place, path in enumerate(paths):
+            parts[place in held_out].append((path, label))
+    train, test = (
+        ImageSet(Files([path for path, _ in part]), np.array([label for _, label in part], np.int64))
+        for part in parts.values()
+    )
+    return Data(train, test, test, True, list(classes))
+
+
+def _spread(count: int) -> set[int]:
+    """Places of a fifth of so many images: at least two, so that one can find the other, but none of less than four."""
+    held_out = max(2, count // 5) if count >= 4 else 0
+    return set(np.linspace(0, count - 1, held_out).round().astype(int).tolist())
 
 
 def arrays(path: Path) -> Data:
@@ -142,7 +168,10 @@ def cifar100(root: Path) -> Data:
 SOURCES: dict[str, tuple[Callable[[Path], Data], str]] = {
     "digits_old": (digits_old, ""),
     "digits_new": (digits_new, ""),
-    "folders": (folders, "a folder with train/<class>/<image>, and test/ or query/ and gallery/ in the same way"),
+    "folders": (
+        folders,
+        "a folder with <class>/<image>, or train/<class>/<image> and test/ or query/ and gallery/ in the same way",
+    ),
     "arrays": (arrays, "an .npz file with train_images, train_labels, and the same for query and gallery"),
     "cifar100": (cifar100, "the folder cifar-100-python with the files train, test and meta"),
 }

@@ -18,6 +18,9 @@ JOINERS = "\u200c\u200d"
 ACTING = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 """Unicode categories: controls (C0 and C1), formats (bidirectional overrides), lone surrogates, line and paragraph."""
 
+UNFOLDED = 100_000
+"""Columns of what is no terminal: nothing is folded there."""
+
 
 def visible(text: str) -> str:
     r"""The text with every character that acts on a terminal written as Python would: an escape becomes `\x1b`."""
@@ -29,6 +32,8 @@ class PlainConsole(Console):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__(highlight=False, markup=False, emoji=False, soft_wrap=True, stderr=stderr)
+        if not self.is_terminal:
+            self.width = UNFOLDED
 
     def render_str(self, text: str, **options: Any) -> Text:
         """Every string on its way out comes through here, also the cells of tables."""

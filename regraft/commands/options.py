@@ -57,8 +57,10 @@ def progress() -> Progress:
 
 
 def print_table(columns: list[str], rows: list[list[Any]]) -> None:
-    """Print rows under a header."""
-    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    """Print rows under a header. On a terminal a long cell is folded; elsewhere a row is a line, for other programs."""
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*("" if cell is None else str(cell) for cell in row))
     out.print(table)

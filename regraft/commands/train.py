@@ -1,4 +1,4 @@
-"""`regraft train`, `recipes`, `evaluate`, `fit-edge`, `export`: they need the extra `train`, serving never does."""
+"""`regraft train`, `evaluate`, `fit-edge`, `export`: they need the extra `train`, serving never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 
 from index.errors import InvalidArgument
 from index.folder import load_version
-from regraft.commands.options import err, needs, out, print_table
+from regraft.commands.options import err, needs, out
 
 if TYPE_CHECKING:
     from index.version import Version
@@ -40,12 +40,14 @@ def train(
 ) -> None:
     """Train a version; after an interruption the same goes on."""
     with needs(EXTRA):
-        from training.processes import leads, part
         from training.recipes import find_recipe, with_overrides
+
+        named = find_recipe(recipe)  # before torch is imported, which takes seconds
+        from training.processes import leads, part
         from training.train import RUNS
         from training.train import train as train_version
 
-        chosen = with_overrides(find_recipe(recipe), settings or [])
+        chosen = with_overrides(named, settings or [])
         try:
             written = train_version(chosen, target or RUNS / chosen.name)
         except KeyboardInterrupt:
@@ -54,14 +56,6 @@ def train(
         if leads():
             out.print(f"wrote {written}")
         part()
-
-
-def recipes() -> None:
-    """List the recipes that `train` knows."""
-    with needs(EXTRA):
-        from training.recipes import RECIPES
-
-        print_table(["recipe", "what it trains"], [[name, make().summary] for name, make in RECIPES.items()])
 
 
 def evaluate(

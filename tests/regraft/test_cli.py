@@ -78,6 +78,15 @@ def test_galleries_are_listed_with_their_mix(run, service):
     ]
 
 
+def test_a_row_that_is_piped_is_one_line_and_loses_nothing(run, service):
+    names = ["g" * 150, "h " * 70]
+    service.answers["GET /v1/galleries"] = {"galleries": [{**GALLERY, "name": name} for name in names]}
+
+    shown = run("gallery", "list")[1].splitlines()
+
+    assert [line.startswith(name) for line, name in zip(shown[1:], names, strict=True)] == [True, True]
+
+
 def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypatch):
     service.answers["GET /v1/galleries"] = {"galleries": []}
     monkeypatch.setenv("REGRAFT_URL", "http://elsewhere:9")

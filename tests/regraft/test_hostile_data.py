@@ -10,7 +10,6 @@ import pytest
 import typer
 
 from regraft import cli
-from regraft.commands import options
 from regraft.commands.console import visible
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
@@ -106,13 +105,6 @@ LOCAL = {
     *("train", "recipes", "evaluate", "fit-edge", "export"),
 }
 """These speak to no service; the doctor has a test of its own below."""
-
-
-@pytest.fixture(autouse=True)
-def wide(monkeypatch):
-    """So that no cell is folded."""
-    for console in (options.out, options.err):
-        monkeypatch.setattr(console, "width", 5000)
 
 
 @pytest.fixture

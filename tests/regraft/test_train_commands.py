@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from index.folder import load_version
+from training.recipes import GROUPS, RECIPES
 
 
 @pytest.fixture
@@ -123,3 +125,29 @@ def test_fit_edge_needs_pairs_from_one_place(run, versions, given):
 
     assert code == 1
     assert said == "regraft: give either --pairs or --data\n"
+
+
+def test_recipes_are_listed_by_family_and_explained_field_by_field(run):
+    overview, family, everything = run("recipes")[1], run("recipes", "digits")[1], run("recipes", "--all")[1]
+    shown = run("recipes", "digits_bct")[1]
+
+    assert len(overview.splitlines()) < 25
+    assert "regraft train folders_v1 --set root=" in overview
+    assert {line.split()[0] for line in overview.splitlines()[1 : len(GROUPS) + 1]} == set(GROUPS)
+    assert {line.split()[0] for line in family.splitlines()[1:-1]} == set(GROUPS["digits"].recipes)
+    assert all(f"{name} " in everything for name in RECIPES)
+    rows = {line.split()[0]: line.split(maxsplit=2)[1:] for line in map(str.rstrip, shown.splitlines()[2:])}
+    assert rows["epochs"] == ["30", "times over all training images."]
+    assert {"method", "options", "root", "old"} <= set(rows)
+
+
+@pytest.mark.parametrize("command", [("train", "digits_bt"), ("recipes", "digits_bt")])
+def test_a_wrong_recipe_is_told_before_torch_is_loaded(run, monkeypatch, command):
+    for module in ("torch", "training.train"):
+        monkeypatch.setitem(sys.modules, module, None)
+
+    code, _, said = run(*command)
+
+    assert code == 1
+    assert "'digits_bt'" in said
+    assert "near it: digits_bt2" in said

@@ -1,10 +1,20 @@
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
 from index.errors import InvalidArgument
-from training.recipes import RECIPES, find_recipe, method_options, recipe_from_json, with_overrides
+from training.recipes import (
+    GROUPS,
+    PLAIN,
+    RECIPES,
+    Recipe,
+    find_recipe,
+    meanings,
+    method_options,
+    recipe_from_json,
+    with_overrides,
+)
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -23,9 +33,23 @@ def test_a_recipe_survives_its_card(name: str) -> None:
     assert recipe_from_json(json.loads(json.dumps(recipe.as_json()))) == replace(recipe, summary="")
 
 
-def test_an_unknown_recipe_lists_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="'digits' is unknown; legal: digits_v1, "):
-        find_recipe("digits")
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("digit_bct", "'digit_bct' is unknown; near it: digits_bct"),
+        ("digits", "'digits' is a family of recipes, such as digits_v1, .*`regraft recipes digits`"),
+        ("zzz", "'zzz' is unknown; `regraft recipes` lists them"),
+    ],
+)
+def test_an_unknown_recipe_names_the_ones_near_it(name: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        find_recipe(name)
+
+
+def test_every_recipe_is_in_one_group_and_every_field_has_a_meaning() -> None:
+    assert sorted(RECIPES) == sorted(name for group in GROUPS.values() for name in group.recipes)
+    assert PLAIN in GROUPS
+    assert list(meanings()) == [field.name for field in fields(Recipe)]
 
 
 def test_a_setting_takes_the_type_of_its_field() -> None:

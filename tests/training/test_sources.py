@@ -1,6 +1,7 @@
 import logging
 import os
 import pickle
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,20 @@ def test_a_class_may_be_a_folder_in_a_folder(tmp_path: Path) -> None:
     assert data.lonely() == 0
 
 
+def test_a_folder_of_classes_is_cut_into_parts_of_which_none_has_the_others_images(tmp_path: Path) -> None:
+    for name, count in (("a", 12), ("a/inner", 4), ("b", 3)):
+        for number in range(count):
+            put(tmp_path / name / f"{number:02}.png", 20 * len(name) + number)
+    data = load_data("folders", str(tmp_path))
+
+    train, test = shades(data, "train"), shades(data, "query")
+    assert data.same
+    assert not set(train) & set(test)
+    assert len({*train, *test}) == 19
+    assert Counter(name for name, _ in test) == {"a": 2, "a/inner": 2}
+    assert data.lonely() == 0
+
+
 @pytest.mark.parametrize("missing", ["train", "test"])
 def test_a_folder_without_a_part_says_what_it_must_hold(root: Path, missing: str) -> None:
     for path in sorted((root / missing).rglob("*"), reverse=True):
@@ -140,7 +155,7 @@ def test_nothing_is_skipped_where_all_can_be_read(root: Path, caplog: pytest.Log
     ("arguments", "message"),
     [
         (("pictures", ""), "'pictures' is unknown; legal: digits_old, .*folders"),
-        (("folders", ""), r"this recipe needs your data: --set root=PATH, a folder with train/<class>/<image>"),
+        (("folders", ""), r"this recipe needs your data: --set root=PATH, a folder with <class>/<image>"),
         (("cifar100", ""), "--set root=PATH, the folder cifar-100-python"),
         (("folders", "/nowhere"), "root /nowhere does not exist; it must be a folder with"),
         (("folders", ".", "ignore"), "unreadable must be one of refuse, skip, not 'ignore'"),

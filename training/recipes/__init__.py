@@ -2,23 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, nearest
 from training.recipes import cifar100, digits, folders, omniglot
 from training.recipes.family import Family
-from training.recipes.recipe import Recipe, method_options, recipe_from_json, with_overrides
+from training.recipes.recipe import Recipe, meanings, method_options, recipe_from_json, with_overrides
 
-__all__ = ["FAMILIES", "RECIPES", "Recipe", "find_recipe", "method_options", "recipe_from_json", "with_overrides"]
+__all__ = [
+    "FAMILIES",
+    "GROUPS",
+    "PLAIN",
+    "RECIPES",
+    "Group",
+    "Recipe",
+    "find_recipe",
+    "meanings",
+    "method_options",
+    "recipe_from_json",
+    "with_overrides",
+]
+
+PLAIN = "folders"
+"""The family for a user's own folder of images."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Recipes on one data set: what they are about, and how to make each, by name."""
+
+    title: str
+    recipes: Mapping[str, Callable[[], Recipe]]
+
 
 FAMILIES: dict[str, Family] = {
-    family.name: family for family in (omniglot.FAMILY, *cifar100.FAMILIES, *folders.FAMILIES)
+    family.name: family for family in (*folders.FAMILIES, omniglot.FAMILY, *cifar100.FAMILIES)
 }
 """name -> recipes for every method on one data set."""
 
+GROUPS: dict[str, Group] = {
+    "digits": Group("scikit-learn's digits, seconds on a CPU", digits.RECIPES),
+    **{name: Group(family.title, family.recipes()) for name, family in FAMILIES.items()},
+}
+"""name -> its recipes; each recipe is in one of them."""
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    **digits.RECIPES,
-    **{name: make for family in FAMILIES.values() for name, make in family.recipes().items()},
+    name: make for group in GROUPS.values() for name, make in group.recipes.items()
 }
 """name -> recipe."""
 
@@ -27,8 +57,14 @@ def find_recipe(name: str) -> Recipe:
     """The recipe of that name.
 
     Raises:
-        InvalidArgument: an unknown name; lists the legal ones.
+        InvalidArgument: an unknown name; names the ones near it.
     """
+    if name in GROUPS:
+        some = ", ".join(list(GROUPS[name].recipes)[:3])
+        raise InvalidArgument(
+            f"{name!r} is a family of recipes, such as {some}; `regraft recipes {name}` lists them", pointer="/recipe"
+        )
     if name not in RECIPES:
-        raise InvalidArgument(f"recipe {name!r} is unknown; legal: {', '.join(RECIPES)}", pointer="/recipe")
+        near = nearest(name, RECIPES)
+        raise InvalidArgument(f"recipe {name!r} is unknown{near}; `regraft recipes` lists them", pointer="/recipe")
     return RECIPES[name]()

@@ -1,5 +1,7 @@
-"""Larger data sets that you bring as folders: `root` holds train/ and test/ (or query/ and gallery/), a folder a class.
+"""Images that you bring as folders, a folder a class: your own, and larger data sets.
 
+`root` holds train/ and test/ (or query/ and gallery/), or the classes' folders themselves; then a fifth of each is kept
+for testing. `folders_*` are for your own: both versions train on all there is, so give each its `root`.
 ImageNet and Tiny ImageNet go from half of their classes to all; faces (ArcFace, Deng 2019, arXiv 1801.07698) from half
 of the people, aligned and cut to 112 x 112 pixels, to all, and are measured on people that nobody trained on.
 """
@@ -46,7 +48,23 @@ FACE = Recipe(
     workers=8,
 )
 
+OWN = Recipe(
+    name="own",
+    data="folders",
+    unreadable="skip",
+    preprocess=Preprocess(128, 128, resize=144, mean=IMAGENET_MEAN, std=IMAGENET_STD),
+    augment="resized_crop_flip",
+    backbone="timm/resnet18",
+    dim=128,
+    rate=1e-3,
+    weight_decay=1e-4,
+    epochs=30,
+    warmup_epochs=2,
+    batch_size=64,
+)
+
 FAMILIES = (
+    Family("folders", "your own images, a folder a label", OWN, replace(OWN, seed=1)),
     Family(
         "tiny_imagenet",
         "Tiny ImageNet, half of the classes -> all",

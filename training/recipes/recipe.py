@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,8 +24,10 @@ class Recipe:
     Args:
         name: the recipe's name in `RECIPES`.
         summary: one line for `regraft train --help`.
-        method: a name of `training.methods.METHODS`; `options` are its own settings.
-        data: a name of `training.sources.SOURCES`; `root` is its folder or file, where it has one.
+        method: how it is made compatible, a name of `training.methods.METHODS`; "independent": with nothing.
+        options: the method's own settings.
+        data: where images come from, a name of `training.sources.SOURCES`.
+        root: the folder or file of `data`, where it has one.
         unreadable: "refuse" or "skip" an image that cannot be decoded, see `training.sources.load_data`.
         classes: train on the first so many classes only; None: all.
         class_share: of those, train on a random share, above 0 to 1.
@@ -37,6 +40,7 @@ class Recipe:
         weights: a file to read them from, in place of timm's download.
         dim: dimension of the backbone's embedding.
         head: a name of `training.heads.HEADS`, for the base loss.
+        label_smoothing: of the base loss, 0 to 1.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
         old: the version to be compatible with: its folder, or a recipe that is trained first.
         old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
@@ -49,7 +53,11 @@ class Recipe:
         side_epochs: how long it is trained; 0: `epochs`.
         side_augment: what it is trained with; "": `augment`.
         side_temperature: of the contrast of side=simclr.
-        optimiser: "adam" or "sgd" (momentum 0.9); the rate rises for `warmup_epochs`, then falls as a cosine.
+        optimiser: "adam" or "sgd" (momentum 0.9).
+        rate: the highest learning rate; it rises for `warmup_epochs`, then falls as a cosine.
+        weight_decay: of the optimiser.
+        epochs: times over all training images.
+        warmup_epochs: of these, the first so many with a rising rate.
         batch_size: images in a step, over all processes.
         precision: "32-true", "bf16-mixed" or, on a GPU, "16-mixed"; geometry and large scales stay in float32.
         cache_old: make the old and the independent model's embeddings once, before training, from images as evaluation
@@ -105,6 +113,13 @@ class Recipe:
         """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
         decides = {name: x for name, x in vars(self).items() if name != "summary" and (x or name not in LATER)}
         return {**decides, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
+
+
+def meanings() -> dict[str, str]:
+    """Every field of a recipe -> what it means, as its docstring says."""
+    told = inspect.cleandoc(Recipe.__doc__ or "").partition("Args:\n")[2]
+    found = re.findall(r"^    (\w+): (.+(?:\n {8}.+)*)", told, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in found}
 
 
 def recipe_from_json(value: Mapping[str, Any]) -> Recipe:

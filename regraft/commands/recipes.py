@@ -1,0 +1,78 @@
+"""`regraft recipes`: what `regraft train` can train: families, the recipes of one, the fields of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from index.errors import InvalidArgument, nearest
+from regraft.commands.options import needs, out, print_table
+
+if TYPE_CHECKING:
+    from training.recipes import Group, Recipe
+
+
+def recipes(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[FAMILY|RECIPE]", help="The recipes of a family, or the fields of a recipe."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="List every recipe of every family.")] = False,
+) -> None:
+    """List the recipes that `train` knows, by family."""
+    with needs("train"):
+        from training.recipes import GROUPS, PLAIN, RECIPES, meanings
+
+    if everything:
+        for group in GROUPS.values():
+            _print_group(group)
+    elif name is None:
+        _print_families(GROUPS, PLAIN)
+    elif name in GROUPS:
+        _print_group(GROUPS[name])
+        out.print(f"`regraft recipes {next(iter(GROUPS[name].recipes))}` shows and explains every field of one.")
+    elif name in RECIPES:
+        _print_fields(RECIPES[name](), meanings())
+    else:
+        near = nearest(name, [*GROUPS, *RECIPES])
+        raise InvalidArgument(f"no family or recipe is called {name!r}{near}; families: {', '.join(GROUPS)}")
+
+
+def _print_families(groups: dict[str, Group], plain: str) -> None:
+    rows = []
+    for family, group in groups.items():
+        old = group.recipes[f"{family}_v1"]()
+        size = f"{old.preprocess.height} x {old.preprocess.width}"
+        rows.append([family, group.title, size, old.backbone.removeprefix("timm/"), old.dim, old.epochs])
+    print_table(["family", "trained on", "pixels", "backbone", "dim", "epochs"], rows)
+    out.print("Pixels to epochs are the first version's: numbers in an embedding, times over all images.")
+    out.print()
+    out.print("Your own images, a folder for each label, and a later version compatible with the first:")
+    out.print(f"  regraft train {plain}_v1 --set root=IMAGES --out runs/v1")
+    out.print(f"  regraft train {plain}_bct --set root=IMAGES --set old=runs/v1 --out runs/v2")
+    out.print()
+    out.print(
+        "`regraft recipes FAMILY` lists a family's recipes, `regraft recipes RECIPE` explains one, `--all` lists all."
+    )
+
+
+def _print_group(group: Group) -> None:
+    made = {name: make() for name, make in group.recipes.items()}
+    rows = [[name, r.method, r.dim, r.epochs, r.summary.partition(": ")[2]] for name, r in made.items()]
+    print_table(["recipe", "method", "dim", "epochs", group.title], rows)
+
+
+def _print_fields(recipe: Recipe, meanings: dict[str, str]) -> None:
+    out.print(f"{recipe.name}: {recipe.summary}; change a field with `--set FIELD=VALUE`")
+    fields = {**vars(recipe), "preprocess": recipe.preprocess.as_json()}
+    rows = [[name, _written(fields[name]), text] for name, text in meanings.items() if name not in {"name", "summary"}]
+    print_table(["field", "value", "meaning"], rows)
+
+
+def _written(value: object) -> str:
+    """A value as `--set` takes it."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={_written(inner)}" for name, inner in value.items())
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
