@@ -20,6 +20,8 @@ from index.errors import RegraftError
 logger = logging.getLogger(__name__)
 
 
+MOST_ERRORS = 100
+"""Faults of one body that are named."""
 CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
 """Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
 
@@ -108,6 +110,13 @@ class InvalidBody(RegraftError):
     code = "invalid_body"
 
 
+class UnknownParameter(RegraftError):
+    """The route has no such query parameter, or takes it once."""
+
+    status = 422
+    code = "unknown_parameter"
+
+
 class BodyTooLarge(RegraftError):
     """The body is larger than this service accepts."""
 
@@ -123,7 +132,7 @@ class Unauthorized(RegraftError):
 
 
 class ForeignOrigin(RegraftError):
-    """A service without an API key answers requests from this machine's own programs only, not from web pages."""
+    """A service without an API key answers this machine's own programs only: no web pages, no proxies."""
 
     status = 403
     code = "foreign_origin"
@@ -197,10 +206,8 @@ async def _database_error(request: Request, error: Exception) -> Response:
 
 async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    # A body that is not JSON is located by an offset, which is not a field.
     errors = [
-        {"pointer": "" if e["type"] == "json_invalid" else _pointer(e["loc"]), "detail": e["msg"], "code": e["type"]}
-        for e in error.errors()
+        {"pointer": _pointer(e["loc"]), "detail": e["msg"], "code": e["type"]} for e in error.errors()[:MOST_ERRORS]
     ]
     detail = "; ".join(f"{e['pointer'] or 'the body'}: {e['detail']}" for e in errors)
     return problem(request_id_of(request), 422, "invalid_request", detail, errors)

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIN_KEY = 16
+"""Characters of a key; fewer could be found by trying."""
 
 
 class Settings(BaseSettings):
     """Where things are and how much is accepted. Every field is read from `REGRAFT_<NAME>`."""
 
-    model_config = SettingsConfigDict(env_prefix="REGRAFT_", frozen=True)
+    # What an error shows of its input could be a key.
+    model_config = SettingsConfigDict(env_prefix="REGRAFT_", frozen=True, hide_input_in_errors=True)
 
     data: Path = Path("regraft-data")
     """Folder of the database, the images and the version folders, unless the next two say otherwise."""
@@ -23,14 +27,18 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
-    api_key: SecretStr | None = Field(None, min_length=1)
+    api_key: SecretStr | None = None
     """Every request must carry it as `Authorization: Bearer <key>`; needed to listen beyond loopback."""
-
-    worker_key: SecretStr | None = Field(None, min_length=1)
+    worker_key: SecretStr | None = None
     """What remote workers send instead of the API key; it opens the routes below /v1/work and no others."""
 
     max_image_pixels: int = Field(50_000_000, ge=1)
     max_body_bytes: int = Field(256 << 20, ge=1)
+    """Largest request of all but version archives."""
+    max_json_bytes: int = Field(32 << 20, ge=1)
+    """Largest JSON of items, queries and evaluation sets."""
+    max_model_bytes: int = Field(1 << 20, ge=1)
+    """Largest JSON of every other request."""
     max_archive_bytes: int = Field(2 << 30, ge=1)
     """Largest version archive that can be uploaded."""
     max_batch: int = Field(10_000, ge=1)
@@ -50,6 +58,18 @@ class Settings(BaseSettings):
     """How often the replica and the worker look for news."""
     lease_seconds: float = Field(30.0, gt=0)
     """How long a worker may hold a chunk without a sign of life."""
+
+    @field_validator("api_key", "worker_key")
+    @classmethod
+    def _hard_to_guess(cls, key: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        if key is None:
+            return None
+        text = key.get_secret_value()
+        if len(text) < MIN_KEY or not (text.isascii() and text.isprintable()) or text != text.strip():
+            raise ValueError(f"a key has at least {MIN_KEY} printable ASCII characters, and no space at its ends")
+        if info.field_name == "worker_key" and key == info.data.get("api_key"):
+            raise ValueError("the worker key must not be the API key: it opens less")
+        return key
 
     @model_validator(mode="after")
     def _fill_urls(self) -> Self:

@@ -8,11 +8,12 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from sqlalchemy import select
 
+from service.http.requests import CheckedRoute
 from service.runtime import Service
 from service.schemas import Number
 from service.store.tables import audit
 
-router = APIRouter(tags=["audit"])
+router = APIRouter(route_class=CheckedRoute, tags=["audit"])
 
 
 class AuditOut(BaseModel):

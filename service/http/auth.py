@@ -29,6 +29,13 @@ UPLOADS = {"/v1/versions"}
 """Where a body may be as large as a version archive."""
 
 
+FORWARDED = "x-forwarded-"
+PROXIES = {"forwarded", "via", "x-real-ip"}
+"""Headers that a request has only when a proxy forwards it."""
+OWN_PAGES = {"none", "same-origin"}
+"""`Sec-Fetch-Site` of what a user typed in, and of this service's own pages."""
+
+
 class ShuttingDown(RegraftError):
     """The service stopped before it could answer; whether the request was carried out is unknown."""
 
@@ -80,9 +87,10 @@ class Guard:
             return
         exchange = _Exchange(receive, send, self._limit(scope["path"]))
         who = "local" if self._expected is None else "api_key"
-        scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who)
+        scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who, exchange=exchange)
         try:
-            self._check(scope, exchange.limit)
+            self._check(scope)
+            exchange.bound(Headers(scope=scope), exchange.limit)
             await self.app(scope, exchange.receive, exchange.send)
         except RegraftError as error:
             await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
@@ -98,7 +106,7 @@ class Guard:
             detail = f"The service failed; its log says more under request {exchange.request_id}."
             await problem(exchange.request_id, 500, "internal_error", detail)(scope, receive, exchange.send)
 
-    def _check(self, scope: Scope, limit: int) -> None:
+    def _check(self, scope: Scope) -> None:
         headers = Headers(scope=scope)
         if self._expected is None:
             self._check_local(headers)
@@ -107,9 +115,6 @@ class Guard:
             known = hmac.compare_digest(given, self._expected)
             if not known and not self._is_worker(scope["path"], given):
                 raise Unauthorized
-        length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
-            raise BodyTooLarge(_too_large(limit))
 
     def _is_worker(self, path: str, given: bytes) -> bool:
         """A remote worker may do its work and nothing else."""
@@ -117,16 +122,21 @@ class Guard:
         return work and self._worker is not None and hmac.compare_digest(given, self._worker)
 
     def _check_local(self, headers: Headers) -> None:
-        """Without a key, keep out web pages that speak to this machine through a user's browser.
+        """Without a key, keep out web pages that speak to this machine through a user's browser, and other machines.
 
-        A foreign Host means DNS rebinding, a foreign Origin a page of another site.
+        A foreign Host means DNS rebinding; an Origin that is not this very service, or a fetch from another site (the
+        browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
+        forwards was asked by whoever can reach the proxy.
         """
-        hosts = [headers.get("host", "")]
-        if "origin" in headers:
-            hosts.append(urlsplit(headers["origin"]).netloc)
-        for host in hosts:
-            if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
-                raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
+            raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
+        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+            raise ForeignOrigin(f"a page of {origin!r} is not this service's own; {ForeignOrigin.__doc__}")
+        if (site := headers.get("sec-fetch-site", "none")) not in OWN_PAGES:
+            raise ForeignOrigin(f"this is a {site} request; {ForeignOrigin.__doc__}")
+        if forwarded := next((name for name in headers if name.startswith(FORWARDED) or name in PROXIES), None):
+            raise ForeignOrigin(f"a proxy forwarded this (header {forwarded!r}); {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
         return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
@@ -143,6 +153,13 @@ class _Exchange:
         self._send = send
         self._received = 0
 
+    def bound(self, headers: Headers, limit: int) -> None:
+        """Let no more than `limit` bytes come in. Raises BodyTooLarge when more are announced."""
+        self.limit = min(limit, self.limit)
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and int(length) > self.limit:
+            raise BodyTooLarge(_too_large(self.limit))
+
     async def receive(self) -> Message:
         message = await self._receive()
         self._received += len(message.get("body", b""))
@@ -154,7 +171,10 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            MutableHeaders(scope=message)["x-request-id"] = self.request_id
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self.request_id
+            # Nothing that was stored becomes a page or a script by its content.
+            headers["x-content-type-options"] = "nosniff"
         await self._send(message)
 
 

@@ -11,12 +11,13 @@ from sqlalchemy import Connection, Row, select
 
 from service.http.backfill_progress import backfill_row
 from service.http.cursors import decode_cursor, encode_cursor
+from service.http.requests import CheckedRoute
 from service.registry.registry import Catalog
 from service.runtime import Service
 from service.schemas import Number
 from service.store.tables import backfill_failure, item
 
-router = APIRouter(tags=["backfills"])
+router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 
 class Failure(BaseModel):

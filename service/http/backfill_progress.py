@@ -21,6 +21,7 @@ from starlette.responses import StreamingResponse
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
+from service.http.requests import CheckedRoute
 from service.registry.registry import Catalog
 from service.runtime import Runtime, Service
 from service.schemas import Number
@@ -28,7 +29,7 @@ from service.store.repository import gallery_row
 from service.store.tables import backfill, backfill_failure
 from service.upgrades.curves.points import Curve, CurveOut, CurveState, curve_of
 
-router = APIRouter(tags=["backfills"])
+router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 LOOK_SECONDS = 0.25
 """How often a watched backfill is looked at."""

@@ -20,6 +20,7 @@ from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, t
 from service.errors import NoCurrentVersion
 from service.http.backfill_progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute
 from service.registry.registry import Catalog, Registered
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number
@@ -30,7 +31,7 @@ from service.upgrades.curves.measure import Begun
 from service.upgrades.curves.points import curve_of
 from service.upgrades.curves.probes import CurveIn
 
-router = APIRouter(tags=["backfills"])
+router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 CHUNK_SIZE = {Kind.REENCODE: 64, Kind.TRANSFORM: 2048}
 """Items a worker takes at once: enough that claiming and committing them costs little beside computing them."""

@@ -14,6 +14,7 @@ from index.encoder import verify_version
 from index.errors import RegraftError
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchTerms
+from service.http.requests import CheckedRoute
 from service.registry.registry import Catalog, Registered
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime, Service
@@ -25,7 +26,7 @@ from service.upgrades.deployments.history import State, etag, history, transitio
 from service.upgrades.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
 from service.upgrades.deployments.retiring import retire
 
-router = APIRouter(tags=["deployments"])
+router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
 
 
 class UnknownDeployment(RegraftError):

@@ -18,18 +18,20 @@ from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.errors import InvalidBody
 from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.parsing import parse_json
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute, read_body
 from service.registry.edge_records import Declared, EdgeOrigin
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registered
 from service.runtime import Runtime, Service
-from service.schemas import Body, Reason, parse_json
+from service.schemas import Body, Reason
 from service.store.audit import Change
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
 from service.upgrades.edges.fitting import FitIn, fit
 
-router = APIRouter(tags=["edges"])
+router = APIRouter(route_class=CheckedRoute, tags=["edges"])
 
 FLAG = {"true": True, "false": False}
 
@@ -166,7 +168,8 @@ async def add(request: Request, response: Response, service: Service, terms: Ter
     """
     response.status_code = terms.status(201)
     if media_type(request, JSON, FORM) == JSON:
-        return describe(await service.hop(add_plain, service, await request.body(), terms))
+        raw = await read_body(request, service.settings.max_model_bytes)
+        return describe(await service.hop(add_plain, service, raw, terms))
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
         return describe(await service.hop(add_archive, service, form, terms))

@@ -21,17 +21,19 @@ from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.parsing import parse_json
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute, read_body
 from service.registry.embedding import DECODING, pointing
 from service.runtime import Runtime, Service
-from service.schemas import Number, check_embeddings, parse_json, take_object
+from service.schemas import Number, check_embeddings, take_object
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, take_seq
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.store.vector_codec import to_bytes
 from service.upgrades.gates.samples import evaluation_row
 
-router = APIRouter(tags=["gates"])
+router = APIRouter(route_class=CheckedRoute, tags=["gates"])
 
 MAX_NAME = 128
 
@@ -119,14 +121,14 @@ async def create(name: str, request: Request, response: Response, service: Servi
     settings = service.settings
     response.status_code = terms.status(201)
     if media_type(request, JSON, FORM) == JSON:
-        raw = await request.body()
+        raw = await read_body(request, settings.max_json_bytes)
         return await service.hop(lambda: _store(service, name, by_embeddings(service, raw), terms))
     async with read_form(
         request,
         files="images",
         fields={"name", "entries"},
         max_files=settings.max_batch,
-        max_field_bytes=settings.max_body_bytes,
+        max_field_bytes=settings.max_json_bytes,
     ) as form:
         return await service.hop(lambda: _store(service, name, by_images(service, form), terms))
 

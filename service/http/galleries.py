@@ -9,13 +9,14 @@ from index.errors import InvalidArgument
 from index.version import NAME
 from service.errors import GalleryExists
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute
 from service.replica.replica import Live
 from service.runtime import Service
 from service.schemas import Galleries, GalleryIn, GalleryOut
 from service.store.audit import record
 from service.store.repository import delete_gallery, gallery_named, insert_gallery
 
-router = APIRouter(tags=["galleries"])
+router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 
 
 @router.post("/galleries", status_code=201)

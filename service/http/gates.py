@@ -15,6 +15,7 @@ from index.errors import InvalidArgument, RegraftError
 from service.errors import NoCurrentVersion
 from service.http.gate_page import page
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute
 from service.registry.calibrations import store
 from service.registry.registry import Registered
 from service.runtime import Runtime, Service
@@ -34,7 +35,7 @@ from service.upgrades.gates.samples import (
 )
 from service.upgrades.gates.sides import Wanted, draw_sides, embed_sides
 
-router = APIRouter(tags=["gates"])
+router = APIRouter(route_class=CheckedRoute, tags=["gates"])
 
 
 class UnknownGate(RegraftError):

@@ -9,9 +9,10 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from index.errors import RegraftError
+from service.http.requests import CheckedRoute
 from service.runtime import Runtime, Service
 
-router = APIRouter(tags=["health"])
+router = APIRouter(route_class=CheckedRoute, tags=["health"])
 
 VERSION = "0.1.0"
 

@@ -20,11 +20,12 @@ from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
 from service.http.forms import Form
+from service.http.parsing import parse_json
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import Registered
 from service.registry.sight import Sight
 from service.runtime import Runtime
-from service.schemas import check_embeddings, parse_json, take_object
+from service.schemas import check_embeddings, take_object
 from service.store.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
 
 MAX_ID = 256

@@ -15,12 +15,13 @@ from service.errors import BodyTooLarge, NoImage
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_embeddings, ingest_images
+from service.http.requests import CheckedRoute, read_body
 from service.runtime import Runtime, Service
 from service.schemas import Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item
 
-router = APIRouter(tags=["items"])
+router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
 MAX_PAGE = 1000
 
@@ -71,14 +72,15 @@ async def ingest(name: str, request: Request, service: Service, atomic: bool = F
     """Store items, replacing those of the same id; with `atomic` either all or none."""
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
-        done = await service.hop(ingest_embeddings, service, name, await request.body(), atomic)
+        raw = await read_body(request, settings.max_json_bytes)
+        done = await service.hop(ingest_embeddings, service, name, raw, atomic)
         return JSONResponse(done.as_json())
     async with read_form(
         request,
         files="images",
         fields={"items"},
         max_files=settings.max_batch,
-        max_field_bytes=settings.max_body_bytes,
+        max_field_bytes=settings.max_json_bytes,
     ) as form:
         done = await service.hop(ingest_images, service, name, form, atomic)
     return JSONResponse(done.as_json())
@@ -121,7 +123,7 @@ def show_image(name: str, item_id: str, request: Request, service: Service) -> R
             if _blob_of(service, name, item_id) == key:
                 raise NoImage("the image of this item is gone")
             continue  # replaced between the two looks
-        return Response(image, media_type=_mime(image), headers={"X-Content-Type-Options": "nosniff"})
+        return Response(image, media_type=_mime(image))
 
 
 @router.get("/galleries/{name}/items/{item_id:path}")

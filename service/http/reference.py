@@ -11,7 +11,9 @@ from pathlib import Path
 from fastapi import APIRouter
 from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse, Response
 
-router = APIRouter(include_in_schema=False)
+from service.http.requests import CheckedRoute
+
+router = APIRouter(route_class=CheckedRoute, include_in_schema=False)
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -19,7 +21,7 @@ POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 """Content-Security-Policy of the page: its own files and requests to this service, nothing else and nothing inline."""
-HEADERS = {"Content-Security-Policy": POLICY, "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+HEADERS = {"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer"}
 
 SCRIPT, STYLE, START = "swagger-ui-bundle.js", "swagger-ui.css", "start.js"
 # Relative addresses: the service may stand behind a proxy, below a prefix.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import FailFast, Field
 from sqlalchemy import Connection, select
 
 from index.errors import InvalidVector, RegraftError
@@ -60,8 +60,10 @@ class ResultIn(Body):
     `edges` are the numbers of the edges that were applied; a result of one that was replaced since is refused.
     """
 
-    moved: list[MovedIn]
-    failed: Sequence[FailedIn] = ()
+    largest = "max_body_bytes"
+
+    moved: Annotated[list[MovedIn], FailFast()]
+    failed: Annotated[list[FailedIn], FailFast()] = Field(default_factory=list)
     edges: Annotated[Sequence[Number], Field(max_length=1000)] = ()
 
 

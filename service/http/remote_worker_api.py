@@ -26,6 +26,7 @@ from service.backfills.drained import look_after
 from service.backfills.outcome import Failed
 from service.backfills.planner import Kind, State
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked
+from service.http.requests import CheckedRoute
 from service.registry import edge_archive as parcel
 from service.registry.edge_records import Declared
 from service.registry.registry import Registered
@@ -36,7 +37,7 @@ from service.store.sql_arrays import listed
 from service.store.tables import item
 from service.upgrades.edges.changes import UnknownEdge
 
-router = APIRouter(tags=["work"])
+router = APIRouter(route_class=CheckedRoute, tags=["work"])
 
 Lease = Annotated[str, Query(min_length=1, max_length=128)]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
@@ -46,7 +47,7 @@ class ClaimIn(Body):
     """Who asks, and which kinds of work it can do."""
 
     worker: Word
-    kinds: Sequence[Literal["reencode", "transform"]] = ("reencode", "transform")
+    kinds: Annotated[Sequence[Literal["reencode", "transform"]], Field(max_length=2)] = ("reencode", "transform")
 
 
 class WorkEdge(BaseModel):

@@ -18,6 +18,7 @@ from index.merge import Mode
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
 from service.http.forms import FORM, JSON, media_type, read_form
+from service.http.requests import CheckedRoute, read_body
 from service.http.search_request import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
 from service.replica.replica import Answer, Live
 from service.runtime import Runtime, Service
@@ -25,7 +26,7 @@ from service.schemas import Answered
 from service.store.repository import describe
 from service.upgrades.rollouts.monitor import Asking
 
-router = APIRouter(tags=["query"])
+router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
 QUERY_KEY = "X-Query-Key"
 """Header: queries of one key stay with one version during a canary."""
@@ -82,7 +83,7 @@ async def query(name: str, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
     if media_type(request, JSON, FORM) == JSON:
-        raw = await request.body()
+        raw = await read_body(request, service.settings.max_json_bytes)
         return await service.hop(respond, service, name, lambda live: from_json(service, live, raw), key)
     async with read_form(
         request,

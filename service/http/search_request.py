@@ -23,12 +23,13 @@ from index.space import space_from_json
 from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import Form
+from service.http.parsing import parse_json
 from service.http.similar import embed_items
 from service.registry.embedding import embed_images, embed_texts, pointing
 from service.registry.sight import Sight
 from service.replica.replica import Live
 from service.runtime import Runtime
-from service.schemas import check_embeddings, parse_json, take_object
+from service.schemas import check_embeddings, take_object
 from service.upgrades.rollouts.content import ImageContent, TextContent
 from service.upgrades.rollouts.monitor import Content
 

@@ -18,6 +18,7 @@ from index.version import Edge, Version
 from service.errors import InvalidBody, VersionExists
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import Terms
+from service.http.requests import CheckedRoute
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Catalog, Registered, insert_version, registered_sha256
 from service.runtime import Runtime, Service
@@ -25,7 +26,7 @@ from service.schemas import EdgeOut, VersionOut, Versions
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
 
-router = APIRouter(tags=["versions"])
+router = APIRouter(route_class=CheckedRoute, tags=["versions"])
 
 _registering = threading.Lock()
 

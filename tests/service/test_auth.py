@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from service.http.app import serve
 from service.http.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
 from service.settings import Settings
 
-KEY = "correct horse"
+KEY = "correct horse battery"
 
 Problem = Callable[..., dict[str, Any]]
 
@@ -48,7 +50,8 @@ def test_with_the_key_everything_is_answered(locked: httpx.Client) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
 
     assert locked.get("/galleries", headers=headers).json() == {"galleries": []}
-    assert locked.get("/galleries", headers={**headers, "host": "gallery.example"}).status_code == 200
+    elsewhere = {"host": "gallery.example", "x-forwarded-for": "10.0.0.1", "sec-fetch-site": "cross-site"}
+    assert locked.get("/galleries", headers={**headers, **elsewhere}).status_code == 200
 
 
 def test_health_needs_no_key(locked: httpx.Client) -> None:
@@ -64,9 +67,23 @@ def test_health_needs_no_key(locked: httpx.Client) -> None:
         ({"host": "127.0.0.1.evil.example"}, 403),
         ({"host": "localhost:80@evil.example"}, 403),
         ({"host": "["}, 403),
-        ({"origin": "http://localhost:3000"}, 200),
+        ({"host": "localhost:80", "origin": "http://localhost:80"}, 200),
+        ({"host": "localhost:80", "origin": "http://LOCALHOST:80"}, 200),
+        ({"host": "localhost:80", "origin": "http://localhost:3000"}, 403),
+        ({"host": "localhost:80", "origin": "http://127.0.0.1:80"}, 403),
+        ({"origin": "http://localhost:3000"}, 403),
         ({"origin": "https://evil.example"}, 403),
+        ({"origin": "http://["}, 403),
         ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "same-origin"}, 200),
+        ({"sec-fetch-site": "none"}, 200),
+        ({"sec-fetch-site": "same-site"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"x-forwarded-for": "10.0.0.1"}, 403),
+        ({"x-forwarded-host": "gallery.example"}, 403),
+        ({"x-real-ip": "10.0.0.1"}, 403),
+        ({"forwarded": "for=10.0.0.1"}, 403),
+        ({"via": "1.1 proxy"}, 403),
     ],
 )
 def test_without_a_key_only_this_machines_own_pages_are_answered(
@@ -94,11 +111,28 @@ def test_loopback_needs_no_key(host: str) -> None:
     check_exposure(Settings(host=host))
 
 
-def test_an_empty_key_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REGRAFT_API_KEY", "")
+@pytest.mark.parametrize("name", ["api_key", "worker_key"])
+@pytest.mark.parametrize(
+    "key", ["", "x", "fifteen letters", "sixteen letters ", "sixteen\nletters.", "sechzehn Zeichön"]
+)
+def test_a_key_that_is_easily_found_or_cannot_be_sent_is_refused(
+    name: str, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"REGRAFT_{name.upper()}", key)
 
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match="at least 16 printable") as refused:
         Settings()
+    assert not key or repr(key) not in str(refused.value)
+
+
+def test_the_two_keys_differ(tmp_path: Path) -> None:
+    with pytest.raises(ValidationError, match="worker_key"):
+        Settings(data=tmp_path, api_key=KEY, worker_key=KEY)
+
+
+def test_what_is_answered_is_never_taken_for_another_type(served: Any) -> None:
+    for path in ("/galleries", "/nowhere", "/../docs"):
+        assert served.http.get(path).headers["x-content-type-options"] == "nosniff"
 
 
 def test_the_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +154,49 @@ def test_a_body_beyond_the_limit_is_refused_however_it_is_sent(served: Any, prob
             problem(served.http.post(url, content=content, headers=headers), 413, "body_too_large")
     files = [("images", ("a.png", large))]
     problem(served.http.post(f"{path}/query", files=files), 413, "body_too_large")
+
+
+def test_json_has_smaller_limits_than_images(tmp_path: Path, serving: Any, problem: Problem) -> None:
+    def text(size: int) -> bytes:
+        return b'"' + b"x" * (size - 2) + b'"'
+
+    settings = Settings(data=tmp_path, max_model_bytes=1000, max_json_bytes=2000, max_body_bytes=3000)
+    with serving(settings) as running:
+        path = running.gallery(None)
+        limits = {
+            1000: ["/galleries", "/edges", f"{path}/gates", f"{path}/rollback"],
+            2000: [f"{path}/items", f"{path}/query", f"{path}/evaluations", f"{path}/items:delete"],
+            3000: ["/work/1?lease=x"],
+        }
+        for most, routes in limits.items():
+            for url in routes:
+                headers = {"content-type": "application/json"}
+                assert running.http.post(url, content=text(most), headers=headers).status_code != 413, url
+                for content in (text(most + 1), iter([text(most), b" "])):
+                    problem(running.http.post(url, content=content, headers=headers), 413, "body_too_large")
+        files = [("images", ("a.png", b"x"))]
+        for url, field in (("items", "items"), ("evaluations", "entries")):
+            sent = running.http.post(f"{path}/{url}", data={field: "x" * 2001}, files=files)
+            problem(sent, 422, "invalid_body")
+
+
+def test_a_body_is_parsed_while_others_are_answered(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsing, parsed = threading.Event(), threading.Event()
+
+    def slow(raw: bytes) -> Any:
+        parsing.set()
+        assert parsed.wait(10)
+        return json.loads(raw)
+
+    monkeypatch.setattr("service.http.requests.parse_json", slow)
+    with ThreadPoolExecutor() as pool:
+        created = pool.submit(served.http.post, "/galleries", json={"name": "parsed-slowly"})
+        try:
+            assert parsing.wait(10)
+            assert served.http.get("/health").status_code == 200
+        finally:
+            parsed.set()
+        assert created.result().status_code == 201
 
 
 def test_a_version_archive_may_be_larger_than_other_bodies(served: Any, problem: Problem) -> None:

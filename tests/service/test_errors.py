@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,17 +40,18 @@ def test_a_wrong_media_type_is_a_problem(served: Any, problem: Problem) -> None:
 @pytest.mark.parametrize(
     ("content", "code", "pointer"),
     [
-        (b'{"name": ', "invalid_request", ""),
-        (b"\xff", "bad_request", None),
-        (b"[" * 100_000, "bad_request", None),
+        (b'{"name": ', "invalid_body", None),
+        (b"\xff", "invalid_body", None),
+        (b"[" * 100_000, "invalid_body", None),
         (b"[]", "invalid_request", ""),
         (b"", "invalid_request", ""),
         (b"{}", "invalid_request", "/name"),
-        (b'{"name": NaN}', "invalid_request", "/name"),
+        (b'{"name": NaN}', "invalid_body", None),
         (b'{"name": 7}', "invalid_request", "/name"),
         (b'{"name": "a", "b/~c": 1}', "invalid_request", "/b~1~0c"),
-        (b'{"name": "a", "b\\ud800": 1}', "invalid_request", ""),
-        (b'{"name": "a\\ud800"}', "invalid_request", ""),
+        (b'{"name": "a", "b\\ud800": 1}', "invalid_body", None),
+        (b'{"name": "a\\ud800"}', "invalid_body", None),
+        (b"{" + b",".join(b'"%d": 1' % n for n in range(101)) + b"}", "invalid_request", ""),
         (b'{"name": ""}', "invalid_argument", "/name"),
         (b'{"name": "a b"}', "invalid_argument", "/name"),
         (b'{"name": "../a"}', "invalid_argument", "/name"),
@@ -71,6 +73,52 @@ def test_a_bad_parameter_is_a_problem_that_names_it(served: Any, problem: Proble
         problem(served.http.get(f"{path}/items", params={"limit": limit}), 422, "invalid_request", "/limit")
     problem(served.http.get(f"{path}/items", params={"cursor": "?"}), 422, "invalid_argument", "/cursor")
     problem(served.http.post(f"{path}/items", params={"atomic": "x"}), 422, "invalid_request", "/atomic")
+
+
+def described(served: Any) -> dict[str, Any]:
+    found: dict[str, Any] = httpx.get(str(served.http.base_url).replace("/v1/", "/openapi.json")).json()["paths"]
+    return found
+
+
+def operations(served: Any) -> list[tuple[str, str, dict[str, Any]]]:
+    """Method, path below /v1 and description of each route; numbers of paths are 1, names "a"."""
+    return [
+        (method, re.sub(r"{\w+}", "a", re.sub(r"{(number|chunk)}", "1", path.removeprefix("/v1"))), about)
+        for path, methods in described(served).items()
+        for method, about in methods.items()
+    ]
+
+
+def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(served: Any, problem: Problem) -> None:
+    for method, path, about in operations(served):
+        told = problem(served.http.request(method, path, params={"filtre": "x"}), 422, "unknown_parameter", "/filtre")
+        for parameter in about.get("parameters", []):
+            assert parameter["in"] != "query" or parameter["name"] in told["detail"], path
+
+
+def test_a_parameter_that_is_given_twice_is_refused(served: Any, problem: Problem) -> None:
+    response = served.http.get("/audit", params=[("limit", "1"), ("limit", "2")])
+
+    problem(response, 422, "unknown_parameter", "/limit")
+
+
+def test_a_body_without_the_type_json_is_refused_by_every_route_that_reads_json(served: Any, problem: Problem) -> None:
+    reading = [(method, path) for method, path, about in operations(served) if "requestBody" in about]
+
+    assert len(reading) > 10
+    for method, path in reading:
+        parameters = {"lease": "x"} if path.startswith("/work/") else {}
+        for kind in ({}, {"content-type": "text/plain"}, {"content-type": "application/octet-stream"}):
+            refused = served.http.request(method, path, content=b'{"name": "a"}', headers=kind, params=parameters)
+            problem(refused, 415, "unsupported_media_type")
+
+
+def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any, problem: Problem) -> None:
+    edges = {"moved": [], "edges": [0] * 500}
+
+    told = problem(served.http.post("/work/1", json=edges, params={"lease": "x"}), 422, "invalid_request", "/edges/0")
+
+    assert len(told["errors"]) == 100
 
 
 def test_a_failure_nobody_expected_tells_nothing_but_its_number(
@@ -114,8 +162,6 @@ def test_every_error_has_a_sentence_a_status_and_a_code_of_its_own(served: Any) 
 
 
 def test_the_api_describes_itself(served: Any) -> None:
-    described = httpx.get(str(served.http.base_url).replace("/v1/", "/openapi.json")).json()
-
-    ingest = described["paths"]["/v1/galleries/{name}/items"]["post"]
+    ingest = described(served)["/v1/galleries/{name}/items"]["post"]
     assert set(ingest["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
-    assert "/v1/galleries/{name}/query" in described["paths"]
+    assert "/v1/galleries/{name}/query" in described(served)

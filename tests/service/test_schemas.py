@@ -10,18 +10,7 @@ from index.errors import InvalidVector
 from index.space import Cosine, Euclidean
 from service import schemas
 from service.errors import InvalidBody
-from service.schemas import check_embeddings, parse_json, take_object
-
-
-def test_what_is_json_is_read() -> None:
-    assert parse_json(b'{"a": [1, 2.5, "\\ud83d\\ude00", null]}') == {"a": [1, 2.5, "😀", None]}
-    assert parse_json('"\\\\ud800"') == "\\ud800"
-
-
-@pytest.mark.parametrize("raw", [b"", b"{", b"NaN", b"[-Infinity]", b"\xff", b"[" * 99_999, b'"\\ud800"', b'"\\uDC00"'])
-def test_what_is_not_json_is_refused(raw: bytes) -> None:
-    with pytest.raises(InvalidBody, match="not JSON"):
-        parse_json(raw)
+from service.schemas import check_embeddings, take_object
 
 
 def test_an_unknown_field_is_named_with_the_legal_ones() -> None:

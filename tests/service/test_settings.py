@@ -19,14 +19,19 @@ def test_everything_lies_in_the_data_folder_unless_told_otherwise(tmp_path: Path
 
 
 def test_the_environment_sets_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"PORT": "99", "DATA": "/somewhere", "API_KEY": "k", "LEASE_SECONDS": "1.5"}.items():
+    for name, value in {
+        "PORT": "99",
+        "DATA": "/somewhere",
+        "API_KEY": "sixteen letters.",
+        "LEASE_SECONDS": "1.5",
+    }.items():
         monkeypatch.setenv(f"REGRAFT_{name}", value)
 
     settings = Settings()
 
     assert (settings.port, settings.data, settings.lease_seconds) == (99, Path("/somewhere"), 1.5)
     assert settings.api_key is not None
-    assert settings.api_key.get_secret_value() == "k"
+    assert settings.api_key.get_secret_value() == "sixteen letters."
 
 
 def test_it_listens_on_this_machine_only_by_default() -> None:

@@ -28,7 +28,7 @@ from service.settings import Settings
 from service.store.tables import embedding, gallery, item
 
 ROOT = Path(__file__).parents[3]
-KEY, WORKER_KEY = "the api key", "the worker key"
+KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,7 @@ from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, item
 
-KEY, WORKER_KEY = "the api key", "the worker key"
+KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
 @pytest.fixture(scope="module")

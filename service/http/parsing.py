@@ -1,0 +1,203 @@
+"""JSON out of requests, strictly, and in slices: however large a body is, other threads never wait long for it.
+
+Python's parser holds the interpreter's lock from the first character to the last, for a body of 25 MB several hundred
+milliseconds. Here a list or an object that is longer than a slice is read member by member, or many short members at a
+time, and only what is shorter goes to the parser as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+from json import JSONDecodeError, JSONDecoder
+from typing import Any, NoReturn
+
+from service.errors import BodyTooLarge, InvalidBody
+
+SLICE = 1 << 18
+"""Characters that are parsed in one go, in one or two milliseconds."""
+MAX_LONG = 8
+"""How deep lists and objects longer than a slice may be nested."""
+FEW = 64
+"""Characters that are not worth a try to read several members at once."""
+MAX_CONTAINERS = 1_000_000
+"""Lists and objects in one body: each costs many times the memory of its two characters."""
+CUT_OFF = 16
+"""What the end of a slice cuts in two is noticed at most so many characters before it; a string, at its beginning."""
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def parse_json(raw: bytes | str) -> Any:
+    """JSON without NaN, Infinity, and halves of surrogate pairs, which could never be sent back.
+
+    Raises:
+        InvalidBody: says where it stops being JSON.
+        BodyTooLarge: it holds too many lists and objects.
+    """
+    value = parse_any_json(raw)
+    if _may_hold_halves(raw) and not is_whole(value):
+        raise InvalidBody("this is not JSON: a string holds half of a surrogate pair")
+    return value
+
+
+def parse_any_json(raw: bytes | str) -> Any:
+    """The same, for who looks for halves of surrogate pairs himself (`is_whole`). Raises as `parse_json`."""
+    try:
+        text = raw if isinstance(raw, str) else raw.decode()
+        if (containers := text.count("[") + text.count("{")) > MAX_CONTAINERS:
+            raise BodyTooLarge(f"the body holds {containers} lists and objects; at most {MAX_CONTAINERS}")
+        return _Reader(text).whole()
+    except (ValueError, RecursionError) as error:
+        raise InvalidBody(f"this is not JSON: {error}") from error
+
+
+def _may_hold_halves(raw: bytes | str) -> bool:
+    """Whether the escape of a surrogate begins somewhere."""
+    return any((half in raw if isinstance(raw, str) else half.encode() in raw) for half in ("\\ud", "\\uD"))
+
+
+def is_whole(value: Any) -> bool:
+    """Whether no string of a JSON value holds half of a surrogate pair."""
+    remaining = [value]
+    while remaining:
+        one = remaining.pop()
+        if isinstance(one, str) and not one.isascii():
+            try:
+                one.encode()
+            except UnicodeEncodeError:
+                return False
+        elif isinstance(one, list):
+            remaining += one
+        elif isinstance(one, dict):
+            remaining += one
+            remaining += one.values()
+    return True
+
+
+class _Reader:
+    """Reads one text; positions are in characters."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._parse = JSONDecoder(parse_constant=_not_json).raw_decode
+        # The part of the text in which values are looked for: a copy, so that no look goes further than it.
+        self._window, self._begin = text[: 2 * SLICE], 0
+        # How many characters of short members are read at a time: less where long ones lie between them.
+        self._step = SLICE
+
+    def whole(self) -> Any:
+        """The value that the text is."""
+        value, at = self._value(self._skip(0), 0)
+        if self._skip(at) < len(self._text):
+            raise JSONDecodeError("Extra data", self._text, at)
+        return value
+
+    def _value(self, at: int, depth: int) -> tuple[Any, int]:
+        """The value that begins at `at`, and where it ends."""
+        self._look_at(at)
+        begin, window = self._begin, self._window
+        last = begin + len(window) == len(self._text)
+        try:
+            value, end = self._parse(window, at - begin)
+        except JSONDecodeError as error:
+            if last or (error.pos < len(window) - CUT_OFF and not error.msg.startswith("Unterminated string")):
+                raise JSONDecodeError(error.msg, self._text, begin + error.pos) from None
+        else:
+            # A number at the very end may go on.
+            if last or end < len(window) - CUT_OFF:
+                return value, begin + end
+        return self._long(at, depth)
+
+    def _long(self, at: int, depth: int) -> tuple[Any, int]:
+        """A value that is longer than a slice."""
+        if depth == MAX_LONG:
+            raise ValueError(f"lists and objects longer than {SLICE} characters are nested more than {MAX_LONG} deep")
+        first = self._text[at]
+        if first == "[":
+            return self._list(at, depth + 1)
+        if first == "{":
+            return self._object(at, depth + 1)
+        if first == '"':
+            return self._parse(self._text, at)
+        raise JSONDecodeError(f"A number of more than {SLICE} characters", self._text, at)
+
+    def _list(self, at: int, depth: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        at = self._skip(at + 1)
+        if self._text[at : at + 1] == "]":  # long by its white space
+            return found, at + 1
+        while True:
+            # Cut in the middle, lists and objects would have to be read twice.
+            if self._text[at : at + 1] not in ("[", "{") and (many := self._many(at, "[]")) is not None:
+                members, at = many
+                found += members
+                continue
+            value, at = self._value(at, depth)
+            found.append(value)
+            at, ended = self._next(at, "]")
+            if ended:
+                return found, at
+
+    def _object(self, at: int, depth: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        at = self._skip(at + 1)
+        if self._text[at : at + 1] == "}":
+            return found, at + 1
+        while True:
+            if (many := self._many(at, "{}")) is not None:
+                members, at = many
+                found |= members
+                continue
+            if self._text[at : at + 1] != '"':
+                raise JSONDecodeError("Expecting property name enclosed in double quotes", self._text, at)
+            name, at = self._value(at, depth)
+            at = self._skip(at)
+            if self._text[at : at + 1] != ":":
+                raise JSONDecodeError("Expecting ':' delimiter", self._text, at)
+            found[name], at = self._value(self._skip(at + 1), depth)
+            at, ended = self._next(at, "}")
+            if ended:
+                return found, at
+
+    def _many(self, at: int, brackets: str) -> tuple[Any, int] | None:
+        """The members up to a comma that is between two of them, and where the next one begins; None: read one by one.
+
+        It is between two, if what is before it is JSON in itself.
+        """
+        while self._step > FEW and (comma := self._text.rfind(",", at, at + self._step)) > at:
+            part = brackets[0] + self._text[at:comma] + brackets[1]
+            try:
+                members, end = self._parse(part)
+            except JSONDecodeError:
+                end = 0
+            if end == len(part):
+                self._step = min(2 * self._step, SLICE)
+                return members, self._skip(comma + 1)
+            self._step //= 2
+        self._step = min(2 * max(self._step, FEW), SLICE)
+        return None
+
+    def _next(self, at: int, closing: str) -> tuple[int, bool]:
+        """Where the next member begins, or what follows the closing bracket; and whether that was there."""
+        at = self._skip(at)
+        if self._text[at : at + 1] == closing:
+            return at + 1, True
+        if self._text[at : at + 1] != ",":
+            raise JSONDecodeError("Expecting ',' delimiter", self._text, at)
+        return self._skip(at + 1), False
+
+    def _look_at(self, at: int) -> None:
+        """Have the window hold at least a slice from here on, as far as there is so much."""
+        end = self._begin + len(self._window)
+        if at < self._begin or (at + SLICE > end and end < len(self._text)):
+            self._window, self._begin = self._text[at : at + 2 * SLICE], at
+
+    def _skip(self, at: int) -> int:
+        """Where white space ends."""
+        found = _SPACE.match(self._text, at)
+        assert found is not None
+        return found.end()
+
+
+def _not_json(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON number")

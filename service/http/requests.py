@@ -1,0 +1,82 @@
+"""What every route checks of a request before its own work: its parameters, and the size, type and JSON of its body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, cast, get_args
+
+from fastapi import Request, Response
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from service.errors import UnknownParameter
+from service.http.forms import JSON, media_type
+from service.http.parsing import parse_json
+from service.runtime import Runtime
+from service.schemas import Body
+
+
+class CheckedRoute(APIRoute):
+    """A route that takes the parameters it declares and no others, and whose body, if it is a model, is JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """FastAPI's handler behind the checks."""
+        handle = super().get_route_handler()
+        legal = sorted(set(_parameters(self.dependant)))
+        model = _model(self)
+
+        async def checked(request: Request) -> Response:
+            check_parameters(request, legal)
+            return await handle(request if model is None else await _Parsed.of(request, model))
+
+        return checked
+
+
+class _Parsed(Request):
+    """A request whose body was parsed already, and not by the event loop, which other requests wait for."""
+
+    value: Any = None
+
+    @classmethod
+    async def of(cls, request: Request, model: type[Body]) -> _Parsed:
+        """Read the body of a route that takes a model."""
+        parsed = cls(request.scope, request.receive)
+        runtime = cast(Runtime, request.app.state.runtime)
+        if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
+            media_type(parsed, JSON)
+            parsed.value = await runtime.hop(parse_json, raw)
+        return parsed
+
+    async def json(self) -> Any:
+        return self.value
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The whole body, of at most `most` bytes. Raises BodyTooLarge."""
+    request.state.exchange.bound(request.headers, most)
+    return await request.body()
+
+
+def check_parameters(request: Request, legal: list[str]) -> None:
+    """Raise UnknownParameter for a query parameter that the route does not have, or that is given twice."""
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        if name not in legal:
+            named = f"legal: {', '.join(legal)}" if legal else "this route has none"
+            raise UnknownParameter(f"unknown query parameter {name!r}; {named}", pointer=f"/{name}")
+        if name in seen:
+            raise UnknownParameter(f"query parameter {name!r} is given twice", pointer=f"/{name}")
+        seen.add(name)
+
+
+def _parameters(dependant: Dependant) -> Iterator[str]:
+    yield from (field.alias for field in dependant.query_params)
+    for inner in dependant.dependencies:
+        yield from _parameters(inner)
+
+
+def _model(route: APIRoute) -> type[Body] | None:
+    """The model a route's body is read as."""
+    declared = None if route.body_field is None else route.body_field.field_info.annotation
+    kinds = [kind for kind in (declared, *get_args(declared)) if isinstance(kind, type) and issubclass(kind, Body)]
+    return kinds[0] if kinds else None

@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.errors import BodyTooLarge, InvalidBody
+from service.http import parsing
+from service.http.parsing import parse_any_json, parse_json
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text('a,]}\\"é:'),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text('ab]},"\\'), inner, max_size=6),
+    max_leaves=60,
+)
+
+
+def test_what_is_json_is_read() -> None:
+    assert parse_json(b'{"a": [1, 2.5, "\\ud83d\\ude00", null]}') == {"a": [1, 2.5, "😀", None]}
+    assert parse_json('"\\\\ud800"') == "\\ud800"
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"{",
+        b"NaN",
+        b"[-Infinity]",
+        b"\xff",
+        b"[" * 99_999,
+        b'"\\ud800"',
+        b'{"\\uDC00": 1}',
+        b'[["a\\uD800"]]',
+        b"1 2",
+    ],
+)
+def test_what_is_not_json_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidBody, match="not JSON"):
+        parse_json(raw)
+
+
+def test_halves_of_surrogate_pairs_can_be_left_to_the_caller() -> None:
+    assert parse_any_json(b'["\\ud800"]') == ["\ud800"]
+
+
+@given(value=VALUES, spaces=st.sampled_from([None, 1]), ascii_only=st.booleans(), data=st.data())
+def test_text_read_in_slices_is_what_it_is_as_a_whole(
+    value: Any, spaces: int | None, ascii_only: bool, data: st.DataObject
+) -> None:
+    text = json.dumps(value, indent=spaces, ensure_ascii=ascii_only)
+    if data.draw(st.booleans()):
+        at = data.draw(st.integers(0, len(text)))
+        text = text[:at] + data.draw(st.sampled_from(',]}1"e-:[ ')) + text[at + data.draw(st.integers(0, 2)) :]
+    try:
+        whole: Any = json.loads(text)
+    except ValueError:
+        whole = InvalidBody
+    with pytest.MonkeyPatch.context() as patched:
+        for name, small in {"SLICE": 40, "FEW": 8, "MAX_LONG": 1000}.items():
+            patched.setattr(parsing, name, small)
+        try:
+            read = parse_any_json(text)
+        except InvalidBody:
+            read = InvalidBody
+
+    assert read == whole
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"items": [' + ",".join(['{"id": "a", "embedding": [0.5, 1, 2e3]}'] * 50_000) + "]}",
+        "[" + "1," * 500_000 + "1]",
+        "{" + ",".join(f'"{n}": {n}' for n in range(100_000)) + "}",
+        '[{"a": [' + ("1," * 100_000 + "[" + "2," * 200_000 + "2]," + "{},") * 2 + "1]}]",
+        "[" + " " * 600_000 + "]",
+    ],
+    ids=["items", "numbers", "fields", "mixed", "space"],
+)
+def test_no_long_text_is_parsed_in_one_go(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    longest = 0
+
+    class Watched(json.JSONDecoder):
+        def raw_decode(self, s: str, idx: int = 0) -> tuple[Any, int]:
+            nonlocal longest
+            longest = max(longest, len(s) - idx)
+            return super().raw_decode(s, idx)
+
+    monkeypatch.setattr(parsing, "JSONDecoder", Watched)
+
+    assert parse_any_json(text) == json.loads(text)
+    assert longest <= 2 * parsing.SLICE < len(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("[" + "[]," * parsing.MAX_CONTAINERS + "[]]", BodyTooLarge),
+        ("[" + "1" * 600_000 + "]", InvalidBody),
+        ("[" * 9 + "1," * 300_000 + "1" + "]" * 9, InvalidBody),
+    ],
+    ids=["containers", "number", "depth"],
+)
+def test_what_would_take_too_long_or_too_much_is_refused(text: str, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        parse_any_json(text)
