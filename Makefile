@@ -10,7 +10,7 @@ DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check examples sizes
+.PHONY: help demo serve test test-all check openapi examples sizes
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ examples: $(DEV)  ## train the version folders under examples/ again
 	$(BIN)/regraft train digits_bct --out examples/v2-bct
 	$(BIN)/regraft train digits_oca --out examples/v2-oca
 	$(BIN)/regraft train digits_fct --out examples/v2-fct
+
+openapi: $(DEMO)  ## write docs/openapi.json again, after a change of a route
+	$(BIN)/python -m service.http.openapi_file docs/openapi.json
 
 sizes: $(DEMO)  ## module and function lengths; fails above 400 lines a module
 	$(BIN)/python benchmarks/sizes.py

@@ -10,10 +10,13 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from index.errors import RegraftError
 
@@ -22,8 +25,37 @@ logger = logging.getLogger(__name__)
 
 MOST_ERRORS = 100
 """Faults of one body that are named."""
-CODES = {400: "bad_request", 404: "not_found", 405: "method_not_allowed", 413: "body_too_large"}
+CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    422: "invalid_request",
+    500: "internal_error",
+}
 """Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
+PROBLEM = "application/problem+json"
+
+
+class Fault(BaseModel):
+    """What is wrong with one field, or one item of a batch; `pointer` is its JSON pointer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """Why a request could not be carried out."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[Fault]
+    request_id: str
 
 
 class UnknownGallery(RegraftError):
@@ -169,7 +201,7 @@ def problem(request_id: str, status: int, code: str, detail: str, errors: Sequen
     }
     headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
     # ASCII: names out of the request are repeated, and half a surrogate pair could not be encoded otherwise.
-    return Response(json.dumps(content), status, headers, media_type="application/problem+json")
+    return Response(json.dumps(content), status, headers, media_type=PROBLEM)
 
 
 def problem_of(error: RegraftError, request_id: str) -> Response:
@@ -218,7 +250,17 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = CODES.get(error.status_code, "http_error")
     response = problem(request_id_of(request), error.status_code, code, str(error.detail))
     response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_methods(request))
     return response
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path can be asked for: a framework's route knows its own method only."""
+    routes = iter_route_contexts(request.app.routes)
+    paths = [(compile_path(route.path or ""), route.methods or ()) for route in routes]
+    found = [(path, methods) for (regex, path, _), methods in paths if regex.match(request.scope["path"])]
+    return sorted({method for path, methods in found if path == found[0][0] for method in methods})
 
 
 def _pointer(place: Sequence[int | str]) -> str:

@@ -6,15 +6,23 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, FailFast, Field, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.errors import InvalidVector
 from index.space import Space, Vectors, check_vectors
 from service.errors import InvalidBody
 
-Number = Annotated[int, Field(ge=1, lt=1 << 63)]
+LIMIT = "x-limit"
+"""In a schema: the setting that says how many elements a list may have."""
+MOST = (1 << 53) - 1
+"""The largest integer that every reader of JSON keeps as it is (RFC 8259, section 6)."""
+NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "maxLength": 64}
+"""The schema of a gallery's or a version's name, as `index.version.NAME` has it."""
+Number = Annotated[int, Field(ge=1, le=MOST)]
 """What the database numbers: gates, deployments, backfills, chunks, edges."""
-Seed = Annotated[int, Field(ge=0, lt=1 << 63)]
+Seed = Annotated[int, Field(ge=0, le=MOST)]
+Name = Annotated[str, WithJsonSchema(NAME)]
+"""A gallery's or a version's. One that cannot be is as unknown as any other."""
 Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
 """Words for the audit or a report; PostgreSQL stores no zero character."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -43,7 +51,7 @@ class Body(BaseModel):
 class GalleryIn(Body):
     """A gallery to be created."""
 
-    name: str
+    name: Name
 
 
 class GalleryOut(BaseModel):
@@ -167,7 +175,7 @@ class IdsIn(Body):
 
     largest = "max_json_bytes"
 
-    ids: Annotated[list[str], FailFast()]
+    ids: Annotated[list[str], FailFast(), Field(json_schema_extra={"minItems": 1, LIMIT: "max_batch"})]
 
 
 class Deleted(BaseModel):

@@ -24,6 +24,7 @@ from service.http import (
     gates,
     health,
     items,
+    openapi,
     reference,
     search,
     versions,
@@ -81,9 +82,11 @@ def create_app(settings: Settings) -> FastAPI:
         separate_input_output_schemas=False,
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=openapi.operation_id,
     )
     app.add_middleware(Guard, settings=settings)
     errors.install(app)
+    openapi.install(app, settings)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
     app.include_router(reference.router)

@@ -36,6 +36,15 @@ LOOK_SECONDS = 0.25
 HEARTBEAT_SECONDS = 10.0
 """A comment after so much silence keeps proxies from closing the stream."""
 EVENTS = "text/event-stream"
+EVENT: dict[str, Any] = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"type": "string", "enum": ["progress", "point", "gone", "end"]},
+        "id": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
 NOTHING = -1
 """The id of the last event of somebody who has seen none."""
 ID_DIGITS = 19
@@ -84,7 +93,7 @@ class BackfillOut(BaseModel):
 @router.get(
     "/backfills/{number}/events",
     response_class=StreamingResponse,
-    responses={200: {"content": {EVENTS: {"schema": {"type": "string"}}}}},
+    responses={200: {"content": {EVENTS: {"itemSchema": EVENT}}}},
 )
 async def events(number: Number, service: Service, last_event_id: str | None = Header(None)) -> StreamingResponse:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import base64
 
 from index.errors import InvalidArgument
-
-MOST = 1 << 63
+from service.schemas import MOST
 
 
 def encode_cursor(key: int) -> str:
@@ -20,6 +19,6 @@ def decode_cursor(cursor: str) -> int:
         key = int(base64.urlsafe_b64decode(cursor)) if cursor else 0
     except ValueError:
         key = -1
-    if not 0 <= key < MOST:
+    if not 0 <= key <= MOST:
         raise InvalidArgument("cursor must be the `next` of an earlier page", pointer="/cursor")
     return key

@@ -17,6 +17,7 @@ from index.folder import load_edge
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.errors import InvalidBody
+from service.http.body_schemas import FILE, SWITCH, fields, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
@@ -25,7 +26,7 @@ from service.registry.edge_records import Declared, EdgeOrigin
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registered
 from service.runtime import Runtime, Service
-from service.schemas import Body, Reason
+from service.schemas import MOST, NAME, Body, Reason
 from service.store.audit import Change
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
@@ -35,44 +36,26 @@ router = APIRouter(route_class=CheckedRoute, tags=["edges"])
 
 FLAG = {"true": True, "false": False}
 
-ADD_BODY = {
-    "requestBody": {
-        "content": {
-            FORM: {
-                "schema": {
-                    "type": "object",
-                    "required": ["archive", "new", "old"],
-                    "properties": {
-                        "archive": {"type": "string", "format": "binary"},
-                        "new": {"type": "string"},
-                        "old": {"type": "string"},
-                        "replace": {"type": "boolean", "default": False},
-                    },
-                }
-            },
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["new", "old", "kind"],
-                    "properties": {
-                        "new": {"type": "string"},
-                        "old": {"type": "string"},
-                        "kind": {"type": "string", "enum": ["identity", "truncate", "zero_pad"]},
-                        "verify": {
-                            "type": "object",
-                            "properties": {
-                                "gallery": {"type": "string"},
-                                "items": {"type": "integer", "minimum": 1, "default": 100},
-                                "seed": {"type": "integer", "default": 0},
-                            },
-                        },
-                        "replace": {"type": "boolean", "default": False},
-                    },
-                }
-            },
-        }
-    }
-}
+ADD_BODY = reads(
+    form=fields({"archive": FILE, "new": NAME, "old": NAME, "replace": SWITCH}, required=("archive", "new", "old")),
+    json=fields(
+        {
+            "new": NAME,
+            "old": NAME,
+            "kind": {"type": "string", "enum": ["identity", "truncate", "zero_pad"]},
+            "verify": fields(
+                {
+                    "gallery": {**NAME, "type": ["string", "null"], "default": None},
+                    "items": {"type": "integer", "minimum": 1, "maximum": 10_000, "default": 100},
+                    "seed": {"type": "integer", "minimum": 0, "maximum": MOST, "default": 0},
+                },
+                description="only with the kind identity: what the two are compared on",
+            ),
+            "replace": SWITCH,
+        },
+        required=("new", "old", "kind"),
+    ),
+)
 
 
 class EdgeIn(Body):

@@ -20,6 +20,7 @@ from index.errors import RegraftError
 from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.errors import BodyTooLarge, InvalidBody
+from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
@@ -33,51 +34,36 @@ from service.store.tables import evaluation, evaluation_embedding, evaluation_en
 from service.store.vector_codec import to_bytes
 from service.upgrades.gates.samples import evaluation_row
 
-router = APIRouter(route_class=CheckedRoute, tags=["gates"])
+router = APIRouter(route_class=CheckedRoute, tags=["evaluations"])
 
 MAX_NAME = 128
 
-EVALUATION_BODY = {
-    "requestBody": {
-        "content": {
-            FORM: {
-                "schema": {
-                    "type": "object",
-                    "required": ["entries", "images"],
-                    "properties": {
-                        "name": {"type": "string", "maxLength": MAX_NAME},
-                        "entries": {
-                            "type": "string",
-                            "description": 'JSON list of {"label", "metadata", "image": "<file name of a part>"}',
-                        },
-                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                    },
-                }
+LABEL: dict[str, Any] = {"description": "any JSON; entries of equal labels belong together"}
+ENTRY = {"label": LABEL, "metadata": {"type": "object"}}
+SET_NAME = {"type": "string", "maxLength": MAX_NAME, "description": "printable characters"}
+EVALUATION_BODY = reads(
+    form=fields(
+        {
+            "name": SET_NAME,
+            "entries": many(fields({**ENTRY, "image": FILE_NAME}, required=("image",)), least=2),
+            "images": many(FILE),
+        },
+        required=("entries", "images"),
+    ),
+    json=fields(
+        {
+            "name": SET_NAME,
+            "entries": many(fields(ENTRY), least=2),
+            "embeddings": {
+                "type": "object",
+                "description": "by the name of each version, an embedding for each entry",
+                "minProperties": 1,
+                "additionalProperties": many(EMBEDDING, least=2),
             },
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["entries", "embeddings"],
-                    "properties": {
-                        "name": {"type": "string", "maxLength": MAX_NAME},
-                        "entries": {
-                            "type": "array",
-                            "items": {"type": "object", "properties": {"label": {}, "metadata": {"type": "object"}}},
-                        },
-                        "embeddings": {
-                            "type": "object",
-                            "description": "version -> one embedding for each entry",
-                            "additionalProperties": {
-                                "type": "array",
-                                "items": {"type": "array", "items": {"type": "number"}},
-                            },
-                        },
-                    },
-                }
-            },
-        }
-    }
-}
+        },
+        required=("entries", "embeddings"),
+    ),
+)
 
 
 class EvaluationOut(BaseModel):

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 from sqlalchemy import Connection, Row, insert, select
 
@@ -181,7 +182,7 @@ def show(name: str, number: Number, service: Service) -> GateOut:
         return describe(_row(connection, name, number))
 
 
-@router.get("/galleries/{name}/gates/{number}/page", response_class=Response)
+@router.get("/galleries/{name}/gates/{number}/page", response_class=HTMLResponse)
 def show_page(name: str, number: Number, service: Service) -> Response:
     """A gate report as one HTML page with plots, which needs nothing from elsewhere."""
     with service.database.read() as connection:

@@ -12,12 +12,13 @@ from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
 from service.errors import BodyTooLarge, NoImage
+from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, ID, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_embeddings, ingest_images
 from service.http.requests import CheckedRoute, read_body
 from service.runtime import Runtime, Service
-from service.schemas import Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
+from service.schemas import NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item
 
@@ -25,46 +26,28 @@ router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
 MAX_PAGE = 1000
 
-INGEST_BODY = {
-    "requestBody": {
-        "content": {
-            FORM: {
-                "schema": {
-                    "type": "object",
-                    "required": ["items", "images"],
-                    "properties": {
-                        "items": {
-                            "type": "string",
-                            "description": 'JSON list of {"id", "metadata", "image": "<file name of a part>"}',
-                        },
-                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                    },
-                }
-            },
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "required": ["items"],
-                    "properties": {
-                        "version": {"type": "string", "description": "default: the gallery's current version"},
-                        "items": {
-                            "type": "array",
-                            "items": {
-                                "type": "object",
-                                "required": ["id", "embedding"],
-                                "properties": {
-                                    "id": {"type": "string", "minLength": 1, "maxLength": 256},
-                                    "metadata": {"type": "object"},
-                                    "embedding": {"type": "array", "items": {"type": "number"}},
-                                },
-                            },
-                        },
-                    },
-                }
-            },
-        }
-    }
-}
+IMAGE = gives("image/*")
+# An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
+IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
+METADATA = {"type": "object"}
+INGEST_BODY = reads(
+    form=fields(
+        {
+            "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME}, required=("id", "image"))),
+            "images": many(FILE),
+        },
+        required=("items", "images"),
+    ),
+    json=fields(
+        {
+            "version": {**NAME, "description": "default: the gallery's current version"},
+            "items": many(
+                fields({"id": ID, "metadata": METADATA, "embedding": EMBEDDING}, required=("id", "embedding"))
+            ),
+        },
+        required=("items",),
+    ),
+)
 
 
 @router.post("/galleries/{name}/items", response_model=Ingested, openapi_extra=INGEST_BODY)
@@ -111,7 +94,11 @@ def remove_many(name: str, body: IdsIn, service: Service) -> Deleted:
     return Deleted(deleted=len(there), missing=[i for i in ids if i not in there])
 
 
-@router.get("/galleries/{name}/items/{item_id:path}/image")
+@router.get(
+    "/galleries/{name}/items/{item_id:path}/image",
+    response_class=Response,
+    responses=IMAGE,
+)
 def show_image(name: str, item_id: str, request: Request, service: Service) -> Response:
     """The image as it was given."""
     if request.scope["raw_path"].upper().endswith(b"%2FIMAGE"):

@@ -25,6 +25,7 @@ from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
 from service.backfills.outcome import Failed
 from service.backfills.planner import Kind, State
+from service.http.body_schemas import gives
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked
 from service.http.requests import CheckedRoute
 from service.registry import edge_archive as parcel
@@ -171,7 +172,7 @@ def release(chunk: Number, lease: Lease, service: Service) -> None:
     _on(service, chunk, lease, chunks.release)
 
 
-@router.get("/work/versions/{name}", response_class=FileResponse)
+@router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.catalog.named(name)
@@ -179,7 +180,7 @@ def archive(name: str, service: Service) -> FileResponse:
     return _zip(lambda packed: pack_version(registered.version.folder, packed))
 
 
-@router.get("/work/edges/{number}", response_class=FileResponse)
+@router.get("/work/edges/{number}", response_class=FileResponse, responses=gives("application/zip"))
 def edge_archive(number: Number, service: Service) -> FileResponse:
     """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
     service.catalog.sync_edges()

@@ -17,12 +17,13 @@ from index.gallery import Encode
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
+from service.http.body_schemas import EMBEDDING, FILE, ID, SWITCH, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, read_body
 from service.http.search_request import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
 from service.replica.replica import Answer, Live
 from service.runtime import Runtime, Service
-from service.schemas import Answered
+from service.schemas import NAME, Answered
 from service.store.repository import describe
 from service.upgrades.rollouts.monitor import Asking
 
@@ -35,47 +36,35 @@ ATTEMPTS = 3
 MAX_FIELD_BYTES = 1 << 20
 
 OPTION_SCHEMAS: dict[str, Any] = {
-    "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K},
-    "mode": {"type": "string", "enum": [mode.value for mode in Mode], "description": "default: the first possible"},
-    "threshold": {"type": "number", "description": "matches must have at least so good a score"},
-    "filter": {"type": "object", "description": "only items whose metadata pass it: docs/filters.md"},
-    "cursor": {"type": "string", "description": "`next` of the answer to the same request"},
-    "strict": {"type": "boolean", "default": False},
-    "explain": {"type": "boolean", "default": False},
+    "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K, "description": "at most the number of items"},
+    "mode": {
+        "type": ["string", "null"],
+        "enum": [*(mode.value for mode in Mode), None],
+        "description": "default: the first possible",
+    },
+    "threshold": {"type": ["number", "null"], "description": "matches must have at least so good a score"},
+    "filter": {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]},
+    "cursor": {"type": ["string", "null"], "description": "`next` of the answer to the same request"},
+    "strict": SWITCH,
+    "explain": SWITCH,
 }
 QUERY_SCHEMAS: dict[str, Any] = {
-    "texts": {"type": "array", "items": {"type": "string", "maxLength": MAX_CHARACTERS}},
-    "items": {"type": "array", "items": {"type": "string"}, "description": "ids of stored items: more like these"},
+    "texts": many({"type": "string", "maxLength": MAX_CHARACTERS}),
+    "items": many(ID, description="ids of stored items: more like these"),
 }
-QUERY_BODY = {
-    "requestBody": {
-        "content": {
-            FORM: {
-                "schema": {
-                    "type": "object",
-                    "required": ["images"],
-                    "properties": {
-                        "images": {"type": "array", "items": {"type": "string", "format": "binary"}},
-                        **QUERY_SCHEMAS,
-                        **OPTION_SCHEMAS,
-                    },
-                }
-            },
-            JSON: {
-                "schema": {
-                    "type": "object",
-                    "description": "at least one of embeddings (with version), texts, items",
-                    "properties": {
-                        "version": {"type": "string", "description": "which version made the embeddings"},
-                        "embeddings": {"type": "array", "items": {"type": "array", "items": {"type": "number"}}},
-                        **QUERY_SCHEMAS,
-                        **OPTION_SCHEMAS,
-                    },
-                }
-            },
-        }
-    }
-}
+QUERY_BODY = reads(
+    form=fields({"images": many(FILE), **QUERY_SCHEMAS, **OPTION_SCHEMAS}, required=("images",)),
+    json=fields(
+        {
+            "version": {**NAME, "description": "which version made the embeddings"},
+            "embeddings": many(EMBEDDING),
+            **QUERY_SCHEMAS,
+            **OPTION_SCHEMAS,
+        },
+        anyOf=[{"required": ["embeddings", "version"]}, {"required": ["texts"]}, {"required": ["items"]}],
+        dependentRequired={"version": ["embeddings"], "embeddings": ["version"]},
+    ),
+)
 
 
 @router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)

@@ -16,6 +16,7 @@ from index.encoder import verify_version
 from index.folder import card_sha256, load_version
 from index.version import Edge, Version
 from service.errors import InvalidBody, VersionExists
+from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
@@ -34,19 +35,7 @@ _registering = threading.Lock()
 @router.post(
     "/versions",
     status_code=201,
-    openapi_extra={
-        "requestBody": {
-            "content": {
-                FORM: {
-                    "schema": {
-                        "type": "object",
-                        "properties": {"archive": {"type": "string", "format": "binary"}},
-                        "required": ["archive"],
-                    }
-                }
-            }
-        }
-    },
+    openapi_extra=reads(form=fields({"archive": FILE}, required=("archive",))),
 )
 async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionOut:
     """Register a version folder sent as the .zip file `archive`.

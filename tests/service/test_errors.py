@@ -19,11 +19,23 @@ def test_an_unknown_route_is_a_problem(served: Any, problem: Problem) -> None:
     problem(served.http.get("/../nowhere"), 404, "not_found")
 
 
-def test_a_wrong_method_is_a_problem_that_names_the_right_one(served: Any, problem: Problem) -> None:
-    response = served.http.put("/galleries")
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/galleries", "GET, POST"),
+        ("/galleries/g/items/i", "DELETE, GET"),
+        ("/galleries/g/items/i/image", "GET"),
+        ("/edges:fit", "POST"),
+        ("/health", "GET"),
+    ],
+)
+def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
+    served: Any, problem: Problem, path: str, methods: str
+) -> None:
+    response = served.http.put(path)
 
     problem(response, 405, "method_not_allowed")
-    assert response.headers["allow"]
+    assert response.headers["allow"] == methods
 
 
 def test_a_wrong_media_type_is_a_problem(served: Any, problem: Problem) -> None:

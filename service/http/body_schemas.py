@@ -1,0 +1,89 @@
+"""Schemas, for the API's description, of the bodies that routes read themselves: forms, and JSON full of numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from index.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
+from service.http.forms import FORM, JSON
+from service.schemas import LIMIT
+
+Schema = dict[str, Any]
+
+MAX_ID = 256
+"""Characters of an item's id."""
+ID: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID, "description": "printable characters"}
+FILE: Schema = {"type": "string", "format": "binary"}
+SWITCH: Schema = {"type": "boolean", "default": False}
+FILE_NAME: Schema = {"type": "string", "description": "the file name of a part"}
+EMBEDDING: Schema = {"type": "array", "minItems": 1, "items": {"type": "number"}}
+
+
+def gives(media_type: str, schema: Schema = FILE) -> dict[int | str, dict[str, Any]]:
+    """What a route says of an answer that is not JSON."""
+    return {200: {"content": {media_type: {"schema": schema}}}}
+
+
+def reads(*, form: Schema | None = None, json: Schema | None = None) -> dict[str, Any]:
+    """What a route says of the body it needs; in a form, what is no file and no text is JSON."""
+    content: dict[str, Any] = {}
+    if form is not None:
+        inner = {name: schema for name, schema in form["properties"].items() if schema.get("type") != "string"}
+        encoding = {name: {"contentType": JSON} for name, schema in inner.items() if schema.get("items") is not FILE}
+        content[FORM] = {"schema": form, **({"encoding": encoding} if encoding else {})}
+    if json is not None:
+        content[JSON] = {"schema": json}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def fields(properties: dict[str, Schema], *, required: tuple[str, ...] = (), **more: Any) -> Schema:
+    """An object of these fields and no others."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "additionalProperties": False,
+        **({"required": list(required)} if required else {}),
+        **more,
+    }
+
+
+def many(items: Schema, *, least: int = 1, **more: Any) -> Schema:
+    """A list of as many as one request may hold."""
+    return {"type": "array", "minItems": least, LIMIT: "max_batch", "items": items, **more}
+
+
+_SCALAR: Schema = {"type": ["string", "number", "boolean", "null"]}
+_END: Schema = {"type": ["string", "number"]}
+_PATH: Schema = {
+    "anyOf": [
+        {"type": "string", "pattern": r"^[^.]+(\.[^.]+)*$"},
+        {"type": "array", "minItems": 1, "items": {"type": "string"}, "description": f"at most {MAX_KEYS} keys"},
+    ]
+}
+
+
+def _operator(name: str, schema: Schema) -> Schema:
+    return fields({"field": _PATH, name: schema}, required=("field", name))
+
+
+_FILTER = {"$ref": "#/components/schemas/Filter"}
+_PARTS = {
+    "type": "array",
+    "minItems": 1,
+    "items": _FILTER,
+    "description": f"{MAX_CONDITIONS} conditions at most",
+}
+FILTER: Schema = {
+    "description": "Only items whose metadata pass it: docs/filters.md.",
+    "anyOf": [
+        _operator("eq", _SCALAR),
+        _operator("in", {"type": "array", "minItems": 1, "items": _SCALAR, "description": f"at most {MAX_VALUES:,}"}),
+        _operator("range", fields(dict.fromkeys(("gt", "gte", "lt", "lte"), _END), minProperties=1)),
+        _operator("prefix", {"type": "string"}),
+        _operator("exists", {"type": "boolean"}),
+        fields({"and": _PARTS}, required=("and",)),
+        fields({"or": _PARTS}, required=("or",)),
+        fields({"not": _FILTER}, required=("not",)),
+    ],
+}
+"""The component `Filter`; `service.openapi` puts it into the document."""

@@ -1,0 +1,148 @@
+"""The API's description of itself: what FastAPI knows of each route, and what holds for every route alike.
+
+What can go wrong is declared once, by the errors (`status`, `code`); which of their statuses an operation can answer
+follows from what it takes.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPBearer
+
+from index.errors import RegraftError
+from service.errors import CODES, PROBLEM, Problem
+from service.http.body_schemas import FILTER
+from service.schemas import LIMIT
+from service.settings import Settings
+
+Document = dict[str, Any]
+
+OPEN = {"/v1/health"}
+BEARER = HTTPBearer(description="The API key. Below /v1/work the worker key does too.").model
+
+DESCRIPTION = """A retrieval service whose gallery outlives its embedding model.
+
+Errors are problem+json (RFC 9457): `code` is for programs, `detail` for people, `errors` point at the fields."""
+
+
+STATUSES = (400, 401, 403, 404, 409, 412, 413, 415, 422, 500, 503)
+"""Of the errors that an operation can answer with."""
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Serve this description as /openapi.json."""
+
+    def described() -> Document:
+        if app.openapi_schema is None:
+            app.openapi_schema = describe(app, settings)
+        return app.openapi_schema
+
+    app.openapi = described  # type: ignore[method-assign]  # as FastAPI documents it
+
+
+def operation_id(route: APIRoute) -> str:
+    """A name for clients to call an operation by: `galleries_create`."""
+    return "_".join([*map(str, route.tags), route.name.removesuffix("_all")])
+
+
+def describe(app: FastAPI, settings: Settings) -> Document:
+    """The OpenAPI document of an application with these settings."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=DESCRIPTION,
+        routes=app.routes,
+        separate_input_output_schemas=app.separate_input_output_schemas,
+    )
+    components = document["components"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        components["schemas"].pop(name, None)
+    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    components["schemas"] |= {**schema.pop("$defs"), "Problem": schema, "Filter": FILTER}
+    codes = codes_by_status()
+    components["responses"] = {_name(status): _problem(codes[status]) for status in STATUSES}
+    if settings.api_key is not None:
+        components["securitySchemes"] = {"bearer": BEARER.model_dump(by_alias=True, exclude_none=True, mode="json")}
+        document["security"] = [{"bearer": []}]
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            if path in OPEN:
+                operation["security"] = []
+            _add_rehearsal(operation)
+            _add_problems(method, operation)
+    _fill_limits(document, settings)
+    return document
+
+
+def codes_by_status() -> Mapping[int, list[str]]:
+    """The codes of every error there is, and of those the framework raises."""
+    codes: dict[int, set[str]] = defaultdict(set)
+    for kind in _kinds(RegraftError):
+        codes[kind.status].add(kind.code)
+    for status, code in CODES.items():
+        codes[status].add(code)
+    return {status: sorted(found) for status, found in codes.items()}
+
+
+def _kinds(kind: type[RegraftError]) -> Iterator[type[RegraftError]]:
+    if kind.__module__.partition(".")[0] in {"index", "service"}:
+        yield kind
+    for below in kind.__subclasses__():
+        yield from _kinds(below)
+
+
+def _name(status: int) -> str:
+    return f"Problem{status}"
+
+
+def _problem(codes: list[str]) -> Document:
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {"description": f"One of: {', '.join(codes)}.", "content": {PROBLEM: {"schema": schema}}}
+
+
+def _add_rehearsal(operation: Document) -> None:
+    answers = operation["responses"]
+    done = next(answer for status, answer in answers.items() if status.startswith("2"))
+    if _takes(operation, "dry_run") and "content" in done:
+        answers.setdefault("200", {**done, "description": "A rehearsal: nothing was changed."})
+
+
+def _add_problems(method: str, operation: Document) -> None:
+    answers = operation["responses"]
+    # FastAPI's own model of a refused request is not what this service answers.
+    answers.pop("422", None)
+    for status in sorted(_failures(method, operation)):
+        answers[str(status)] = {"$ref": f"#/components/responses/{_name(status)}"}
+
+
+def _failures(method: str, operation: Document) -> set[int]:
+    """The statuses of errors that can come of what an operation takes."""
+    found = {401, 403, 422, 500, 503}
+    reads_body = "requestBody" in operation
+    if operation.get("parameters") or reads_body:
+        found.add(404)
+    if method != "get" or _takes(operation, "lease"):
+        found.add(409)
+    if _takes(operation, "if-match"):
+        found.add(412)
+    return found | ({400, 413, 415} if reads_body else set())
+
+
+def _takes(operation: Document, name: str) -> bool:
+    return any(given["name"] == name for given in operation.get("parameters", ()))
+
+
+def _fill_limits(value: Any, settings: Settings) -> None:
+    if isinstance(value, dict):
+        if isinstance(setting := value.get(LIMIT), str):
+            del value[LIMIT]
+            value["maxItems"] = getattr(settings, setting)
+        value = list(value.values())
+    for one in value if isinstance(value, list) else ():
+        _fill_limits(one, settings)
