@@ -22,7 +22,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when FAISS is imported
 import numpy as np
 
 from index.filter import parse_filter
-from index.metadata import Metadata
+from index.metadata import Item, Metadata
 from index.shard import FaissShard
 from index.space import Cosine
 
@@ -93,14 +93,18 @@ def memory(items: int) -> str:
     started = time.thread_time()
     for start in range(0, items, BLOCK):
         block = {
-            n: json.dumps(
-                {
-                    "kind": f"k{n % 9}",
-                    "brand": f"b{n % 997}",
-                    "price": n * 0.37,
-                    "time": 1.7e9 + n,
-                    "sku": f"AB-{n:08d}",
-                }
+            n: Item(
+                json.dumps(
+                    {
+                        "kind": f"k{n % 9}",
+                        "brand": f"b{n % 997}",
+                        "price": n * 0.37,
+                        "time": 1.7e9 + n,
+                        "sku": f"AB-{n:08d}",
+                    }
+                ),
+                f"item-{n:08d}",
+                n,
             )
             for n in range(start, start + BLOCK)
         }
@@ -116,7 +120,7 @@ def measure(items: int, repeats: int) -> None:
     metadata, shard = Metadata(), FaissShard(DIM, Cosine())
     for start in range(0, items, BLOCK):
         keys = list(range(start, min(start + BLOCK, items)))
-        slots = metadata.put(keys, {key: json.dumps(document(ranks[key], items)) for key in keys})
+        slots = metadata.put(keys, {key: Item(json.dumps(document(ranks[key], items))) for key in keys})
         vectors = Cosine().normalise(generator.standard_normal((len(keys), DIM), dtype=np.float32))
         shard.upsert(keys, vectors, slots)
     queries = Cosine().normalise(generator.standard_normal((BATCH, DIM), dtype=np.float32))

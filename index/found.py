@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from index.calibration import Calibration
 from index.graph import Route
 from index.merge import Floats, Mode
+from index.metadata import Item
 from index.shard import Keys
 from index.space import Vectors
 
@@ -22,6 +24,14 @@ class Degraded:
     version: str
     items: int
     reason: str
+
+
+class Missing(NamedTuple):
+    """An item without a vector that can be searched: its version, why, and the feed number of its last write."""
+
+    version: str
+    reason: str
+    seq: int
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class Found:
         keys_QK: the items, -1 where there are no more.
         shards_QK: which of `shards` each came from, -1 likewise.
         shards: the live shards that were asked.
-        mix: items per version at the moment of the answer.
+        items: what the results are, by key.
+        seq: the number in the change feed that all of this was true at.
+        mix: items per version.
         degraded: what could not be asked.
         encode_seconds: version -> how long it took to embed the queries by it.
         filter_seconds: how long it took to see which items pass the filter.
@@ -65,6 +77,8 @@ class Found:
     keys_QK: Keys
     shards_QK: NDArray[np.int64]
     shards: tuple[Asked, ...]
+    items: Mapping[int, Item]
+    seq: int
     mix: Mapping[str, int]
     degraded: tuple[Degraded, ...]
     encode_seconds: Mapping[str, float]

@@ -1,7 +1,8 @@
 """QUERY PATH: plan, transform, scan, calibrate, merge - over every live shard of one gallery.
 
-A gallery knows versions, edges and shards; it knows no names, images or SQL. `search` answers from one consistent view:
-an item that moves between shards (a backfill, a rollback) is found exactly once.
+A gallery knows versions, edges, shards and what is shown of an item; it knows no images and no SQL. `answer` answers
+from one consistent view: an item that moves between shards (a backfill, a rollback) is found exactly once, and is shown
+as it was when its vector was compared.
 
 There is one shard for each version and origin, because the score of an item that a forward edge moved does not mean
 what the score of an encoded one means. Shape suffixes: Q queries, K results wanted, D dimension.
@@ -10,7 +11,9 @@ what the score of an encoded one means. Shape suffixes: Q queries, K results wan
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
@@ -18,12 +21,12 @@ from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key
 from index.errors import InvalidArgument, NoRoute
 from index.filter import Filter
-from index.found import Asked, Degraded, Found
+from index.found import Asked, Degraded, Found, Missing
 from index.graph import Graph, Route
 from index.lock import ReadWriteLock
-from index.merge import Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
-from index.metadata import Metadata
-from index.shard import FaissShard, Shard
+from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
+from index.metadata import Item, Metadata
+from index.shard import FaissShard, Keys, Shard
 from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKey, Version
@@ -34,10 +37,46 @@ Encode = Callable[[str], Vectors]
 ShardKey = tuple[str, str]
 """(version, origin)."""
 
-NO_METADATA: Mapping[int, str] = MappingProxyType({})
+NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
+NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class QueryChanged(Exception):
+    """A stored item that is a query was written since it was read, or that write has not been applied here yet."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Queries that are embedded alike, and what is asked of them.
+
+    Attributes:
+        encode: embeds them by a version.
+        k: results a query, at least 1; there are never more than items.
+        encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
+        strict: raise instead of skipping shards that no route reaches.
+        mode: how shards are merged, one of `Mode`; None: the first that is possible.
+        where: only items whose metadata pass it are ranked; there may be fewer than k.
+        stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
+    """
+
+    encode: Encode
+    k: int
+    encoders: frozenset[str] = frozenset()
+    strict: bool = False
+    mode: str | None = None
+    where: Filter | None = None
+    stored: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass
+class Embedded:
+    """The queries of one `Ask` so far: version -> their embeddings (Q, D), and how long it took."""
+
+    vectors: dict[str, Vectors] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Gallery:
@@ -50,6 +89,9 @@ class Gallery:
         self._transforms: dict[EdgeKey, Transform] = {}
         self._shards: dict[ShardKey, Shard] = {}
         self._metadata = Metadata()
+        # Items that are in no shard, because nothing of theirs can be searched.
+        self._missing: dict[int, Missing] = {}
+        self._seq = 0
         self._own_maps: Maps = {}
         self._edge_maps: Maps = {}
         self._lock = ReadWriteLock()
@@ -65,71 +107,68 @@ class Gallery:
         mode: str | None = None,
         where: Filter | None = None,
     ) -> Found:
-        """Rank every item the queries can reach.
+        """`answer` to one `Ask` by one version."""
+        return self.answer([(query_version, Ask(encode, k, encoders, strict, mode, where))])[0]
 
-        Args:
-            query_version: the version that embeds the queries.
-            encode: embeds this request's queries by a version; called for `query_version` or one of `encoders`.
-            k: results per query, at least 1; there are never more than items.
-            encoders: versions that can embed these queries (for `slerp` and `dual` routes).
-            strict: raise instead of skipping shards that no route reaches.
-            mode: how shards are merged, one of `Mode`; None: the first that is possible.
-            where: only items whose metadata pass it are ranked; there may be fewer than k.
+    def answer(self, asks: Sequence[tuple[str, Ask]]) -> list[Found]:
+        """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
 
         Raises:
             InvalidArgument: k is below 1, the gallery is empty, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
+            QueryChanged: a query is an item that was written since it was read.
         """
-        embedded: dict[str, Vectors] = {}
-        encode_seconds: dict[str, float] = {}
+        embedded = [Embedded() for _ in asks]
         while True:
             # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
-            for version in self._encoders_needed(query_version, encoders) - set(embedded):
-                embedded[version], encode_seconds[version] = _timed(encode, version)
+            for (version, ask), made in zip(asks, embedded, strict=True):
+                for other in self._encoders_needed(version, ask.encoders) - set(made.vectors):
+                    made.vectors[other], made.seconds[other] = _timed(ask.encode, other)
             with self._lock.read():
-                mix = self._mix()
-                depth = min(k, sum(mix.values()))
-                check_k(depth, sum(mix.values()))
-                routes, degraded = self._plan(query_version, mix, encoders)
-                if degraded and (strict or not routes):
-                    raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
-                if not _encoders_of(routes) <= set(embedded):
-                    continue
-                live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
-                maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
-                spaces = [self._spaces[version] for version, _ in live]
-                chosen = choose_mode(mode, spaces, maps is not None)
-                moved = {version: _timed(self._transform, route, embedded) for version, route in routes.items()}
-                allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
-                scanned = [
-                    _timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()
-                ]
-                sizes = [shard.count() for shard in live.values()]
-            used = maps if maps is not None and chosen is Mode.CALIBRATED else [None] * len(live)
-            found = [result for result, _ in scanned]
-            started = time.perf_counter()
-            if chosen is Mode.CALIBRATED:
-                merged = merge_calibrated(found, maps or (), depth)
-            elif chosen is Mode.RAW:
-                merged = merge_raw(found, [space.higher_is_better for space in spaces], depth)
-            else:
-                merged = merge_rank(found, depth)
-            merge_seconds = time.perf_counter() - started
-            shards = tuple(
-                Asked(version, origin, size, routes[version], calibration, moved[version][1], seconds)
-                for (version, origin), size, calibration, (_, seconds) in zip(live, sizes, used, scanned, strict=True)
-            )
-            return Found(
-                chosen,
-                **vars(merged),
-                shards=shards,
-                mix=mix,
-                degraded=degraded,
-                encode_seconds=encode_seconds,
-                filter_seconds=filter_seconds,
-                merge_seconds=merge_seconds,
-            )
+                found = [self._answer(*one, made) for one, made in zip(asks, embedded, strict=True)]
+            if None not in found:
+                return [one for one in found if one is not None]
+
+    def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> Found | None:
+        """Answer by what was embedded, under the lock; None: the routes of now need more."""
+        mix = self._mix()
+        depth = min(ask.k, sum(mix.values()))
+        check_k(depth, sum(mix.values()))
+        routes, degraded = self._plan(query_version, mix, ask.encoders)
+        if degraded and (ask.strict or not routes):
+            raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
+        if any(self._written(key) != seq for key, seq in ask.stored.items()):
+            raise QueryChanged
+        if not _encoders_of(routes) <= set(embedded.vectors):
+            return None
+        live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
+        maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
+        spaces = [self._spaces[version] for version, _ in live]
+        mode = choose_mode(ask.mode, spaces, maps is not None)
+        moved = {version: _timed(self._transform, route, embedded.vectors) for version, route in routes.items()}
+        allowed, filter_seconds = (None, 0.0) if ask.where is None else _timed(self._metadata.select, ask.where)
+        scanned = [_timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()]
+        used = maps if maps is not None and mode is Mode.CALIBRATED else [None] * len(live)
+        started = time.perf_counter()
+        merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, depth)
+        merge_seconds = time.perf_counter() - started
+        shards = tuple(
+            Asked(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
+            for ((version, origin), shard), calibration, (_, seconds) in zip(live.items(), used, scanned, strict=True)
+        )
+        return Found(
+            mode,
+            **vars(merged),
+            shards=shards,
+            items=self._items(merged.keys_QK),
+            seq=self._seq,
+            mix=mix,
+            degraded=(*degraded, *self._left_out()),
+            encode_seconds=embedded.seconds,
+            filter_seconds=filter_seconds,
+            merge_seconds=merge_seconds,
+        )
 
     def declare(self, version: Version) -> None:
         """Make a version known, with the edges it came with in the place of those that led from it before.
@@ -174,14 +213,18 @@ class Gallery:
         self,
         placed: Mapping[ShardKey, tuple[Sequence[int], Vectors]],
         removed: Sequence[int] = (),
-        metadata: Mapping[int, str] = NO_METADATA,
+        items: Mapping[int, Item] = NO_ITEMS,
+        missing: Mapping[int, Missing] = NONE_MISSING,
+        seq: int | None = None,
     ) -> None:
         """Put items where they belong now, in one step that no query sees half done; applying it twice is harmless.
 
         Args:
             placed: (version, origin) -> (keys, vectors (N, D)); each key leaves any other shard it was in.
             removed: keys that leave every shard.
-            metadata: key -> a JSON object as text, of items in `placed`; one left out keeps what it had, at first {}.
+            items: what is known of items in `placed`; one left out keeps what it had, at first nothing.
+            missing: those of `removed` that are there, but cannot be searched.
+            seq: the number in the change feed that the gallery stands at afterwards; None: as before.
         """
         with self._lock.write():
             for version, origin in placed:
@@ -191,10 +234,21 @@ class Gallery:
                 leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
             for place, (keys, vectors_ND) in placed.items():
-                self._shards[place].upsert(keys, vectors_ND, self._metadata.put(keys, metadata))
+                self._shards[place].upsert(keys, vectors_ND, self._metadata.put(keys, items))
+                for key in keys:
+                    self._missing.pop(key, None)
             # A shard that lost its last item gives its memory back.
             self._shards = {place: shard for place, shard in self._shards.items() if shard.count()}
             self._metadata.drop(removed)
+            for key in removed:
+                self._missing.pop(key, None)
+            self._missing.update(missing)
+            self._seq = self._seq if seq is None else seq
+
+    @property
+    def seq(self) -> int:
+        """The number in the change feed that everything here was true at."""
+        return self._seq
 
     def mix(self) -> dict[str, int]:
         """Items per version, versions without any left out."""
@@ -205,6 +259,24 @@ class Gallery:
         """The items that queries of `query_version` could not reach now."""
         with self._lock.read():
             return self._plan(query_version, self._mix(), encoders)[1]
+
+    def missing(self) -> int:
+        """Items that are there, but cannot be searched."""
+        return len(self._missing)
+
+    def _written(self, key: int) -> int | None:
+        """The feed number of an item's last write, None where there is no such item."""
+        known = self._metadata.get(key) or self._missing.get(key)
+        return None if known is None else known.seq
+
+    def _items(self, keys_QK: Keys) -> dict[int, Item]:
+        """What is known of the items that were found."""
+        found = ((key, self._metadata.get(key)) for key in set(keys_QK.ravel().tolist()))
+        return {key: item for key, item in found if item is not None}
+
+    def _left_out(self) -> Iterable[Degraded]:
+        counted = Counter((one.version, one.reason) for one in self._missing.values())
+        return (Degraded(version, items, reason) for (version, reason), items in counted.items())
 
     def _mix(self) -> dict[str, int]:
         mix: dict[str, int] = {}
@@ -262,6 +334,16 @@ def check_k(k: int, items: int) -> None:
     if not 1 <= k <= items:
         legal = f"must be 1 to {items}, the number of items" if items else "cannot be answered: the gallery is empty"
         raise InvalidArgument(f"k is {k}, it {legal}", pointer="/k")
+
+
+def _merge(
+    mode: Mode, found: Sequence[tuple[Vectors, Keys]], maps: Sequence[Calibration], spaces: Sequence[Space], k: int
+) -> Merged:
+    if mode is Mode.CALIBRATED:
+        return merge_calibrated(found, maps, k)
+    if mode is Mode.RAW:
+        return merge_raw(found, [space.higher_is_better for space in spaces], k)
+    return merge_rank(found, k)
 
 
 def _encoders_of(routes: Mapping[str, Route]) -> set[str]:

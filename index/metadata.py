@@ -1,8 +1,8 @@
-"""Metadata: what the items of one gallery hold beside their vectors, in memory, so that filters cost less than a scan.
+"""Metadata: what the items of one gallery hold beside their vectors, in memory: shown with a match, and filtered by.
 
-Every item has a slot, a small number; `select` answers a filter for all slots at once. An item whose metadata changes
-gets another slot, so that columns only grow; retired slots are swept out and used again when there are many of them.
-An item whose metadata did not change is recognised by the hash of its JSON, without reading it.
+Every item has a slot, a small number; `select` answers a filter for all slots at once, for less than a scan costs. An
+item whose metadata changes gets another slot, so that columns only grow; retired slots are swept out and used again
+when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
 
 Not thread-safe: the gallery locks around it (`select` may run beside itself). Shape suffixes: S slots, N items.
 """
@@ -13,7 +13,7 @@ import json
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,20 @@ EMPTY = "{}"
 """The metadata of an item that came without."""
 MIN_RETIRED = 1024
 """So many retired slots are worth a sweep, or as many as half of those in use."""
+
+
+class Item(NamedTuple):
+    """What is known of an item beside its vector.
+
+    Attributes:
+        metadata: a JSON object as text.
+        id: what its user calls it.
+        seq: the number of its last write in the gallery's change feed.
+    """
+
+    metadata: str = EMPTY
+    id: str = ""
+    seq: int = 0
 
 
 class Field:
@@ -121,31 +135,45 @@ class Metadata:
     def __init__(self) -> None:
         self._root = Field()
         self._slot_of: dict[int, int] = {}
-        self._hash_S = array("q")
+        # UTF-8, which takes less room than text. A retired slot keeps nothing.
+        self._json_S: list[bytes] = []
+        self._id_S: list[str] = []
+        self._seq_S = array("q")
         self._free: list[int] = []
         self._retired: list[int] = []
 
-    def put(self, keys: Sequence[int], metadata: Mapping[int, str]) -> Slots:
-        """Store the metadata of items, replacing what they had, and return their slots (N,).
+    def put(self, keys: Sequence[int], items: Mapping[int, Item]) -> Slots:
+        """Store what is known of items, replacing what was, and return their slots (N,).
 
         Args:
             keys: all different.
-            metadata: key -> a JSON object as text. An item that is left out keeps what it has, at first {}.
+            items: by key. One that is left out keeps what it has, at first nothing.
         """
-        known = [self._slot_of.get(key) for key in keys]
-        texts = [metadata.get(key, None if slot is not None else EMPTY) for key, slot in zip(keys, known, strict=True)]
-        changed = [
-            (key, text, json.loads(text))
-            for key, slot, text in zip(keys, known, texts, strict=True)
-            if text is not None and (slot is None or self._hash_S[slot] != hash(text))
-        ]
+        changed: list[tuple[int, Item, bytes, Any]] = []
+        for key in keys:
+            slot, item = self._slot_of.get(key), items.get(key)
+            if slot is not None and item is None:
+                continue
+            item = item or Item()
+            text = item.metadata.encode()
+            if slot is not None and self._json_S[slot] == text:
+                self._id_S[slot], self._seq_S[slot] = item.id, item.seq
+            else:
+                changed.append((key, item, text, json.loads(text)))
         if changed:
             self._store(changed)
         return np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
 
+    def get(self, key: int) -> Item | None:
+        """What is known of an item, None where there is no such item."""
+        slot = self._slot_of.get(key)
+        return None if slot is None else Item(self._json_S[slot].decode(), self._id_S[slot], self._seq_S[slot])
+
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""
-        self._retired += [slot for key in keys if (slot := self._slot_of.pop(key, None)) is not None]
+        for key in keys:
+            if (slot := self._slot_of.pop(key, None)) is not None:
+                self._retire(slot)
         self._sweep()
 
     def select(self, where: Filter) -> Mask:
@@ -161,7 +189,7 @@ class Metadata:
                 return reduce(np.logical_or, map(self.select, parts))
 
     def _test(self, path: tuple[str, ...], test: Test) -> Mask:
-        selected_S = np.zeros(len(self._hash_S), np.bool_)
+        selected_S = np.zeros(len(self._seq_S), np.bool_)
         field: Field | None = self._root
         for key in path:
             field = field and field.children.get(key)
@@ -169,25 +197,30 @@ class Metadata:
             field.select(test, selected_S)
         return ~selected_S if isinstance(test, Exists) and not test.wanted else selected_S
 
-    def _store(self, changed: Sequence[tuple[int, str, Any]]) -> None:
+    def _store(self, changed: Sequence[tuple[int, Item, bytes, Any]]) -> None:
         touched: dict[int, Field] = {}
-        for key, text, document in changed:
+        for key, item, text, document in changed:
             if (before := self._slot_of.get(key)) is not None:
-                self._retired.append(before)
-            slot = self._slot_of[key] = self._new_slot(hash(text))
+                self._retire(before)
+            slot = self._slot_of[key] = self._new_slot()
+            self._json_S[slot], self._id_S[slot], self._seq_S[slot] = text, item.id, item.seq
             self._add(slot, document, touched)
         for field in touched.values():
             for table in field.tables():
                 table.flush()
         self._sweep()
 
-    def _new_slot(self, text_hash: int) -> int:
+    def _new_slot(self) -> int:
         if self._free:
-            slot = self._free.pop()
-            self._hash_S[slot] = text_hash
-            return slot
-        self._hash_S.append(text_hash)
-        return len(self._hash_S) - 1
+            return self._free.pop()
+        self._json_S.append(b"")
+        self._id_S.append("")
+        self._seq_S.append(0)
+        return len(self._seq_S) - 1
+
+    def _retire(self, slot: int) -> None:
+        self._json_S[slot], self._id_S[slot] = b"", ""
+        self._retired.append(slot)
 
     def _add(self, slot: int, document: Any, touched: dict[int, Field]) -> None:
         """Enter every value of a document. A loop: JSON may be nested deeper than Python may call."""
@@ -211,7 +244,7 @@ class Metadata:
         """Drop the entries of retired slots once there are many, and use those slots again."""
         if len(self._retired) < max(MIN_RETIRED, len(self._slot_of) // 2):
             return
-        kept_S = np.ones(len(self._hash_S), np.bool_)
+        kept_S = np.ones(len(self._seq_S), np.bool_)
         kept_S[self._retired] = False
         for field in self._deepest_first():
             field.keep(kept_S)

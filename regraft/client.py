@@ -165,8 +165,8 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     ) -> Json:
         """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
-        Returns {version, k, mode, mix, degraded, results: [{query, version, mode, matches: [...]}], next, took_ms}, one
-        result a query: first those of images, then of texts, then of items.
+        Returns {version, k, mode, seq, mix, degraded, results: [{query, version, mode, matches: [...]}], next,
+        took_ms}, one result a query: first those of images, then of texts, then of items.
         """
         lists = {name: list(given) for name, given in (("texts", texts), ("items", items)) if given}
         if not images and lists:

@@ -257,6 +257,8 @@ class ExplainOut(BaseModel):
 class Answered(BaseModel):
     """The answer to queries: `version`, `mode` and `mix` (items per version) are those of the first.
 
+    All of it - matches, what they show, `mix`, `degraded` - is as it was at number `seq` of the gallery's change feed.
+
     `mode` says what `score` is: a probability (`calibrated`), the raw score (`raw`) or a fused rank (`rank`). `next` is
     the cursor of the page behind this one, null at the end.
     """
@@ -264,6 +266,7 @@ class Answered(BaseModel):
     version: str
     k: int
     mode: str
+    seq: int
     mix: dict[str, int]
     degraded: list[DegradedOut]
     warnings: list[ImageWarning]

@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Text, cast, select
 
 from index.filter import parse_filter
-from index.metadata import Metadata
+from index.metadata import Item, Metadata
 from service.store.repository import STREAMED
 from service.store.tables import item
 
@@ -29,7 +29,7 @@ def passing(
     rows = connection.execute(select(*columns).where(among), execution_options=STREAMED)
     for block in rows.partitions(ROWS):
         store = Metadata()
-        slots = store.put([row[0] for row in block], {row[0]: row[2] for row in block})
+        slots = store.put([row[0] for row in block], {row[0]: Item(row[2]) for row in block})
         passed = store.select(where)[slots]
         found.update((row[0], row[1]) for row, good in zip(block, passed.tolist(), strict=True) if good)
     return found

@@ -57,7 +57,7 @@ def _problems(service: Runtime) -> Iterator[str]:
             new, old, kind = declared.edge.key
             yield f"the {kind} edge from {new} to {old} is not used: {declared.problem}"
     for live in service.replica.all():
-        if live.missing:
-            yield f"gallery {live.name}: {len(live.missing)} items are left out, by missing or damaged embeddings"
+        if missing := live.gallery.missing():
+            yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
     if service.blobs.problem:
         yield service.blobs.problem

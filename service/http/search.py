@@ -1,7 +1,8 @@
-"""QUERY PATH over HTTP: read the queries, then in one hop to a thread encode, search and fetch what a match shows."""
+"""QUERY PATH over HTTP: read the queries, then in one hop to a thread encode, search and show what was found."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,26 +14,23 @@ from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
 from index.found import Asked, Found
-from index.gallery import Encode
+from index.gallery import Ask, QueryChanged
 from index.merge import Mode
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
 from service.http.body_schemas import EMBEDDING, FILE, ID, SWITCH, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, read_body
-from service.http.search_request import DEFAULT_K, LISTS, OPTIONS, Part, Question, from_form, from_json
+from service.http.search_request import DEFAULT_K, KINDS, LISTS, OPTIONS, Part, Question, from_form, from_json
 from service.replica.replica import Answer, Live
 from service.runtime import Runtime, Service
 from service.schemas import NAME, Answered
-from service.store.repository import describe
 from service.upgrades.rollouts.monitor import Asking
 
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
 
 QUERY_KEY = "X-Query-Key"
 """Header: queries of one key stay with one version during a canary."""
-ATTEMPTS = 3
-"""How often a query is answered anew because items it found were deleted or replaced before they could be shown."""
 MAX_FIELD_BYTES = 1 << 20
 
 OPTION_SCHEMAS: dict[str, Any] = {
@@ -99,23 +97,29 @@ def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: s
         ModeUnavailable: the items cannot be ranked together in the mode asked for.
     """
     started = time.perf_counter()
-    live = service.replica.find(name)
-    service.replica.declare(live)
-    question = read(live)
-    pages = [_page(service, live, question, part, key) for part in question.parts]
+    question, pages = _ask(service, name, read, key)
     first = pages[0].answer
     return {
         "version": first.version,
         "k": question.k,
         "mode": first.found.mode.value,
+        "seq": first.found.seq,
         "mix": first.found.mix,
-        "degraded": list({d.version: vars(d) for page in pages for d in page.answer.degraded}.values()),
+        "degraded": list(
+            {(d.version, d.reason): vars(d) for page in pages for d in page.answer.found.degraded}.values()
+        ),
         "warnings": [warning for part in question.parts for warning in part.sight.as_json()],
-        "results": [result for page in pages for result in page.results],
+        "results": sorted((result for page in pages for result in page.results), key=_asked),
         "next": question.cursor() if any(page.more for page in pages) else None,
         **({"explain": explain(pages)} if question.explain else {}),
         "took_ms": round((time.perf_counter() - started) * 1000, 3),
     }
+
+
+def _asked(result: Mapping[str, Any]) -> tuple[int, int]:
+    """Where its query stands in the request."""
+    _, kind, number = result["query"].split("/")
+    return KINDS.index(kind), int(number)
 
 
 @dataclass(frozen=True)
@@ -129,28 +133,37 @@ class Page:
     fetch_seconds: float
 
 
-def _page(service: Runtime, live: Live, question: Question, part: Part, key: str | None) -> Page:
-    """Search for one part, deep enough for its page, and show the page."""
+def _ask(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None) -> tuple[Question, list[Page]]:
+    """Search for all parts of a question in one view of the gallery."""
+    while True:
+        live = service.replica.find(name)
+        service.replica.declare(live)
+        question = read(live)
+        askings = [_asking(question, part, key) for part in question.parts]
+        try:
+            answers = service.watch.answer(live, askings)
+        except QueryChanged:  # between reading a stored item and comparing it
+            service.replica.refresh(live.id)
+            continue
+        return question, [_page(service, question, *one) for one in zip(question.parts, answers, strict=True)]
+
+
+def _asking(question: Question, part: Part, key: str | None) -> Asking:
     # One more tells whether there is a next page, and a stored item finds itself among the best.
     depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
+    ask = Ask(part.encode, depth, part.encoders, question.strict, question.mode, question.where, part.stored)
+    return Asking(part.version, ask, part.content, key, question.k)
 
-    def search(version: str | None, encode: Encode | None) -> Answer:
-        chosen = encode or part.encode
-        return live.search(version, chosen, depth, part.encoders, question.strict, question.mode, question.where)
 
-    for _ in range(ATTEMPTS):
-        found = service.watch.answer(live, Asking(part.version, part.content, key, question.k), search)
-        fetching = time.perf_counter()
-        rows = [list(row) for row in _ranked(service, found.found, part, question)]
-        shown = [row[question.offset : question.offset + question.k] for row in rows]
-        results, complete = _show(service, found, part, shown)
-        fetch_seconds = time.perf_counter() - fetching
-        if complete:
-            break
-        service.replica.refresh(live.id)
+def _page(service: Runtime, question: Question, part: Part, answer: Answer) -> Page:
+    """One part's page of what was found."""
+    started = time.perf_counter()
+    rows = [list(row) for row in _ranked(service, answer.found, part, question)]
+    shown = [row[question.offset : question.offset + question.k] for row in rows]
+    results = _show(answer, part, shown)
     service.traffic.count(np.asarray([key for row in shown for _, _, key, _ in row], np.int64))
     more = any(len(row) > question.offset + question.k for row in rows)
-    return Page(part, found, results, more, fetch_seconds)
+    return Page(part, answer, results, more, time.perf_counter() - started)
 
 
 def _ranked(service: Runtime, found: Found, part: Part, question: Question) -> Iterator[Iterator[Place]]:
@@ -172,37 +185,21 @@ def _higher_is_better(service: Runtime, shards: Sequence[Asked]) -> bool:
     return all(space_from_json(service.catalog.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _show(
-    service: Runtime, answer: Answer, part: Part, rows: Sequence[Sequence[Place]]
-) -> tuple[list[dict[str, Any]], bool]:
-    """What the matches show, and whether every one of them is still as it was found."""
-    shards = [(service.catalog.named(s.version).id, s.version, list(s.route.kinds)) for s in answer.found.shards]
-    with service.database.lookup() as connection:
-        shown = describe(connection, list({key for row in rows for _, _, key, _ in row}))
+def _show(answer: Answer, part: Part, rows: Sequence[Sequence[Place]]) -> list[dict[str, Any]]:
+    """What the matches show."""
     about = {"version": answer.version, "mode": answer.found.mode.value}
-    results, complete = [], True
+    shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.found.shards]
+    results = []
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
-            version_id, version, kinds = shards[shard]
-            item = shown.get((key, version_id))
-            if item is None:
-                complete = False
-                continue
-            external_id, metadata, origin = item
+            item = answer.found.items[key]
+            metadata = json.loads(item.metadata)
             matches.append(
-                {
-                    "id": external_id,
-                    "score": score,
-                    "raw_score": raw_score,
-                    "version": version,
-                    "origin": origin,
-                    "route": kinds,
-                    "metadata": metadata,
-                }
+                {"id": item.id, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata}
             )
         results.append({"query": pointer, **about, "matches": matches})
-    return results, complete
+    return results
 
 
 def explain(pages: Sequence[Page]) -> dict[str, Any]:

@@ -37,6 +37,8 @@ DEFAULT_K = 10
 FLAGS = ("strict", "explain")
 OPTIONS = ("k", "mode", "threshold", "filter", "cursor", *FLAGS)
 LISTS = ("texts", "items")
+KINDS = ("images", "embeddings", *LISTS)
+"""The kinds of queries, in the order of their answers."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class Part:
         encode: embeds them by a version.
         encoders: versions that can, besides `version`.
         apart: for each query the key of an item it must not find, -1 where there is none.
+        stored: of queries that are items the key, and the feed number of the write they were read from.
         content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
         sight: what the versions that embed them do not see of them.
     """
@@ -58,6 +61,7 @@ class Part:
     encode: Encode
     encoders: frozenset[str]
     apart: Sequence[int]
+    stored: Mapping[int, int] = field(default_factory=dict)
     content: Content | None = None
     sight: Sight = field(default_factory=Sight)
 
@@ -148,7 +152,7 @@ def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
     sight = Sight()
     encode = embed_images(service.catalog, files, service.settings.max_image_pixels, sight)
     pointers = _pointers("images", len(files))
-    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content, sight)
+    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
 
 
 def _embeddings(service: Runtime, body: Mapping[str, Any]) -> Part:
@@ -172,7 +176,7 @@ def _texts(service: Runtime, listed: object) -> Part:
             check_text(text)
     encode = embed_texts(service.catalog, texts)
     content = TextContent(service.catalog, texts)
-    return Part(_pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content)
+    return Part(_pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content=content)
 
 
 def _strings(service: Runtime, listed: object, name: str) -> list[str]:

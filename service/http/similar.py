@@ -21,16 +21,17 @@ from service.runtime import Runtime
 from service.store.embeddings import held_by
 from service.store.vector_codec import DamagedEmbedding, from_bytes
 
-Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int]]
+Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mapping[int, int]]
 """The fields of a `service.http.search_request.Part`."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """An item that is a query: where it stands in the request, its key, image, active version, and what it holds."""
+    """An item that is a query: where it stands in the request, key, last feed number, image, version, what it holds."""
 
     pointer: str
     key: int
+    seq: int
     blob: str | None
     active: str
     held: Mapping[str, Vectors]
@@ -52,7 +53,8 @@ def embed_items(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Si
         groups[asking, able].append(stored)
     for (asking, able), members in groups.items():
         encode = functools.cache(functools.partial(_encode, service, members))
-        yield [m.pointer for m in members], asking, encode, able, [m.key for m in members]
+        written = {member.key: member.seq for member in members}
+        yield [m.pointer for m in members], asking, encode, able, [m.key for m in members], written
 
 
 def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
@@ -73,7 +75,7 @@ def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
         active = service.catalog.by_id(first.active_id).name
-        yield Stored(f"/items/{number}", first.id, first.blob, active, held)
+        yield Stored(f"/items/{number}", first.id, first.seq, first.blob, active, held)
 
 
 def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vectors:

@@ -10,16 +10,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from sqlalchemy import Row
 
+from index.found import Missing
+from index.metadata import Item
 from index.space import Vectors
 from service.registry.registry import Catalog
+from service.store.repository import Change
 from service.store.vector_codec import from_bytes, is_whole
 
 MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
 
-Blocks = Iterable[Sequence[Row[int, int, str, bytes, str]]]
+Blocks = Iterable[Sequence[Change]]
 """What `service.store.repository.changes` gives."""
 
 
@@ -30,41 +32,37 @@ class Sorted:
     Attributes:
         placed: (version, origin) -> keys and vectors (N, D).
         removed: keys that leave every shard; those in `missing` are among them.
-        metadata: key -> JSON text of each placed item.
+        items: key -> what is known of each placed item.
         missing: key -> its version, and why it cannot be placed.
     """
 
     placed: dict[tuple[str, str], tuple[Sequence[int], Vectors]] = field(default_factory=dict)
     removed: list[int] = field(default_factory=list)
-    metadata: dict[int, str] = field(default_factory=dict)
-    missing: dict[int, tuple[str, str]] = field(default_factory=dict)
-
-    def changed(self) -> list[int]:
-        """Every item that changed."""
-        return [*self.removed, *(key for keys, _ in self.placed.values() for key in keys)]
+    items: dict[int, Item] = field(default_factory=dict)
+    missing: dict[int, Missing] = field(default_factory=dict)
 
     def miss(self, keys: Iterable[int], version: str, why: str) -> None:
         """Leave items out."""
         for key in keys:
             self.removed.append(key)
-            self.missing[key] = version, why
-            self.metadata.pop(key, None)
+            self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
 def sort(catalog: Catalog, blocks: Blocks) -> Sorted:
     """Say of each changed item where it goes."""
     made = Sorted()
     found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
-    for key, version_id, origin, vector, about in (row for block in blocks for row in block):
+    for key, version_id, origin, vector, metadata, external_id, seq in (row for block in blocks for row in block):
         if version_id is None:
             made.removed.append(key)
-        elif vector is None:
+            continue
+        made.items[key] = Item(metadata, external_id, seq)
+        if vector is None:
             made.miss([key], catalog.by_id(version_id).name, MISSING)
         else:
             keys, rows = found[version_id, origin]
             keys.append(key)
             rows.append(vector)
-            made.metadata[key] = about
     for (version_id, origin), (keys, rows) in found.items():
         version = catalog.by_id(version_id)
         kept, vectors, damaged = usable(keys, rows, version.card.dim)

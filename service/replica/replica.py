@@ -10,18 +10,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Row
 
 from index.errors import ModeUnavailable, NoRoute, RegraftError
 from index.filter import Filter
-from index.found import Degraded, Found
-from index.gallery import Encode, Gallery
+from index.found import Found
+from index.gallery import Ask, Encode, Gallery
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.registry.calibrations import maps_of
@@ -41,7 +40,7 @@ SWITCHING_SECONDS = 0.001
 
 
 class Live:
-    """One gallery in memory, at position `seq` of its change feed."""
+    """One gallery in memory."""
 
     def __init__(self, row: Row[Any]) -> None:
         self.id: int = row.id
@@ -49,7 +48,6 @@ class Live:
         self.created: float = row.created
         self.gallery = Gallery()
         self.current: Registered | None = None
-        self.seq = 0
         self.trial: Trial | None = None
         # The gates whose calibrations are in force.
         self.gates: tuple[int, ...] = ()
@@ -58,8 +56,6 @@ class Live:
         self.told: tuple[Declared, ...] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
-        # Items whose active embedding cannot be used: key -> version and why. Reported with every answer.
-        self.missing: dict[int, tuple[str, str]] = {}
         self.applying = threading.Lock()
         # Odd while the current version is being switched; an answer is good if it did not change meanwhile.
         self._turn = 0
@@ -74,22 +70,32 @@ class Live:
         mode: str | None = None,
         where: Filter | None = None,
     ) -> Answer:
-        """`Gallery.search` by `version` or else the current one, never across the moment of a deployment.
+        """`answer` to one `Ask`."""
+        return self.answer([(version, Ask(encode, k, encoders, strict, mode, where))])[0]
+
+    def answer(self, asks: Sequence[tuple[str | None, Ask]]) -> list[Answer]:
+        """`Gallery.answer`, each by its version or else the current one, never across the moment of a deployment.
 
         Raises:
             NoCurrentVersion: no version was named and none is deployed.
         """
         while True:
-            turn, asking = self._turn, version or self._current_name()
+            turn = self._turn
+            asking = [(version or self._current_name(), ask) for version, ask in asks]
             try:
-                found = self.gallery.search(asking, encode, k, encoders=encoders, strict=strict, mode=mode, where=where)
+                found = self.gallery.answer(asking)
             except (NoRoute, ModeUnavailable):
                 if turn == self._turn and turn % 2 == 0:
                     raise
             else:
                 if turn == self._turn and turn % 2 == 0:
-                    return Answer(asking, found, (*found.degraded, *self._missing_by_version()))
+                    return [Answer(version, one) for (version, _), one in zip(asking, found, strict=True)]
             time.sleep(SWITCHING_SECONDS)
+
+    @property
+    def seq(self) -> int:
+        """Its position in the change feed."""
+        return self.gallery.seq
 
     @contextmanager
     def switching(self, current: Registered | None) -> Iterator[None]:
@@ -109,18 +115,13 @@ class Live:
             raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
         return self.current.name
 
-    def _missing_by_version(self) -> Iterable[Degraded]:
-        counted = Counter(list(self.missing.values()))
-        return (Degraded(version, n, why) for (version, why), n in counted.items())
 
-
+@dataclass(frozen=True)
 class Answer:
-    """What a search found, the version that asked, and everything that could not be asked."""
+    """What a search found, and the version that asked."""
 
-    def __init__(self, version: str, found: Found, degraded: tuple[Degraded, ...]) -> None:
-        self.version = version
-        self.found = found
-        self.degraded = degraded
+    version: str
+    found: Found
 
 
 class Replica:
@@ -273,24 +274,20 @@ class Replica:
                     blocks = ()
                 blocks = list(blocks)
             with live.switching(current):
-                self._apply(live, blocks)
+                self._apply(live, blocks, row.next_seq - 1)
                 live.trial = trial
                 if maps is not None:
                     live.gallery.calibrate(maps)
                     live.gates = gates
-                live.seq = row.next_seq - 1
             return True
 
-    def _apply(self, live: Live, blocks: Blocks) -> None:
+    def _apply(self, live: Live, blocks: Blocks, seq: int | None = None) -> None:
         found = sort(self._catalog, blocks)
         self.declare(live)
-        live.gallery.apply(found.placed, found.removed, found.metadata)
-        for key in found.changed():
-            live.missing.pop(key, None)
+        live.gallery.apply(found.placed, found.removed, found.items, found.missing, seq)
         if found.missing:
             some = sorted(found.missing)[:LOGGED]
-            why = "; ".join(sorted({reason for _, reason in found.missing.values()}))
+            why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
             logger.error(
                 "action=items_left_out gallery=%s items=%s keys=%s: %s", live.name, len(found.missing), some, why
             )
-            live.missing.update(found.missing)

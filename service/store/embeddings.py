@@ -90,10 +90,10 @@ def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str
 
 
 def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """External id -> (id, external_id, blob, active_id, version_id, vector) of each embedding a live item holds."""
-    columns = (item.c.id, item.c.external_id, item.c.blob, item.c.active_id, embedding.c.version_id, embedding.c.vector)
+    """External id -> (id, seq, external_id, blob, active_id, version_id, vector) of what each live item holds."""
+    columns = (item.c.id, item.c.seq, item.c.external_id, item.c.blob, item.c.active_id)
     statement = (
-        select(*columns)
+        select(*columns, embedding.c.version_id, embedding.c.vector)
         .join(embedding, embedding.c.item_id == item.c.id)
         .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
         .order_by(embedding.c.version_id)

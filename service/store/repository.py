@@ -51,6 +51,9 @@ from service.store.tables import (
 
 FEED_BLOCK = 10_000
 
+Change = Row[int, int, str, bytes, str, str, int]
+"""One item as the change feed gives it."""
+
 STREAMED = {"stream_results": True}
 """Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
 
@@ -238,34 +241,19 @@ def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool
     return {row[0]: row[1] for row in connection.execute(counted.order_by(item.c.active_id))}
 
 
-_DESCRIBE = (
-    select(item.c.id, embedding.c.version_id, item.c.external_id, item.c.metadata, embedding.c.origin)
-    .join(embedding, embedding.c.item_id == item.c.id)
-    .where(item.c.id.in_(bindparam("keys", expanding=True)))
-)
-
-
-def describe(connection: Connection, keys: Sequence[int]) -> dict[tuple[int, int], tuple[str, dict[str, Any], str]]:
-    """What a match shows: (key, version id) -> (external id, metadata, origin), for the embeddings that still exist."""
-    found: dict[tuple[int, int], tuple[str, dict[str, Any], str]] = {}
-    for block in blocks(keys):
-        for key, version_id, external_id, metadata, origin in connection.execute(_DESCRIBE, {"keys": block}):
-            found[key, version_id] = external_id, metadata, origin
-    return found
-
-
 # The change feed
 
 
-def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Row[int, int, str, bytes, str]]]:
-    """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON text).
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Change]]:
+    """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON, external_id, seq).
 
     A deleted item comes without version, origin and vector, one whose active embedding is missing with its version and
     without the other two.
     """
     active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
+    beside = (cast(item.c.metadata, Text), item.c.external_id, item.c.seq)
     statement = (
-        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector, cast(item.c.metadata, Text))
+        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector, *beside)
         .select_from(item.outerjoin(embedding, active))
         .where(item.c.gallery_id == gallery_id, item.c.seq > after)
         .order_by(item.c.seq)

@@ -14,7 +14,9 @@ import pytest
 from index.calibration import Calibration
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.filter import parse_filter
-from index.gallery import Encode, Gallery
+from index.found import Missing
+from index.gallery import Ask, Encode, Gallery, QueryChanged
+from index.metadata import Item
 from index.shard import MISSING
 from index.space import Cosine, Vectors
 from index.transform import slerp
@@ -414,10 +416,10 @@ def test_a_moving_item_is_found_exactly_once(
 
 
 def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
-    metadata = {key: json.dumps({"even": key % 2 == 0, "n": key}) for key in range(12)}
+    items = {key: Item(json.dumps({"even": key % 2 == 0, "n": key})) for key in range(12)}
     gallery.apply(
         {V1: (range(6), unit(6, 4)), ENCODED: (range(6, 9), unit(3, 4, 1)), MOVED: (range(9, 12), unit(3, 4, 2))},
-        metadata=metadata,
+        items=items,
     )
     q = always(unit(2, 4, 9))
     even, none = parse_filter({"field": "even", "eq": True}), parse_filter({"field": "n", "eq": -1})
@@ -440,12 +442,37 @@ def test_metadata_stays_with_an_item_that_moves_and_goes_with_one_that_leaves(ga
         return set(found.keys_QK[0].tolist()) - {MISSING}
 
     red = {"field": "color", "eq": "red"}
-    gallery.apply({V1: ([1, 2, 3], unit(3, 4))}, metadata={1: '{"color": "red"}', 2: '{"color": "blue"}'})
+    gallery.apply({V1: ([1, 2, 3], unit(3, 4))}, items={1: Item('{"color": "red"}'), 2: Item('{"color": "blue"}')})
     assert passing(red) == {1}
     gallery.apply({ENCODED: ([1, 2, 3], unit(3, 4))})
     assert passing(red) == {1}
-    gallery.apply({ENCODED: ([2], unit(1, 4))}, removed=[1], metadata={2: '{"color": "red"}'})
+    gallery.apply({ENCODED: ([2], unit(1, 4))}, removed=[1], items={2: Item('{"color": "red"}')})
     assert passing(red) == {2}
     gallery.apply({V1: ([1], unit(1, 4))})
     assert passing(red) == {2}
     assert passing({"field": "color", "exists": False}) == {1, 3}
+
+
+def test_all_parts_of_a_question_are_answered_from_one_view(gallery: Gallery) -> None:
+    def encode_late(version: str) -> Vectors:
+        gallery.apply({V1: ([3], unit(1, 4))}, items={3: Item(id="late", seq=3)}, seq=3)
+        return unit(1, 4, 9)
+
+    gallery.apply({V1: ([1, 2], unit(2, 4))}, items={1: Item(id="a", seq=1), 2: Item(id="b", seq=2)}, seq=2)
+    answers = gallery.answer([("v1", Ask(always(unit(1, 4, 9)), 3)), ("v1", Ask(encode_late, 3))])
+    assert [(found.seq, found.mix, len(found.items)) for found in answers] == [(3, {"v1": 3}, 3)] * 2
+
+
+def test_an_item_that_asks_must_not_have_been_written_since(gallery: Gallery) -> None:
+    def ask(**stored: int) -> list[str]:
+        ask = Ask(always(unit(1, 4, 9)), 2, stored={int(key[1:]): seq for key, seq in stored.items()})
+        return sorted(item.id for item in gallery.answer([("v1", ask)])[0].items.values())
+
+    gallery.apply({V1: ([1, 2], unit(2, 4))}, items={1: Item(id="a", seq=1), 2: Item(id="b", seq=2)}, seq=2)
+    assert ask(_1=1, _2=2) == ["a", "b"]
+    gallery.apply({V1: ([1], unit(1, 4))}, items={1: Item(id="a", seq=3)}, seq=3)
+    gallery.apply({}, removed=[2], missing={2: Missing("v1", "lost", 4)}, seq=4)
+    assert ask(_1=3, _2=4) == ["a"]
+    for stale in ({"_1": 1}, {"_1": 4}, {"_2": 2}, {"_9": 1}):
+        with pytest.raises(QueryChanged):
+            ask(**stale)

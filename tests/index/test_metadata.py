@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from index import columns
 from index import metadata as module
 from index.filter import parse_filter
-from index.metadata import Metadata
+from index.metadata import Item, Metadata
 
 KEYS = ("a", "b", "a.b")
 
@@ -157,7 +157,7 @@ def found(metadata: Metadata, slots: dict[int, int], filter_json: Any) -> set[in
 
 
 def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> None:
-    texts = {key: json.dumps(item) for key, item in items.items()}
+    texts = {key: Item(json.dumps(item)) for key, item in items.items()}
     slots.update(zip(items, metadata.put(list(items), texts).tolist(), strict=True))
 
 
@@ -261,7 +261,7 @@ def test_many_items_of_every_kind() -> None:
 
 def test_unchanged_metadata_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = Metadata()
-    texts = {1: '{"a": 1}', 2: '{"a": 2}'}
+    texts = {1: Item('{"a": 1}'), 2: Item('{"a": 2}')}
     slots = metadata.put([1, 2], texts)
     monkeypatch.setattr(module, "json", None)
     np.testing.assert_array_equal(metadata.put([2, 1], texts), slots[::-1])
@@ -270,7 +270,7 @@ def test_unchanged_metadata_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
 
 def test_items_without_metadata_hold_an_empty_object() -> None:
     metadata, slots = Metadata(), {}
-    slots.update(zip([5, 6], metadata.put([5, 6], {6: '{"a": 1}'}).tolist(), strict=True))
+    slots.update(zip([5, 6], metadata.put([5, 6], {6: Item('{"a": 1}')}).tolist(), strict=True))
     assert found(metadata, slots, {"field": "a", "exists": False}) == {5}
     assert found(metadata, slots, {"not": {"field": "b", "eq": 1}}) == {5, 6}
 
@@ -292,7 +292,7 @@ def test_metadata_nested_deeper_than_python_may_call() -> None:
     depth = 900
     text = '{"a": ' * depth + "1" + "}" * depth
     metadata = Metadata()
-    (slot,) = metadata.put([1], {1: text})
+    (slot,) = metadata.put([1], {1: Item(text)})
     assert metadata.select(parse_filter({"field": ["a"] * 100, "exists": True}))[slot]
     metadata.drop([1])
 
@@ -300,6 +300,6 @@ def test_metadata_nested_deeper_than_python_may_call() -> None:
 def test_a_long_string_among_many_short_ones_takes_no_more_than_its_own_room() -> None:
     """As NumPy's fixed-width strings these would take 40 GB."""
     metadata = Metadata()
-    texts = {n: json.dumps({"a": f"{n}"}) for n in range(10_000)} | {10_000: json.dumps({"a": "x" * 1_000_000})}
-    slots = metadata.put(list(texts), texts)
+    texts = [f"{n}" for n in range(10_000)] + ["x" * 1_000_000]
+    slots = metadata.put(range(10_001), {n: Item(json.dumps({"a": text})) for n, text in enumerate(texts)})
     assert metadata.select(parse_filter({"field": "a", "prefix": "xx"}))[slots].sum() == 1

@@ -20,7 +20,6 @@ from service.store.repository import (
     changes,
     delete_gallery,
     delete_items,
-    describe,
     gallery_named,
     gallery_row,
     insert_gallery,
@@ -58,11 +57,11 @@ def store(connection: Connection, *items: NewItem, version_id: int = 1, gallery_
 
 def feed(connection: Connection, after: int = 0) -> list[tuple[int, int | None, float | None]]:
     rows = [row for block in changes(connection, 1, after) for row in block]
-    assert all((origin is None) == (vector is None) for _, _, origin, vector, _ in rows)
-    assert all(isinstance(json.loads(metadata), dict) for *_, metadata in rows)
+    assert all((origin is None) == (vector is None) for _, _, origin, vector, *_ in rows)
+    assert all(isinstance(json.loads(row[4]), dict) for row in rows)
     return [
         (key, active, None if vector is None else float(from_bytes([vector], 2)[0, 0]))
-        for key, active, _, vector, _ in rows
+        for key, active, _, vector, *_ in rows
     ]
 
 
@@ -178,18 +177,6 @@ def test_pages_pass_over_deleted_items(connection: Connection) -> None:
     assert [row.external_id for row in items_after(connection, 1, 5, 2)] == ["5"]
 
 
-def test_a_match_is_described_by_its_item_and_version(connection: Connection) -> None:
-    store(connection, new("a", 1, x=1), new("b", 2), new("c", 3))
-    put(connection, 1, 2)
-    delete_items(connection, 1, ["c"])
-
-    assert describe(connection, [1, 3, 99]) == {
-        (1, 1): ("a", {"x": 1}, "encoded"),
-        (1, 2): ("a", {"x": 1}, "transformed"),
-    }
-    assert describe(connection, []) == {}
-
-
 def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listed, "BLOCK", 7)
     monkeypatch.setattr(repository, "FEED_BLOCK", 4)
@@ -199,7 +186,6 @@ def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: 
     store(connection, *items[5:])
 
     assert [len(block) for block in changes(connection, 1, 0)] == [4] * 7 + [2]
-    assert len(describe(connection, range(1, 31))) == 30
     assert delete_items(connection, 1, [str(n) for n in range(30)])[0] == {str(n) for n in range(30)}
 
 

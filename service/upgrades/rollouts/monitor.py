@@ -13,15 +13,15 @@ import queue
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
 from index.agreement import first_match_flips, overlap, rank_correlation
-from index.gallery import Encode
+from index.gallery import Ask, Encode, QueryChanged
 from service.registry.registry import Catalog
 from service.registry.rollout_records import CANARY, SHADOW, Tally, Trial, add_tally, exceeded
 from service.replica.replica import Answer, Live, Replica
@@ -40,9 +40,6 @@ FLUSH_SECONDS = 0.25
 
 WHO = "canary"
 """Who rolls back when a limit is passed."""
-
-Search = Callable[[str | None, Encode | None], Answer]
-"""Answers the request: by a version, None the current one; from an encoder, None the request's own."""
 
 
 class Content(Protocol):
@@ -68,12 +65,14 @@ class Asking:
 
     Attributes:
         version: what the request names; such queries take part in nothing.
+        ask: what is asked.
         content: the queries, None when only their own version can embed them.
         key: what keeps the same client on the same version during a canary; None: the content itself.
         k: matches that are compared.
     """
 
     version: str | None
+    ask: Ask
     content: Content | None
     key: str | None
     k: int
@@ -86,9 +85,8 @@ class _Job:
     live: Live
     trial: Trial
     old: Answer
-    encode: Encode
+    ask: Ask
     size: int
-    search: Search
     k: int
 
 
@@ -116,47 +114,47 @@ class Watch:
         self._thread.join()
         self._flush()
 
-    def answer(self, live: Live, asking: Asking, search: Search) -> Answer:
-        """Answer queries as the gallery's trial has it."""
-        trial, content = live.trial, asking.content
-        if trial is None or asking.version is not None or content is None:
-            return search(asking.version, None)
-        if trial.version.name not in content.encoders:
-            return search(None, None)
-        chosen = share_of(trial, asking.key.encode() if asking.key else content.digest()) < trial.share
-        started = time.perf_counter()
-        if chosen and trial.phase == CANARY:
-            return self._by_new(live, trial, search)
-        answered = search(None, None)
-        with self._tally(live, trial) as tally:
-            tally.add(old=1)
-            tally.took("old", time.perf_counter() - started)
-        if chosen and trial.phase == SHADOW:
-            self._shadow(live, trial, answered, content, search, asking.k)
-        return answered
+    def answer(self, live: Live, askings: Sequence[Asking]) -> list[Answer]:
+        """Answer queries as the gallery's trial has it.
 
-    def _by_new(self, live: Live, trial: Trial, search: Search) -> Answer:
-        """By the new version; what it cannot answer the old one does. What neither can is the request's own fault."""
-        started = time.perf_counter()
+        What the new version of a canary cannot answer the old one does; what neither can is the request's own fault.
+        """
+        trial = live.trial
+        drawn = [_drawn(trial, asking) for asking in askings]
+        canary = trial is not None and trial.phase == CANARY
+        by_new = [trial.version.name if trial and canary and chosen else None for chosen in drawn]
+        error, started = None, time.perf_counter()
         try:
-            answered = search(trial.version.name, None)
-        except Exception as error:
-            answered = search(None, None)
+            answers = live.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
+        except QueryChanged:
+            raise
+        except Exception as raised:
+            if not any(by_new):
+                raise
+            error = raised
+            answers = live.answer([(asking.version, asking.ask) for asking in askings])
+        seconds = time.perf_counter() - started
+        for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
+            if trial is None or chosen is None:
+                continue
             with self._tally(live, trial) as tally:
-                tally.add(new=1)
-                tally.fail(error)
-            return answered
-        with self._tally(live, trial) as tally:
-            tally.add(new=1)
-            tally.took("new", time.perf_counter() - started)
-        return answered
+                tally.add(**{"new" if new else "old": 1})
+                if new and error:
+                    tally.fail(error)
+                else:
+                    tally.took("new" if new else "old", seconds)
+            if chosen and trial.phase == SHADOW:
+                self._shadow(live, trial, answered, asking)
+        return answers
 
-    def _shadow(self, live: Live, trial: Trial, old: Answer, content: Content, search: Search, k: int) -> None:
-        size = content.size()
+    def _shadow(self, live: Live, trial: Trial, old: Answer, asking: Asking) -> None:
+        assert asking.content is not None
+        size = asking.content.size()
         room = self._held + size <= ROOM_BYTES and not self._jobs.full()
         try:
             if room:
-                self._jobs.put_nowait(_Job(live, trial, old, content.kept(), size, search, k))
+                ask = replace(asking.ask, encode=asking.content.kept())
+                self._jobs.put_nowait(_Job(live, trial, old, ask, size, asking.k))
                 self._hold(size)
         except queue.Full:
             room = False
@@ -193,7 +191,7 @@ class Watch:
             return
         started = time.perf_counter()
         try:
-            new = job.search(job.trial.version.name, job.encode)
+            (new,) = job.live.answer([(job.trial.version.name, job.ask)])
         except Exception as error:
             with self._tally(job.live, job.trial) as tally:
                 tally.add(new=1)
@@ -237,6 +235,14 @@ class Watch:
             roll_back(connection, self._catalog, gallery_id, Order(WHO, why))
         logger.warning("action=canary_rolled_back deployment=%s why=%r", number, why)
         self._replica.refresh(gallery_id)
+
+
+def _drawn(trial: Trial | None, asking: Asking) -> bool | None:
+    """Whether the queries are of the share that the new version answers; None: they take no part."""
+    content = asking.content
+    if trial is None or content is None or asking.version is not None or trial.version.name not in content.encoders:
+        return None
+    return share_of(trial, asking.key.encode() if asking.key else content.digest()) < trial.share
 
 
 def share_of(trial: Trial, key: bytes) -> float:

@@ -79,9 +79,10 @@ class TestItems:
         assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
         store(served, path, range(2), pictures)
 
-        answer = ask(served, path, items=["i0", "e0"], k=5).json()
+        answer = ask(served, path, items=["i0", "e0", "i1"], k=5).json()
 
-        (new, old) = answer["results"]
+        assert [result["query"] for result in answer["results"]] == ["/items/0", "/items/1", "/items/2"]
+        (new, old, _) = answer["results"]
         assert (new["version"], {m["id"] for m in new["matches"]}) == ("v2", {"i1", "e0", "e1", "e2"})
         assert (old["version"], [m["id"] for m in old["matches"]]) == ("v1", ["e1", "e2"])
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]

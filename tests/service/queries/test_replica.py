@@ -98,7 +98,7 @@ def test_applying_the_feed_again_changes_nothing(world: World) -> None:
     before = live.gallery.mix(), found(live, [1, 0], 1, "v2")
 
     for seq in range(live.seq, -1, -1):
-        live.seq = seq
+        live.gallery.apply({}, seq=seq)
         world.replica.refresh(g)
 
     assert before == (live.gallery.mix(), found(live, [1, 0], 1, "v2"))
@@ -195,7 +195,7 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
 
     def degraded() -> list[tuple[str, int]]:
         answer = live.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, NOBODY, False)
-        return [(d.version, d.items) for d in answer.degraded]
+        return [(d.version, d.items) for d in answer.found.degraded]
 
     assert degraded() == [("v1", 1)]
     assert live.gallery.mix() == {"v1": 1}
@@ -215,10 +215,10 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     world.store(bad, 1, a=[1, 0])
     apply = Replica._apply
 
-    def fail(self: Replica, live: Live, blocks: Any) -> None:
+    def fail(self: Replica, live: Live, *found: Any) -> None:
         if live.name == "bad":
             raise ValueError("damaged")
-        apply(self, live, blocks)
+        apply(self, live, *found)
 
     monkeypatch.setattr(Replica, "_apply", fail)
     world.replica._thread.start()
@@ -262,7 +262,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
     def ask() -> None:
         while not stop.is_set():
             answer = live.search(None, lambda name: vectors[name], 2, NOBODY, False)
-            seen.add((answer.version, tuple(answer.found.mix.items()), bool(answer.degraded)))
+            seen.add((answer.version, tuple(answer.found.mix.items()), bool(answer.found.degraded)))
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -288,10 +288,10 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     apply = Replica._apply
 
-    def counting(replica: Replica, live: Live, blocks: Any) -> None:
+    def counting(replica: Replica, live: Live, blocks: Any, *seq: int) -> None:
         blocks = list(blocks)
         sizes.append(sum(map(len, blocks)))
-        apply(replica, live, blocks)
+        apply(replica, live, blocks, *seq)
 
     monkeypatch.setattr(Replica, "_apply", counting)
     world.replica._look()

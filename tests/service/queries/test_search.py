@@ -239,29 +239,6 @@ def test_a_version_can_ask_as_soon_as_it_is_registered(
     assert [m["route"] for m in answer["results"][0]["matches"]] == [["identity"], ["identity"]]
 
 
-def test_an_item_deleted_while_it_is_found_is_not_shown(
-    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = served.gallery()
-    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-    show, deleted = service.http.search._show, []
-
-    def delete_first(*arguments: Any) -> Any:
-        if not deleted:
-            deleted.append(served.http.delete(f"{path}/items/i3").status_code)
-        return show(*arguments)
-
-    monkeypatch.setattr(service.http.search, "_show", delete_first)
-
-    answer = served.query(path, pictures[3], k=5).json()
-
-    assert deleted == [204]
-    found = [m["id"] for m in answer["results"][0]["matches"]]
-    assert "i3" not in found
-    assert len(found) == 5
-    assert answer["mix"] == {"v1": 19}
-
-
 def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery("v1")
     served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
