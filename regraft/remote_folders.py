@@ -19,8 +19,6 @@ from service.registry.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
 """Where edges lie, by their two versions and their hash; no version may be named so."""
-REMAINS_SECONDS = 3600.0
-"""What a worker was fetching so long ago it fetches no more; others may use the same folder."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class Folders:
         self._threads = threads
         self._versions: list[RemoteVersion] = []
         self._edges: dict[int, RemoteEdge] = {}
-        sweep(folder, REMAINS_SECONDS)
+        sweep(folder)
 
     def version(self, name: str, expected: str) -> RemoteVersion:
         """The version whose card has the sha256 `expected`. Raises InvalidVersionFolder when it is not to be had."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
-from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
-from service.registry.incoming import age, remains
+from service.doctor.findings import Finding, Patient
+from service.registry.incoming import remains
 
 
 def look(patient: Patient, fix: bool) -> list[Finding]:
@@ -44,8 +44,6 @@ def _left(patient: Patient, fix: bool) -> Finding:
     left = Finding("upload_left", "info", "remains of uploads that were killed", "removed at start", fixable=True)
     for accepted in (patient.settings.versions, patient.settings.edges):
         for folder in remains(accepted):
-            if age(folder) <= ORPHAN_SECONDS:  # may be on its way
-                continue
             left.add(folder.name)
             if fix:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,17 @@
-"""Folders on their way in: filled beside the accepted ones, so that the last step is a rename; remains are swept."""
+"""Folders on their way in: filled beside the accepted ones, so that the last step is a rename; remains are swept.
+
+Whoever fills a folder holds a lock on it (flock), which the system takes back when the process ends, however it ends.
+So several services may share the accepted folders: what somebody is filling is never taken for remains.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import shutil
-import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 INCOMING = ".incoming-"
@@ -16,32 +21,46 @@ INCOMING = ".incoming-"
 @contextmanager
 def incoming_folder(accepted: Path) -> Iterator[Path]:
     """An empty folder inside `accepted`; what is still there at the end was not accepted, and goes."""
-    place = accepted / f"{INCOMING}{uuid.uuid4().hex}"
-    place.mkdir(parents=True)
+    place, lock = _make(accepted)
     try:
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+        os.close(lock)
 
 
 def remains(accepted: Path) -> Iterator[Path]:
-    """The folders that are on their way, or were when somebody was killed."""
-    return accepted.glob(f"{INCOMING}*")
+    """The folders that were on their way when whoever filled them was killed; nobody else sweeps one meanwhile."""
+    for left in accepted.glob(f"{INCOMING}*"):
+        try:
+            lock = os.open(left, os.O_RDONLY)
+        except OSError:  # it has arrived, or somebody else swept it
+            continue
+        try:
+            # A file system without locks tells nothing of its folders: they stay.
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield left
+        finally:
+            os.close(lock)
 
 
-def sweep(accepted: Path, seconds: float = 0.0) -> None:
-    """Remove what was left by those who were killed; to be called before the first request.
-
-    Where others may be filling theirs at the same time, `seconds` is how long none of them takes.
-    """
+def sweep(accepted: Path) -> None:
+    """Remove what was left by those who were killed."""
     for left in remains(accepted):
-        if age(left) >= seconds:
-            shutil.rmtree(left, ignore_errors=True)
+        shutil.rmtree(left, ignore_errors=True)
 
 
-def age(folder: Path) -> float:
-    """Seconds since something was put into a folder or taken out; 0 for one that has arrived meanwhile."""
-    try:
-        return max(time.time() - folder.stat().st_mtime, 0.0)
-    except FileNotFoundError:
-        return 0.0
+def _make(accepted: Path) -> tuple[Path, int]:
+    """A new folder, and the file descriptor that holds its lock."""
+    while True:
+        place = accepted / f"{INCOMING}{uuid.uuid4().hex}"
+        place.mkdir(parents=True)
+        # Between being made and being locked it looks abandoned: one that was swept then is made anew.
+        with suppress(FileNotFoundError):
+            lock = os.open(place, os.O_RDONLY)
+            with suppress(OSError):
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            if place.exists():
+                return place, lock
+            os.close(lock)

@@ -22,6 +22,7 @@ from service.backfills.worker import Worker
 from service.doctor import findings, vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
+from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.blob_references import SOURCES
 from service.store.blobs import MARKER, Blobs
@@ -375,17 +376,14 @@ def test_a_version_folder_that_changed_is_named_and_the_rest_is_looked_at_all_th
     assert found["image_missing"].count == 1
 
 
-def test_remains_of_uploads_go_when_they_are_old(ward: Ward) -> None:
-    old, young = ward.settings.versions / ".incoming-1", ward.settings.versions / ".incoming-2"
-    for folder in (old, young):
-        folder.mkdir()
-    long_ago = time.time() - 2 * findings.ORPHAN_SECONDS
-    os.utime(old, (long_ago, long_ago))
+def test_remains_of_uploads_go_when_nobody_fills_them(ward: Ward) -> None:
+    left = ward.settings.versions / ".incoming-1"
+    left.mkdir()
+    with incoming_folder(ward.settings.versions) as filled:
+        found = ward.examine(fix=True)["upload_left"]
 
-    found = ward.examine(fix=True)["upload_left"]
-
-    assert (found.examples, found.fixed) == ([".incoming-1"], 1)
-    assert (old.exists(), young.exists()) == (False, True)
+        assert (found.examples, found.fixed) == ([".incoming-1"], 1)
+        assert (left.exists(), filled.exists()) == (False, True)
 
 
 def test_items_nobody_can_reach_and_versions_nobody_uses(

@@ -8,7 +8,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -689,12 +688,3 @@ class TestOtherProcesses:
             assert declared is not None
             assert declared.problem == "edge.npz is not the file that was accepted"
             assert other.catalog.route("bare2", "bare") is None
-
-    def test_what_a_killed_upload_left_is_swept(self, served: Any, tmp_path: Path) -> None:
-        from service.registry.incoming import sweep
-
-        (tmp_path / f"{INCOMING}abc").mkdir()
-        (tmp_path / "v2").mkdir()
-        sweep(tmp_path)
-
-        assert [p.name for p in tmp_path.iterdir()] == ["v2"]

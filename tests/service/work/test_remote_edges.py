@@ -24,6 +24,7 @@ from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders, NamedEdge
 from service.backfills.worker import Worker
 from service.registry import edge_archive as parcel
+from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
 
@@ -262,15 +263,13 @@ class TestProtocol:
 
 
 def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_not(tmp_path: Path) -> None:
-    for name, hours in ((".incoming-old", 2), (".incoming-new", 0), ("late", 2)):
+    for name in (".incoming-old", "late"):
         (tmp_path / name).mkdir()
-        changed = time.time() - 3600 * hours
-        os.utime(tmp_path / name, (changed, changed))
 
-    with Client("http://127.0.0.1:9", WORKER_KEY) as client:
+    with Client("http://127.0.0.1:9", WORKER_KEY) as client, incoming_folder(tmp_path) as filled:
         Folders(client, tmp_path, 1)
 
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".incoming-new", "late"]
+        assert sorted(path.name for path in tmp_path.iterdir()) == [filled.name, "late"]
 
 
 def behind_its_back(backfills: Any) -> None:
