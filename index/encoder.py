@@ -82,6 +82,12 @@ class Encoder:
             )
         return ready_to_compare(_run(self._encoder, batch_NCHW), self._space, ENCODER, "image")
 
+    def run_batches(self, folder: Path) -> None:
+        """Run the probe's image in the smallest and the largest batch that a service makes. Raises as `encode` does."""
+        image_1CHW = _read_probe(folder, self.card)["image"]
+        for count in (1, BATCH):
+            self.encode_arrays(np.repeat(image_1CHW, count, axis=0))
+
     def _run_probe(self, folder: Path) -> None:
         probe = _read_probe(folder, self.card)
         # Three copies: a model with a frozen batch size, or one that mixes its batch, does not repeat the answer.
@@ -91,12 +97,13 @@ class Encoder:
                 check_probe(PROBE, name, array, probe[name])
 
 
-def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Version:
+def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, batches: bool = False) -> Version:
     """Everything a registration checks: structure, hashes, space, models, probe, and each edge.
 
     Args:
         folder: a version folder.
         known: the registered versions by name. None: no registry at hand, edges are only checked by their structure.
+        batches: also run its models in the smallest and the largest batch that a service makes.
 
     Raises:
         InvalidVersionFolder: names the file and, inside JSON, the field at fault.
@@ -104,9 +111,13 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None) -> Ver
     version = load_version(folder)
     space_of(version.card)
     if version.card.encoder:
-        Encoder(version)
+        images = Encoder(version)
+        if batches:
+            images.run_batches(folder)
     if version.card.text:
-        TextEncoder(version)
+        texts = TextEncoder(version)
+        if batches:
+            texts.run_batches(version, BATCH)
     if known is None:
         return version
     for edge in version.edges:

@@ -100,6 +100,16 @@ class TextEncoder:
         vectors_ND = self._model.run(dict(zip(INPUTS, self._padding.pad(texts), strict=True)), "text")
         return ready_to_compare(vectors_ND, self._space, TEXT_ENCODER, "text")
 
+    def run_batches(self, version: Version, largest: int) -> None:
+        """Run the probe's text, repeated to the longest there is, alone and in the `largest` batch a service makes.
+
+        Raises:
+            InvalidVersionFolder: as `encode`.
+        """
+        longest_L = np.resize(self.tokenize(_read_probe(version)[0]), self._limit)
+        for count in (1, largest):
+            self.encode_tokens([longest_L] * count)
+
     def _run_probe(self, version: Version) -> None:
         text, embedding_1D = _read_probe(version)
         try:

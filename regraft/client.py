@@ -110,6 +110,10 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """GET /v1/versions/{version}."""
         return self._json("GET", path_of("versions", name))
 
+    def delete_version(self, name: str, *, dry_run: bool = False) -> None:
+        """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
+        self._send("DELETE", path_of("versions", name), params=terms(dry_run))
+
     # items
 
     def ingest(self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False) -> Json:

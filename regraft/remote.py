@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from index.errors import RegraftError
+from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
 from regraft.remote_folders import Folders, NamedEdge, TaskVersions
@@ -75,6 +76,7 @@ class RemoteWorker:
         threads: int = 1,
         max_pixels: int = 50_000_000,
         originals: Originals | None = None,
+        limits: Limits = Limits(),  # noqa: B008 - frozen
     ) -> None:
         """Say where the work comes from.
 
@@ -85,12 +87,13 @@ class RemoteWorker:
             threads: of onnxruntime.
             max_pixels: larger images are refused.
             originals: images by item id, for a device that holds them itself; None: fetched from the service.
+            limits: what verifying a version that was fetched may take.
         """
         self.name = f"{socket.gethostname()[:40]}:{uuid.uuid4().hex[:8]}"
         self._client = client
         self._stop = stop
         self._originals = originals
-        self._folders = Folders(client, folder, threads)
+        self._folders = Folders(client, folder, threads, limits)
         self._transforms: dict[int, Forward] = {}
         self._max_pixels = max_pixels
         self._leases: Leases[Task] | None = None

@@ -12,6 +12,7 @@ from index.archive import unpack_version
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
 from index.folder import card_sha256, load_version
+from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from service.registry import edge_archive as parcel
@@ -72,8 +73,9 @@ class RemoteEdge:
 class Folders:
     """What this worker has needed so far."""
 
-    def __init__(self, client: Client, folder: Path, threads: int) -> None:
+    def __init__(self, client: Client, folder: Path, threads: int, limits: Limits) -> None:
         self._client = client
+        self._limits = limits
         self._folder = folder
         self._threads = threads
         self._versions: list[RemoteVersion] = []
@@ -113,6 +115,7 @@ class Folders:
         def check(archive: Path, into: Path) -> None:
             unpack_version(archive, into)
             load_version(into, expect_card=expected)
+            verify_isolated(into, None, self._limits)  # the service did, on another machine
 
         with incoming_folder(self._folder) as place:
             _put(place, self._client.work_version(name), folder, check)

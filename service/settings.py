@@ -8,6 +8,8 @@ from typing import Self
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from index.isolated import Limits
+
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
 
@@ -41,6 +43,10 @@ class Settings(BaseSettings):
     """Largest JSON of every other request."""
     max_archive_bytes: int = Field(2 << 30, ge=1)
     """Largest version archive that can be uploaded."""
+    verify_seconds: float = Field(300.0, gt=0)
+    """How long the models of one archive may take to be verified."""
+    verify_memory_bytes: int = Field(4 << 30, ge=1 << 29)
+    """Memory that verifying them may take."""
     max_batch: int = Field(10_000, ge=1)
     """Items, ids or queries in one request."""
     max_results: int = Field(1_000_000, ge=1)
@@ -78,6 +84,11 @@ class Settings(BaseSettings):
         object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{data / 'regraft.db'}")
         object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
         return self
+
+    @property
+    def verifying(self) -> Limits:
+        """What verifying one archive may take."""
+        return Limits(self.verify_seconds, self.verify_memory_bytes)
 
     @property
     def versions(self) -> Path:

@@ -91,7 +91,12 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
     folder = (data or settings.data) / "worker"
     with Client(url, key) as client:
         RemoteWorker(
-            client, folder, stop, threads=settings.encoder_threads, max_pixels=settings.max_image_pixels
+            client,
+            folder,
+            stop,
+            threads=settings.encoder_threads,
+            max_pixels=settings.max_image_pixels,
+            limits=settings.verifying,
         ).work()
 
 

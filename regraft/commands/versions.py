@@ -9,9 +9,10 @@ import typer
 
 from index.archive import pack_version
 from index.folder import load_version
+from regraft.commands.console import visible
 from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, needs, out, print_table, would
 
-version = typer.Typer(no_args_is_help=True, help="Verify, pack, register and list versions.")
+version = typer.Typer(no_args_is_help=True, help="Verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
 
 
@@ -49,6 +50,22 @@ def register(
     with connect(url, api_key) as client:
         registered = client.register_version(folder, dry_run=dry_run)
     out.print(f"{would(dry_run, 'registered', 'register')} {registered['name']}")
+
+
+@version.command("delete")
+def delete(
+    name: Annotated[str, typer.Argument(metavar="VERSION", help="Its name.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    dry_run: DryRun = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Delete a version that nothing uses, with the edges from it."""
+    if not yes and not dry_run:
+        typer.confirm(f"Delete version {visible(name)} and its edges?", abort=True)
+    with connect(url, api_key) as client:
+        client.delete_version(name, dry_run=dry_run)
+    out.print(f"{would(dry_run, 'deleted', 'delete')} version {name}")
 
 
 @version.command("list")

@@ -58,7 +58,12 @@ def _reach(patient: Patient) -> list[Finding]:
         "items lie in versions that queries of the current version cannot reach",
         "start a backfill, add an edge, or roll back",
     )
-    unused = Finding("version_unused", "info", "versions that no gallery uses and no edge needs", "nothing to do")
+    unused = Finding(
+        "version_unused",
+        "info",
+        "versions that no gallery uses and no edge needs",
+        "`regraft version delete` removes one",
+    )
     catalog = patient.catalog
     used: set[int] = set()
     for row in patient.galleries():

@@ -14,6 +14,7 @@ from index.archive import unpack_version
 from index.edge_maps import check_calibration
 from index.errors import InvalidArgument
 from index.folder import load_edge
+from index.isolated import check_edge_isolated
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.errors import InvalidBody
@@ -213,8 +214,12 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
                 "an identity edge without scores is a claim: send it as JSON, so that it is verified",
                 pointer="/archive",
             )
-        _check(service, edge, new, old, replacing)
-        return _accept(service, Declared(edge, EdgeOrigin.ADDED), terms, replacing)
+        check_free(service.catalog, edge.key, replacing)
+        check_edge_isolated(edge, new.card, old.card, service.settings.verifying)
+        declared = Declared(edge, EdgeOrigin.ADDED)
+        # What cannot be sent back must not be committed: every list of edges would fail from then on.
+        describe(declared).model_dump_json()
+        return _accept(service, declared, terms, replacing)
 
 
 def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:

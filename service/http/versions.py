@@ -1,9 +1,9 @@
-"""Versions: register a version folder, list, show."""
+"""Versions: register a version folder, list, show, delete."""
 
 from __future__ import annotations
 
 import shutil
-import threading
+import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -12,8 +12,8 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy.exc import IntegrityError
 
 from index.archive import unpack_version
-from index.encoder import verify_version
 from index.folder import card_sha256, load_version
+from index.isolated import verify_isolated
 from index.version import Edge, Version
 from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
@@ -21,15 +21,14 @@ from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.registry.incoming import incoming_folder
-from service.registry.registry import Catalog, Registered, insert_version, registered_sha256
+from service.registry.registry import Catalog, Registered, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
+from service.upgrades.removal import remove
 
 router = APIRouter(route_class=CheckedRoute, tags=["versions"])
-
-_registering = threading.Lock()
 
 
 @router.post(
@@ -64,6 +63,12 @@ def show(name: str, service: Service) -> VersionOut:
     return describe(service.catalog, service.catalog.named(name))
 
 
+@router.delete("/versions/{name}", status_code=204)
+def delete(name: str, service: Service, terms: Terms) -> None:
+    """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
+    remove(service.settings.versions, service.database, service.catalog, name, terms)
+
+
 def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
     """Unpack, verify and, unless it is a rehearsal, register a version archive.
 
@@ -76,7 +81,7 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
         InvalidVersionFolder: names the file and field at fault, or an edge to a version that is not registered.
         VersionExists: the name is taken by other content.
     """
-    with _registering, incoming_folder(service.settings.versions) as place:
+    with incoming_folder(service.settings.versions) as place:
         packed = place / "archive.zip"
         with packed.open("wb") as stream:
             shutil.copyfileobj(archive, stream, 1 << 20)
@@ -84,17 +89,19 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
         unpack_version(packed, folder)
         given = load_version(folder)
         service.catalog.sync()
-        with service.database.lookup() as connection:
-            known = registered_sha256(connection, given.name)
-        if known is None:
-            _register(service, folder, terms)
-        elif known != card_sha256(folder):
-            raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
-        elif service.catalog.named(given.name).problem and not terms.dry_run:
-            _restore(service, given.name, folder, place / "damaged")
-        if known is None and terms.dry_run:
-            return _described(given, given.edges, (), None), True
-    return describe(service.catalog, service.catalog.named(given.name)), known is None
+        if _registered(service, given) is None:
+            # Before the lock: however long its models take, other versions come and go meanwhile.
+            cards = {registered.name: registered.card for registered in service.catalog.all()}
+            verify_isolated(folder, cards, service.settings.verifying)
+        with service.catalog.changing:
+            known = _registered(service, given)
+            if known is None and terms.dry_run:
+                return _described(given, given.edges, (), None), True
+            if known is None:
+                _register(service, given, terms)
+            elif service.catalog.named(given.name).problem and not terms.dry_run:
+                _restore(service, given.name, folder, place / "damaged")
+            return describe(service.catalog, service.catalog.named(given.name)), known is None
 
 
 def describe(catalog: Catalog, registered: Registered) -> VersionOut:
@@ -126,21 +133,30 @@ def _described(
     )
 
 
-def _register(service: Runtime, folder: Path, terms: Change) -> None:
-    known = {registered.name: registered for registered in service.catalog.all()}
-    loaded = verify_version(folder, {name: registered.card for name, registered in known.items()})
-    if terms.dry_run:
-        return
+def _registered(service: Runtime, given: Version) -> str | None:
+    """The sha256 of the card registered by this name, which is the given one's. Raises VersionExists if it is not."""
+    with service.database.lookup() as connection:
+        known = registered_sha256(connection, given.name)
+    if known not in {None, card_sha256(given.folder)}:
+        raise VersionExists(f"version {given.name!r} is registered with other content", pointer="/archive")
+    return known
+
+
+def _register(service: Runtime, loaded: Version, terms: Change) -> None:
+    folder = loaded.folder
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / loaded.name
     with service.database.write() as connection:
+        old_ids = registered_ids(connection, [edge.old for edge in loaded.edges])
         try:
-            insert_version(connection, loaded, [known[edge.old].id for edge in loaded.edges])
+            insert_version(connection, loaded, old_ids)
         except IntegrityError:  # another replica's, at the same moment
             raise VersionExists(
                 f"version {loaded.name!r} is registered since this moment", pointer="/archive"
             ) from None
         record(connection, terms.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
+        # What cannot be sent back must not be committed: every list of versions would fail from then on.
+        _described(loaded, loaded.edges, (), time.time()).model_dump_json()
         # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.
         shutil.rmtree(final, ignore_errors=True)
         folder.rename(final)

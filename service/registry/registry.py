@@ -134,22 +134,25 @@ class Catalog:
         self.edges_folder = settings.edges
         """Where the folders of edges lie that came on their own."""
         self._loading = threading.Lock()
+        self.changing = threading.Lock()
+        """Held while the folder of a version comes or goes."""
         self._by_id: dict[int, Registered] = {}
         self._by_name: dict[str, Registered] = {}
         self._edges: tuple[Declared, ...] = ()
         self._graph = Graph()
 
     def sync(self) -> None:
-        """Load the versions registered since the last time, then the edges that came, and forget those that went."""
+        """Load the versions and then the edges that came since the last time, and forget those that went."""
         with self._loading:
-            with self._database.lookup() as connection:
-                ids = edge_ids(connection)  # before the versions, so that both ends of each edge are among them
+            with self._database.read() as connection:  # one moment: both ends of each edge are among the versions
+                ids = edge_ids(connection)
                 rows = registered_rows(connection)
-            for row in (row for row in rows if row.id not in self._by_id):
-                self._by_id[row.id] = self._load(row)
+            loaded = {row.id: self._by_id.get(row.id) or self._load(row) for row in rows}
+            self._by_id |= loaded
             self._follow_edges(ids)
-            # Last: whoever finds a version by its name finds its edges too.
-            self._by_name = {registered.name: registered for registered in self._by_id.values()}
+            # Last: whoever finds a version by its name finds its edges too, and no edge leads to one that is gone.
+            self._by_id = loaded
+            self._by_name = {registered.name: registered for registered in loaded.values()}
 
     def _load(self, row: Row[*tuple[Any, ...]]) -> Registered:
         folder = self._settings.versions / row.name
@@ -189,10 +192,10 @@ class Catalog:
         self._follow_edges(ids)
 
     def sync_edges(self) -> None:
-        """The same as `sync`, if any edge came or went."""
+        """The same as `sync`, if any edge came or went, or a version went."""
         with self._database.lookup() as connection:
-            ids = edge_ids(connection)
-        if set(ids) != {declared.id for declared in self._edges}:
+            ids, versions = edge_ids(connection), version_ids(connection)
+        if set(ids) != {declared.id for declared in self._edges} or not versions.issuperset(self._by_id):
             self.sync()
 
     def _follow_edges(self, ids: Sequence[int]) -> None:
@@ -299,6 +302,25 @@ class Catalog:
 def registered_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
     """Every registered version's row, in order of registration."""
     return connection.execute(select(version).order_by(version.c.id)).all()
+
+
+def version_ids(connection: Connection) -> set[int]:
+    """Every registered version's number."""
+    return set(connection.execute(select(version.c.id)).scalars())
+
+
+def registered_ids(connection: Connection, names: Sequence[str]) -> list[int]:
+    """The numbers of versions, in the order of their names.
+
+    Raises:
+        InvalidVersionFolder: one of them, which an edge leads to, is not registered.
+    """
+    rows = connection.execute(select(version.c.name, version.c.id).where(version.c.name.in_(names)))
+    found = {row.name: row.id for row in rows}
+    for name in names:
+        if name not in found:
+            raise InvalidVersionFolder(f"an edge leads to version {name!r}, which is not registered", pointer="/edges")
+    return [found[name] for name in names]
 
 
 def registered_sha256(connection: Connection, name: str) -> str | None:

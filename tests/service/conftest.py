@@ -17,6 +17,7 @@ import pytest
 import uvicorn
 from sqlalchemy import update
 
+from index import isolated
 from index.archive import pack_version
 from index.version import Version
 from service.http.app import create_app
@@ -112,6 +113,14 @@ def check_problem(response: httpx.Response, status: int, code: str, pointer: str
     if pointer is not None:
         assert pointer in [error["pointer"] for error in problem["errors"]], problem
     return problem
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _verified_here() -> Iterator[None]:
+    """Versions are verified in this process: another one takes a second each time, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "_ask", lambda asked, limits: isolated._verify(json.loads(json.dumps(asked))))
+        yield
 
 
 @pytest.fixture(scope="session")

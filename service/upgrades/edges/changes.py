@@ -167,7 +167,7 @@ def accept(
                 sync_all([final.parent])
         if terms.dry_run:
             return declared
-        _forget_files(before)
+        forget_files(before)
     _refresh(catalog, replica)
     accepted = catalog.edge(edge.key)
     assert accepted is not None
@@ -211,7 +211,7 @@ def remove(
                 done["lost"] = sum(d.lost for d in touched)
                 record(connection, terms.who, "edge_removed", "/".join(key), reason, **done)
         if not terms.dry_run:
-            _forget_files(declared)
+            forget_files(declared)
     if not terms.dry_run:
         logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
         _refresh(catalog, replica)
@@ -293,7 +293,8 @@ def _check_unused(backfills: Sequence[int]) -> None:
         raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
 
 
-def _forget_files(declared: Declared | None) -> None:
+def forget_files(declared: Declared | None) -> None:
+    """Remove the folder of an edge that is gone, where it has one of its own."""
     if declared is not None and declared.files and declared.edge.folder is not None:
         shutil.rmtree(declared.edge.folder, ignore_errors=True)
 

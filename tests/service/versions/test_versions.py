@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import io
 import json
+import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,11 @@ import pytest
 from sqlalchemy import func, select
 
 import service.http.versions
+from index import isolated
+from index.errors import InvalidVersionFolder
 from index.folder import write_card
 from index.version import Version
+from service.schemas import VersionOut
 from service.store.tables import edge, version
 
 Problem = Callable[..., dict[str, Any]]
@@ -151,6 +156,91 @@ def test_a_damaged_folder_is_refused_whole(
 
     problem(refused, 422, "invalid_version_folder", pointer)
     assert before == traces(served)
+
+
+def deep(card: dict[str, Any]) -> None:
+    value: Any = 1
+    for _ in range(260):
+        value = [value]
+    card["metrics"] = {"a": value}
+
+
+def half_a_pair(card: dict[str, Any]) -> None:
+    card["method"] = "\ud800"
+
+
+@pytest.mark.parametrize(("spoil", "pointer"), [(deep, "/metrics/a/0/0"), (half_a_pair, "/method")])
+def test_a_card_that_could_not_be_listed_is_not_registered(
+    served: Any, problem: Problem, spoil: Callable[[dict[str, Any]], None], pointer: str
+) -> None:
+    before = traces(served)
+    card: dict[str, Any] = {"format": 1, "name": "odd", "dim": 3, "space": {"kind": "l2"}}
+    spoil(card)
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        packed.writestr("card.json", json.dumps(card))
+
+    found = problem(send(served, stream.getvalue()), 422, "invalid_version_folder")
+
+    assert found["errors"][0]["pointer"].startswith(pointer)
+    assert before == traces(served)
+    assert served.http.get("/versions").status_code == 200
+
+
+def test_what_cannot_be_answered_is_not_committed(
+    served: Any, make_version: Callable[..., Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_version(tmp_path / "v", "unspeakable", 3, encoder=False)
+    before = traces(served)
+    monkeypatch.setattr(VersionOut, "model_dump_json", lambda self: 1 / 0)
+
+    assert served.register(made).status_code == 500
+
+    assert before == traces(served)
+
+
+@pytest.mark.parametrize("part", ["version", "edge"])
+def test_what_never_ends_holds_up_nobody_else(
+    served: Any,
+    versions: dict[str, Version],
+    make_version: Callable[..., Version],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Problem,
+    part: str,
+) -> None:
+    """Its models are run by another process, which has so much time; meanwhile others come and go."""
+    place = {"version": "encoder.onnx", "edge": "edges/v1/edge.onnx"}[part]
+    made = make_version(tmp_path / "v", "endless", 6, edges=[(versions["v1"], "onnx")])
+    begun, go_on = threading.Event(), threading.Event()
+
+    def verifying(asked: Any, limits: Any) -> None:
+        begun.set()
+        assert go_on.wait(10)
+        raise InvalidVersionFolder(f"{place} is not verified in time", pointer=f"/{place}")
+
+    monkeypatch.setattr(isolated, "_ask", verifying)
+    with ThreadPoolExecutor() as threads:
+        if part == "version":
+            waiting = threads.submit(served.register, made)
+        else:
+            archive = {"archive": ("e.zip", zipped(made.folder / "edges" / "v1"))}
+            form = {"new": "v2", "old": "v1"}
+            waiting = threads.submit(served.http.post, "/edges", data=form, files=archive)
+        assert begun.wait(10)
+        other = make_version(tmp_path / "w", f"beside-{part}", 3, encoder=False)
+        assert served.register(other).status_code == 201
+        assert served.http.delete(f"/versions/{other.name}").status_code == 204
+        go_on.set()
+        problem(waiting.result(), 422, "invalid_version_folder", f"/{place}")
+
+
+def zipped(folder: Path) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        for path in folder.iterdir():
+            packed.write(path, path.name)
+    return stream.getvalue()
 
 
 def archived(*names: str, link: bool = False) -> bytes:

@@ -18,6 +18,7 @@ from sqlalchemy import select
 
 from index.errors import InvalidVersionFolder
 from index.folder import card_sha256
+from index.isolated import Limits
 from index.version import Version
 from regraft.client import Client
 from regraft.remote import RemoteWorker
@@ -256,7 +257,7 @@ class TestProtocol:
         assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
         assert "edge.onnx changed on disk" in keyed.runtime.catalog.edge(("late", "sided", "forward")).problem
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
-            folders = Folders(client, tmp_path / "kept", 1)
+            folders = Folders(client, tmp_path / "kept", 1, Limits())
             with pytest.raises(Exception, match="changed on disk"):
                 folders.edge("late", NamedEdge(**task["edges"][0]))
         assert not (tmp_path / "kept" / EDGES).exists()
@@ -267,7 +268,7 @@ def test_remains_of_a_killed_worker_are_swept_and_what_another_fetches_now_is_no
         (tmp_path / name).mkdir()
 
     with Client("http://127.0.0.1:9", WORKER_KEY) as client, incoming_folder(tmp_path) as filled:
-        Folders(client, tmp_path, 1)
+        Folders(client, tmp_path, 1, Limits())
 
         assert sorted(path.name for path in tmp_path.iterdir()) == [filled.name, "late"]
 

@@ -1,0 +1,170 @@
+"""Verification in a process of its own: a model that never ends, or takes all memory, takes that process with it.
+
+Run as `python -m index.isolated` it is that process: what to verify comes as one line of JSON on its standard input,
+the outcome goes as one to its standard output. It ends when its input closes: then whoever started it is gone. What
+opens models is imported where it is used, so that the limits hold for that too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from index import errors
+from index.errors import InvalidVersionFolder, RegraftError
+from index.folder import load_version, parse_card, parse_edge
+from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, Version
+
+MAX_MESSAGE = 2000
+"""Characters of an error that are passed on: they must fit a pipe nobody reads until the end."""
+GRACE_SECONDS = 5
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What verifying one folder may take: seconds by the clock, and bytes of memory."""
+
+    seconds: float = 300.0
+    memory_bytes: int = 4 << 30
+
+
+def verify_isolated(folder: Path, known: Mapping[str, Card] | None, limits: Limits) -> Version:
+    """What `index.encoder.verify_version` does, its models and arrays opened in another process.
+
+    Raises:
+        InvalidVersionFolder: as there; or it is not verified within the limits.
+    """
+    version = load_version(folder)
+    if not any(path.endswith((".onnx", ".npz")) for path in version.card.files):
+        from index.encoder import verify_version
+
+        return verify_version(folder, known)
+    cards = None if known is None else {name: card.as_json() for name, card in known.items()}
+    _ask({"folder": str(folder), "known": cards}, limits)
+    return version
+
+
+def check_edge_isolated(edge: Edge, new: Card, old: Card, limits: Limits) -> None:
+    """Check an edge against the cards of its two versions, its files opened in another process.
+
+    Raises:
+        InvalidVersionFolder: it does not fit them; or that is not known within the limits.
+    """
+    if edge.kind not in {*EDGE_MODEL, *EDGE_ARRAYS}:
+        _check_edge(edge, new, old)
+        return
+    given = {"edge": str(edge.folder), "hashes": dict(edge.hashes), "new": new.as_json(), "old": old.as_json()}
+    _ask({**given, "evidence": edge.as_json()}, limits)
+
+
+def _ask(asked: Mapping[str, Any], limits: Limits) -> None:
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}
+    command = [sys.executable, "-P", "-m", "index.isolated"]  # -P: nothing is imported from the working directory
+    process = subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**settings, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process.stdin, process.stdout:
+        try:
+            process.stdin.write(json.dumps({**asked, "limits": vars(limits)}).encode() + b"\n")
+            process.stdin.flush()
+            process.wait(limits.seconds)
+        except subprocess.TimeoutExpired:
+            raise InvalidVersionFolder(f"its models are not verified within {limits.seconds:g} seconds") from None
+        except BrokenPipeError:
+            process.wait()
+        finally:
+            process.kill()
+            process.wait()
+        outcome = process.stdout.read()
+    if not outcome:
+        raise InvalidVersionFolder(
+            f"its models end the process that verifies them (code {process.returncode}):"
+            f" they take more than {limits.memory_bytes >> 20} MiB of memory, or crash onnxruntime"
+        )
+    _raise(json.loads(outcome))
+
+
+def _raise(outcome: Mapping[str, str]) -> None:
+    if "kind" in outcome:
+        kind: type[RegraftError] = getattr(errors, outcome["kind"])
+        raise kind(outcome["message"], pointer=outcome["pointer"])
+
+
+def _main() -> None:
+    asked = json.loads(sys.stdin.readline())
+    limits = Limits(**asked.pop("limits"))
+    _limit(limits)
+    threading.Thread(target=_end_with_input, daemon=True).start()
+    outcome: dict[str, str] = {}
+    try:
+        _verify(asked)
+    except RegraftError as error:
+        outcome = {"kind": type(error).__name__, "message": error.message[:MAX_MESSAGE], "pointer": error.pointer}
+    except MemoryError:
+        message = f"its models take more than {limits.memory_bytes >> 20} MiB of memory to be verified"
+        outcome = {"kind": InvalidVersionFolder.__name__, "message": message, "pointer": ""}
+    sys.stdout.write(json.dumps(outcome))
+    sys.stdout.flush()
+    os._exit(0)  # whatever a model left running is not waited for
+
+
+def _verify(asked: Mapping[str, Any]) -> None:
+    from index.encoder import verify_version
+
+    if "folder" in asked:
+        known = asked["known"]
+        cards = None if known is None else {name: parse_card(card) for name, card in known.items()}
+        verify_version(Path(asked["folder"]), cards, batches=True)
+        return
+    new, old = parse_card(asked["new"]), parse_card(asked["old"])
+    folder = Path(asked["edge"])
+    files = {path.name for path in folder.iterdir()}
+    edge = parse_edge(asked["evidence"], new.name, old.name, folder, files)
+    _check_edge(replace(edge, hashes=asked["hashes"]), new, old)
+
+
+def _check_edge(edge: Edge, new: Card, old: Card) -> None:
+    from index.edge_maps import check_calibration
+    from index.transform import load_transform
+
+    check_calibration(edge, new, old)
+    load_transform(edge, new, old)
+
+
+def _limit(limits: Limits) -> None:
+    """Hold this process to its limits also where nobody watches it any more."""
+    try:
+        import resource
+        import signal
+    except ImportError:  # not a POSIX system: only the clock of who started it counts
+        return
+    # Data, not address space: what onnxruntime maps without using it takes no memory.
+    resource.setrlimit(resource.RLIMIT_DATA, (limits.memory_bytes, limits.memory_bytes))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_REAL, limits.seconds + GRACE_SECONDS)
+
+
+def _end_with_input() -> None:
+    # Not through `sys.stdin`, whose buffer the main thread has used.
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    _main()

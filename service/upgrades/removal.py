@@ -1,0 +1,141 @@
+"""Deleting a version that nothing uses, together with the edges from it.
+
+The folder is put aside within the transaction, by a rename, and removed after it. A crash in between leaves the version
+registered without its folder, set aside as any damaged one: it can be deleted again, or registered from its archive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, Row, Select, delete, or_, select
+from sqlalchemy.exc import IntegrityError
+
+from index.errors import RegraftError
+from service.errors import UnknownVersion
+from service.registry.edge_records import delete_edge
+from service.registry.incoming import incoming_folder
+from service.registry.registry import Catalog
+from service.store.audit import Change, record
+from service.store.blobs import sync_all
+from service.store.database import Database
+from service.store.tables import (
+    backfill,
+    calibration,
+    deployment,
+    edge,
+    embedding,
+    evaluation,
+    evaluation_embedding,
+    gallery,
+    gate_report,
+    item,
+    version,
+)
+from service.upgrades.edges.changes import forget_files
+
+NAMED = 5
+"""How many of each sort a refusal names."""
+
+
+class VersionInUse(RegraftError):
+    """Something depends on this version."""
+
+    status = 409
+    code = "version_in_use"
+
+
+def remove(versions: Path, database: Database, catalog: Catalog, name: str, terms: Change) -> None:
+    """Delete a version, its folder below `versions`, or as a rehearsal only find out whether that can be done.
+
+    Raises:
+        UnknownVersion: there is none of this name.
+        VersionInUse: names what depends on it.
+    """
+    with catalog.changing, incoming_folder(versions) as place:
+        catalog.sync()
+        own = [declared for declared in catalog.edges() if declared.edge.new == name]
+        with (
+            _aside(versions / name, place / "deleted") as put_aside,
+            database.write(dry_run=terms.dry_run) as connection,
+        ):
+            row = _unused(connection, name)
+            for declared in own:
+                delete_edge(connection, declared.id)
+            try:
+                connection.execute(delete(version).where(version.c.id == row.id))
+            except IntegrityError as error:
+                raise VersionInUse(f"version {name!r} is used since this moment") from error
+            record(connection, terms.who, "version_deleted", name, card_sha256=row.card_sha256, edges=len(own))
+            if not terms.dry_run:
+                put_aside()
+    if not terms.dry_run:
+        for declared in own:
+            forget_files(declared)
+        catalog.sync()
+
+
+@contextmanager
+def _aside(final: Path, aside: Path) -> Iterator[Callable[[], None]]:
+    """Gives what puts a folder aside; it comes back if anything fails after that."""
+
+    def put() -> None:
+        if final.exists():  # one that was lost before is deleted all the same
+            final.rename(aside)
+            sync_all([final.parent])
+
+    try:
+        yield put
+    except BaseException:
+        if aside.exists():
+            aside.rename(final)
+        raise
+
+
+def _unused(connection: Connection, name: str) -> Row[Any]:
+    """The row of a version that nothing depends on. Raises UnknownVersion, VersionInUse."""
+    row = connection.execute(select(version).where(version.c.name == name)).first()
+    if row is None:
+        raise UnknownVersion(f"version {name!r} is not registered")
+    used = [f"{what} {_some(names)}" for what, names in _dependents(connection, row.id).items() if names]
+    if used:
+        raise VersionInUse(f"version {name!r} cannot be deleted, it is needed by {'; '.join(used)}")
+    return row
+
+
+def _dependents(connection: Connection, version_id: int) -> dict[str, Sequence[str]]:
+    """The names of what depends on a version, by their sort."""
+
+    def galleries(*conditions: tuple[Column[int], ColumnElement[bool]]) -> Sequence[str]:
+        mine = or_(*(gallery.c.id.in_(select(key).where(condition)) for key, condition in conditions))
+        return names(select(gallery.c.name).where(mine))
+
+    def names(found: Select[Any]) -> Sequence[str]:
+        return sorted(map(str, connection.execute(found.distinct()).scalars()))
+
+    was_current = (deployment.c.version_id == version_id) | (deployment.c.previous_id == version_id)
+    mapped = (calibration.c.query_id == version_id) | (calibration.c.item_id == version_id)
+    holding = item.c.id.in_(select(embedding.c.item_id).where(embedding.c.version_id == version_id))
+    newer = version.c.id.in_(select(edge.c.new_id).where(edge.c.old_id == version_id))
+    measured = select(evaluation_embedding.c.evaluation_id).where(evaluation_embedding.c.version_id == version_id)
+    return {
+        "deployments in galleries": galleries(
+            (gallery.c.id, gallery.c.current_id == version_id), (deployment.c.gallery_id, was_current)
+        ),
+        "items of galleries": galleries(
+            (item.c.gallery_id, holding), (item.c.gallery_id, item.c.active_id == version_id)
+        ),
+        "edges from versions": names(select(version.c.name).where(newer)),
+        "gates of galleries": galleries(
+            (gate_report.c.gallery_id, gate_report.c.version_id == version_id), (calibration.c.gallery_id, mapped)
+        ),
+        "backfills": names(select(backfill.c.id).where(backfill.c.version_id == version_id)),
+        "evaluation sets": names(select(evaluation.c.name).where(evaluation.c.id.in_(measured))),
+    }
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + " ..." * (len(names) > NAMED)
