@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regraft.client import Client, ImageItem, Problem, Unreachable
+    from regraft.client import Client, ImageItem, InvalidInput, Problem, Unreachable
 
 __version__ = "0.1.0"
-__all__ = ["Client", "ImageItem", "Problem", "Unreachable", "__version__"]
+__all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "Unreachable", "__version__"]
 
 
 def __getattr__(name: str) -> Any:

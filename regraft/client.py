@@ -18,14 +18,16 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from index.archive import pack_version
+from regraft import given
 from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, Unreachable
 from regraft.edge_routes import EdgeRoutes
+from regraft.given import InvalidInput, Vectors
 from regraft.paths import flag, path_of, terms
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
-__all__ = ["DEFAULT_URL", "Client", "ImageItem", "Json", "Problem", "QueryOptions", "Unreachable"]
+__all__ = ["DEFAULT_URL", "Client", "ImageItem", "InvalidInput", "Json", "Problem", "QueryOptions", "Unreachable"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,10 @@ class QueryOptions(TypedDict, total=False):
 
 
 class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
-    """Speaks to one service: the routes named here, and those of its bases. See `Connection` for errors and threads."""
+    """Speaks to one service: the routes named here, and those of its bases. See `Connection` for errors and threads.
+
+    Items and queries are checked before they are sent: InvalidInput says what is wrong with them, and what to give.
+    """
 
     # health
 
@@ -121,8 +126,10 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
         Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
         """
-        described = [{"id": i.id, "metadata": dict(i.metadata), "image": str(n)} for n, i in enumerate(items)]
-        images = [("images", (str(n), i.image, "application/octet-stream")) for n, i in enumerate(items)]
+        told = [given.metadata(i.metadata, f"items[{n}].metadata") for n, i in enumerate(items)]
+        described = [{"id": i.id, "metadata": told[n], "image": str(n)} for n, i in enumerate(items)]
+        files = [given.image(i.image, f"items[{n}].image") for n, i in enumerate(items)]
+        images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
         # An empty batch is sent too, as JSON, so that it is the service that refuses it.
         body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
         return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, **body)
@@ -131,7 +138,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         self, gallery: str, items: Sequence[Mapping[str, Any]], *, version: str | None = None, atomic: bool = False
     ) -> Json:
         """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; `version` made them."""
-        body = {"version": version, "items": [dict(item) for item in items]}
+        body = {"version": version, "items": given.embedded(items)}
         return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, json=body)
 
     def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> Json:
@@ -172,10 +179,13 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         Returns {version, k, mode, seq, mix, degraded, results: [{query, version, mode, matches: [...]}], next,
         took_ms}, one result a query: first those of images, then of texts, then of items.
         """
-        lists = {name: list(given) for name, given in (("texts", texts), ("items", items)) if given}
-        if not images and lists:
+        pictures = given.images(images)
+        lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
+        given.queries(images=pictures, **lists)
+        lists = {name: asked for name, asked in lists.items() if asked}
+        if not pictures:
             return self._json("POST", path_of("galleries", gallery, "query"), json={**lists, "k": k, **options})
-        files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
+        files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
         fields: Json = {**lists, "k": k, **options}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
         return self._json("POST", path_of("galleries", gallery, "query"), data=data, files=files)
@@ -183,11 +193,16 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     def query_embeddings(
         self,
         gallery: str,
-        embeddings: Sequence[Sequence[float]],
+        embeddings: Vectors,
         version: str,
         k: int = 10,
         **options: Unpack[QueryOptions],
     ) -> Json:
-        """POST /v1/galleries/{gallery}/query with embeddings that `version` made; the rest as in `query`."""
-        body = {"embeddings": [list(e) for e in embeddings], "version": version, "k": k, **options}
+        """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.
+
+        The rest as in `query`.
+        """
+        rows = given.vectors(embeddings)
+        given.queries(embeddings=rows)
+        body = {"embeddings": rows, "version": version, "k": k, **options}
         return self._json("POST", path_of("galleries", gallery, "query"), json=body)

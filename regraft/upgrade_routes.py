@@ -6,7 +6,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from regraft import given
 from regraft.connection import Connection, Json
+from regraft.given import Vectors
 from regraft.paths import path_of, terms
 
 
@@ -31,7 +33,7 @@ class UpgradeRoutes(Connection):
         entries: Sequence[Mapping[str, Any]],
         *,
         images: Sequence[bytes] = (),
-        embeddings: Mapping[str, Sequence[Sequence[float]]] | None = None,
+        embeddings: Mapping[str, Vectors] | None = None,
         name: str = "",
         dry_run: bool = False,
     ) -> Json:
@@ -40,11 +42,12 @@ class UpgradeRoutes(Connection):
         `embeddings` holds those of every version that will be compared, in the order of the entries.
         """
         if embeddings is not None:
-            listed = {version: [list(e) for e in rows] for version, rows in embeddings.items()}
+            listed = {version: given.vectors(rows, f"embeddings[{version!r}]") for version, rows in embeddings.items()}
             content: Json = {"json": {"name": name, "entries": [dict(e) for e in entries], "embeddings": listed}}
         else:
             described = json.dumps([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
-            files = [("images", (str(n), image, "application/octet-stream")) for n, image in enumerate(images)]
+            pictures = given.images(images)
+            files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
         return self._json("POST", path, params=terms(dry_run), **content)

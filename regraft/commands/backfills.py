@@ -79,7 +79,10 @@ def start(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Start moving a gallery's items to a version; with a label, set or metric it is measured."""
+    """Start moving a gallery's items to a version; with a label, set or metric it is measured.
+
+    Example: regraft backfill start photos --label label --rate 50 --watch
+    """
     options = BackfillOptions(
         version=version,
         kind=kind,

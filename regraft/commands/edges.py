@@ -16,6 +16,8 @@ New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries com
 Old = Annotated[str, typer.Argument(metavar="OLD", help="The version whose items they search.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND")]
 InGallery = Annotated[str | None, typer.Option("--gallery", help="Use items of this gallery.", show_default=False)]
+FOLDERS_ONLY = {"mlp", "zero_pad"}
+"""Kinds that `regraft fit-edge` fits and a service does not."""
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Which items are drawn.")]
 Replace = Annotated[bool, typer.Option("--replace", help="Put it in the place of one of its kind.")]
 
@@ -51,7 +53,10 @@ def add(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Add an edge; an identity is verified before it is accepted."""
+    """Add an edge; an identity is verified before it is accepted.
+
+    Example: regraft edges add v2 v1 --kind truncate
+    """
     if (folder is None) == (kind is None):
         raise InvalidArgument("give either a folder or --kind")
     verify = {"gallery": gallery, "items": items, "seed": seed} if gallery else None
@@ -82,7 +87,18 @@ def fit(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Fit an edge on stored items that hold embeddings by both versions."""
+    """Fit an edge on stored items that hold embeddings by both versions.
+
+    For version folders on this machine, and for the kinds mlp and zero_pad, there is `regraft fit-edge OLD NEW`.
+
+    Example: regraft edges fit v2 v1 --kind procrustes --gallery photos --label label
+    """
+    if kind in FOLDERS_ONLY:
+        raise InvalidArgument(
+            f"--kind {kind} is fitted on version folders: `regraft fit-edge OLD NEW --kind {kind}`, then "
+            "`regraft edges add`; a service fits procrustes, ridge, low_rank and slerp",
+            pointer="/kind",
+        )
     asked = {"gallery": gallery, "label": label, "sample": sample, "options": _numbers(settings or [])}
     with connect(url, api_key) as client:
         fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)

@@ -29,7 +29,10 @@ def add(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Upload a folder of labelled images."""
+    """Upload a folder of labelled images.
+
+    Example: regraft evaluation add photos labelled-images/ --name holdout
+    """
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
     if not images:
         raise typer.BadParameter(f"no images below {folder}", param_hint="FOLDER")

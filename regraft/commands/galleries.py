@@ -68,7 +68,10 @@ def ingest(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Store images; metadata `label` is the name of their folder."""
+    """Store images; metadata `label` is the name of their folder.
+
+    Example: regraft ingest photos my-images/
+    """
     files = list(find_images(paths))
     failed = stored = 0
     lost: dict[tuple[str, str], Json] = {}
@@ -114,7 +117,10 @@ def query(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Search a gallery with an image, a text or a stored item."""
+    """Search a gallery with an image, a text or a stored item.
+
+    Example: regraft query photos cat.png -k 5 --filter '{"field": "label", "eq": "cats"}'
+    """
     if sum(given is not None for given in (image, text, like)) != 1:
         raise InvalidArgument("give one of IMAGE, --text and --like")
     options = QueryOptions(explain=explain)

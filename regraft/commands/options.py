@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -10,8 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
 
-from index.errors import RegraftError
-from regraft.client import DEFAULT_URL, Client
+from index.errors import InvalidArgument, RegraftError, nearest
+from regraft.client import DEFAULT_URL, Client, Problem
 from regraft.commands.console import Description, PlainConsole
 
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
@@ -35,9 +36,18 @@ class MissingExtra(RegraftError):
     code = "missing_extra"
 
 
-def connect(url: str, api_key: str | None) -> Client:
-    """A client for one command."""
-    return Client(url, api_key)
+@contextmanager
+def connect(url: str, api_key: str | None) -> Iterator[Client]:
+    """A client for one command. Where there is no gallery of a name, the error goes on with the names near it."""
+    with Client(url, api_key) as client:
+        try:
+            yield client
+        except Problem as problem:
+            unknown = re.fullmatch(r"there is no gallery '(.+)'", problem.detail)
+            if unknown is None:
+                raise
+            near = nearest(unknown[1], [found["name"] for found in client.galleries()])
+            raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
 
 
 @contextmanager

@@ -28,8 +28,8 @@ def _rate(given: float | None) -> float | None:
 
 
 def plan(
-    old: Annotated[Path, typer.Argument(help="Folder of the version the items are stored in.")],
-    new: Annotated[Path, typer.Argument(help="Folder of the version they would move to.")],
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of the version the items are stored in.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the version they would move to.")],
     items: Annotated[int, typer.Option(min=1, help="How many items are stored.")] = 1_000_000,
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the work.")] = 1,
     reencode_rate: Annotated[
@@ -42,7 +42,10 @@ def plan(
     ] = None,
     image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image.")] = 100_000,
 ) -> None:
-    """Compare re-encoding with transforming, on paper."""
+    """Compare re-encoding with transforming, on paper.
+
+    Example: regraft plan runs/v1 runs/v2 --items 1000000000 --workers 8
+    """
     from index.folder import load_version
 
     before, after = load_version(old), load_version(new)

@@ -38,7 +38,10 @@ def train(
         typer.Option("--out", metavar="FOLDER", help="Where the version goes; its name becomes the version's."),
     ] = None,
 ) -> None:
-    """Train a version; after an interruption the same goes on."""
+    """Train a version; after an interruption the same goes on.
+
+    Example: regraft train folders_v1 --set root=IMAGES --set epochs=10 --out runs/v1
+    """
     with needs(EXTRA):
         from training.recipes import find_recipe, with_overrides
 
@@ -91,7 +94,10 @@ def evaluate(
         Path | None, typer.Option("--out", metavar="FOLDER", help="Also write evaluation.json and pictures there.")
     ] = None,
 ) -> None:
-    """Measure versions against each other, and backfills."""
+    """Measure versions against each other, and backfills.
+
+    Example: regraft evaluate runs/v1 runs/v2 --data folders --root IMAGES --out runs/evaluation
+    """
     versions = [load_version(folder) for folder in folders]
     with needs(EXTRA):
         from training.matrix import ORDERS
@@ -128,7 +134,17 @@ def fit_edge(
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the edge to OLD that NEW has.")] = False,
 ) -> None:
-    """Join two versions by an edge fitted on pairs of embeddings."""
+    """Join two versions by an edge fitted on pairs of embeddings.
+
+    Between versions that a service holds, on items it stores, `regraft edges fit NEW OLD` does the same.
+
+    Example: regraft fit-edge runs/v1 runs/v2 --kind procrustes --data folders --root IMAGES
+    """
+    for folder in (old, new):
+        if not folder.is_dir():
+            raise InvalidArgument(
+                f"{folder} is no version folder; for versions that a service holds there is `regraft edges fit NEW OLD`"
+            )
     older, newer = load_version(old), load_version(new)
     if (pairs is None) == (source is None):
         raise InvalidArgument("give either --pairs or --data")

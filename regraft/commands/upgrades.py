@@ -61,7 +61,10 @@ def gate(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Measure a version against the current one; code 1: refused."""
+    """Measure a version against the current one; code 1: refused.
+
+    Example: regraft gate photos v2 --label label --page gate.html
+    """
     if dry_run and page is not None:
         raise InvalidArgument("--page needs a report that is kept: leave out --dry-run", pointer="/page")
     with connect(url, api_key) as client:
@@ -102,7 +105,10 @@ def deploy(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Make a version current: every query uses it from now on."""
+    """Make a version current: every query uses it from now on.
+
+    Example: regraft deploy photos v2 --until canary --share 0.1 --max-error-rate 0.01
+    """
     trial = _trial(until, share, max_error_rate, max_p99_ms, min_queries)
     with connect(url, api_key) as client:
         deployed = client.deploy(

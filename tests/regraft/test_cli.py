@@ -687,6 +687,24 @@ def test_edges_are_listed_with_what_was_measured(run, service):
     assert "edge.npz is damaged" in output
 
 
+def test_the_two_fits_name_each_other(run, service, tmp_path):
+    assert "regraft fit-edge OLD NEW" in run("edges", "fit", "--help")[1]
+    assert "regraft edges fit NEW OLD" in " ".join(run("fit-edge", "--help")[1].split())
+    code, _, said = run("edges", "fit", "v2", "v1", "--kind", "mlp")
+    assert (code, "`regraft fit-edge OLD NEW --kind mlp`" in said) == (1, True)
+    code, _, said = run("fit-edge", "v1", "v2", "--kind", "ridge", "--pairs", "x.npz")
+    assert (code, "v1 is no version folder" in said, "`regraft edges fit NEW OLD`" in said) == (1, True, True)
+    assert service.requests == []
+
+
+def test_an_unknown_gallery_is_told_with_the_names_near_it(run, service):
+    gone = {"code": "unknown_gallery", "detail": "there is no gallery 'shose'"}
+    service.answers["GET /v1/galleries/shose"] = httpx.Response(404, json=gone)
+    service.answers["GET /v1/galleries"] = {"galleries": [{**GALLERY, "name": name} for name in ("shoes", "faces")]}
+
+    assert run("gallery", "show", "shose")[2] == "regraft: there is no gallery 'shose'; near it: shoes\n"
+
+
 def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
     service.answers["POST /v1/edges:fit"] = EDGE
     code, output, errors = run("edges", "fit", "v2", "v1", "--kind", "low_rank", "--set", "rank=8", "--label", "x")

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
+from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 import regraft
@@ -301,3 +303,63 @@ def test_the_package_offers_the_client_without_importing_it_first():
 
     with pytest.raises(AttributeError, match="Manager"):
         _ = regraft.Manager
+
+
+NAN = float("nan")
+FILE = b"an image file"
+WRONG = [
+    (lambda c: c.query("g", "cat.png"), r"images is a path: give a list of files' bytes"),
+    (lambda c: c.query("g", [Path("cat.png")]), r"images\[0\] is a path: give the file's bytes, as Path\('cat.png'\)"),
+    (lambda c: c.query("g", FILE), r"images is one image: give a list"),
+    (lambda c: c.query("g", [np.zeros((8, 8))]), r"images\[0\] is of type ndarray: give the bytes of an image file"),
+    (lambda c: c.query("g", [b""]), r"images\[0\] is empty"),
+    (lambda c: c.query("g"), "the query is empty: give at least one of images, texts, items"),
+    (lambda c: c.query("g", texts="boot"), r"texts is one string: give a list, as \['boot'\]"),
+    (lambda c: c.query("g", items=[7]), r"items\[0\] is of type int, not a string"),
+    (lambda c: c.query_embeddings("g", [], "v1"), "the query is empty: give at least one of embeddings"),
+    (lambda c: c.query_embeddings("g", [1.0, 2.0], "v1"), "embeddings is one vector: give a list of vectors"),
+    (lambda c: c.query_embeddings("g", np.ones(2), "v1"), "embeddings is one vector: give a list of vectors"),
+    (lambda c: c.query_embeddings("g", np.ones((1, 2, 2)), "v1"), r"embeddings\[0\] must be one vector"),
+    (lambda c: c.query_embeddings("g", [[1.0, NAN]], "v1"), r"embeddings\[0\]\[1\] is nan"),
+    (lambda c: c.query_embeddings("g", np.array([[np.inf]]), "v1"), r"embeddings\[0\]\[0\] is inf"),
+    (lambda c: c.query_embeddings("g", [[1.0], [1.0, 2.0]], "v1"), r"embeddings\[1\] has 2 numbers, .*\[0\] has 1"),
+    (lambda c: c.query_embeddings("g", [["a"]], "v1"), r"embeddings\[0\] must be one vector"),
+    (lambda c: c.query_embeddings("g", [[]], "v1"), r"embeddings\[0\] is empty"),
+    (lambda c: c.ingest("g", [ImageItem("a", FILE), ImageItem("b", "b.png")]), r"items\[1\].image is a path"),
+    (lambda c: c.ingest("g", [ImageItem("a", FILE, {"n": NAN})]), r"items\[0\].metadata cannot be written as JSON"),
+    (lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": [NAN]}]), r"items\[0\].embedding\[0\] is nan"),
+    (
+        lambda c: c.ingest_embeddings("g", [{"id": "a", "embedding": np.ones((1, 2))}]),
+        r"items\[0\].embedding must be one",
+    ),
+    (lambda c: c.ingest_embeddings("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata, embedding\}"),
+    (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
+    (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
+]
+
+
+@pytest.mark.parametrize(("call", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_what_cannot_be_sent_is_told_before_any_request(call, said):
+    seen, handler = answering({})
+
+    with pytest.raises(regraft.InvalidInput, match=said):
+        call(connected(handler))
+
+    assert seen == []
+
+
+def test_arrays_are_taken_wherever_lists_are():
+    seen, handler = answering({})
+    client = connected(handler)
+    item = {"id": "a", "embedding": np.float32([0.5, 2]), "metadata": {"n": np.int64(3), "xs": np.arange(2)}}
+
+    client.query_embeddings("g", np.float32([[1, 2]]), "v1")
+    client.query_embeddings("g", [np.float32([1, 2])], "v1")
+    client.query_embeddings("g", [(np.float32(1), 2)], "v1")
+    client.ingest_embeddings("g", [item])
+    client.ingest("g", [ImageItem("a", bytearray(FILE), {"n": np.float32(0.5)})])
+
+    bodies = [json.loads(request.content) for request in seen[:4]]
+    assert [body["embeddings"] for body in bodies[:3]] == [[[1.0, 2.0]]] * 3
+    assert bodies[3]["items"] == [{"id": "a", "embedding": [0.5, 2.0], "metadata": {"n": 3, "xs": [0, 1]}}]
+    assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}

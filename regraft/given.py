@@ -1,0 +1,160 @@
+"""What callers of the client give, checked and made plain before anything is sent: images, vectors, texts, metadata.
+
+Arrays of numpy, torch and the like are taken wherever lists are; none of them is imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any, Protocol
+
+from index.errors import InvalidArgument
+
+
+class InvalidInput(InvalidArgument):
+    """What was given to the client cannot be sent, and nothing was; the message says which part, and what to give."""
+
+    code = "invalid_input"
+
+
+class ArrayLike(Protocol):
+    """A numpy array, a tensor, or anything else that can be turned into lists."""
+
+    def tolist(self) -> Any: ...
+
+
+Vector = Sequence[float] | ArrayLike
+Vectors = Sequence[Vector] | ArrayLike
+
+
+def image(given: object, name: str) -> bytes:
+    """The bytes of an image file.
+
+    Raises:
+        InvalidInput: a path, an array, a decoded image, or nothing.
+    """
+    if isinstance(given, str | PathLike):
+        raise InvalidInput(f"{name} is a path: give the file's bytes, as Path({str(given)!r}).read_bytes()")
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise InvalidInput(
+            f"{name} is of type {type(given).__name__}: give the bytes of an image file (PNG, JPEG, WebP ...)"
+        )
+    if not given:
+        raise InvalidInput(f"{name} is empty: give the bytes of an image file")
+    return bytes(given)
+
+
+def images(given: object, name: str = "images") -> list[bytes]:
+    """The bytes of several image files.
+
+    Raises:
+        InvalidInput: one image where a list is wanted, or as `image` does.
+    """
+    if isinstance(given, str | PathLike):
+        raise InvalidInput(f"{name} is a path: give a list of files' bytes, as [Path({str(given)!r}).read_bytes()]")
+    if isinstance(given, bytes | bytearray | memoryview):
+        raise InvalidInput(f"{name} is one image: give a list, as [image]")
+    return [image(one, f"{name}[{n}]") for n, one in enumerate(_listed(given, name))]
+
+
+def names(given: object, name: str) -> list[str]:
+    """Texts or ids.
+
+    Raises:
+        InvalidInput: one text where a list is wanted, or something that is no text.
+    """
+    if isinstance(given, str):
+        raise InvalidInput(f"{name} is one string: give a list, as [{given!r}]")
+    listed = _listed(given, name)
+    for n, one in enumerate(listed):
+        if not isinstance(one, str):
+            raise InvalidInput(f"{name}[{n}] is of type {type(one).__name__}, not a string")
+    return [str(one) for one in listed]
+
+
+def vector(given: object, name: str) -> list[float]:
+    """One vector of finite numbers.
+
+    Raises:
+        InvalidInput: no numbers, several vectors, NaN or infinity, or none at all.
+    """
+    try:
+        numbers = [float(number) for number in _listed(given, name)]
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} must be one vector, a list of numbers: {error}") from error
+    wrong = next((n for n, number in enumerate(numbers) if not math.isfinite(number)), None)
+    if wrong is not None:
+        raise InvalidInput(f"{name}[{wrong}] is {numbers[wrong]}: every number of a vector must be finite")
+    if not numbers:
+        raise InvalidInput(f"{name} is empty: give one number for each dimension of the version")
+    return numbers
+
+
+def vectors(given: object, name: str = "embeddings") -> list[list[float]]:
+    """Several vectors of one length.
+
+    Raises:
+        InvalidInput: one vector where several are wanted, vectors of several lengths, or as `vector` does.
+    """
+    listed = _listed(given, name)
+    if listed and isinstance(listed[0], int | float):
+        raise InvalidInput(f"{name} is one vector: give a list of vectors, as [vector], or an array of two dimensions")
+    rows = [vector(row, f"{name}[{n}]") for n, row in enumerate(listed)]
+    odd = next((n for n, row in enumerate(rows) if len(row) != len(rows[0])), None)
+    if odd is not None:
+        raise InvalidInput(f"{name}[{odd}] has {len(rows[odd])} numbers, {name}[0] has {len(rows[0])}")
+    return rows
+
+
+def metadata(given: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Metadata as JSON takes it; numbers and arrays of numpy become plain ones.
+
+    Raises:
+        InvalidInput: no mapping, or it holds what JSON has no word for, such as NaN.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"{name} is of type {type(given).__name__}: give a dictionary")
+    try:
+        plain: dict[str, Any] = json.loads(json.dumps(dict(given), default=_plain, allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"{name} cannot be written as JSON: {error}") from error
+    return plain
+
+
+def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[dict[str, Any]]:
+    """Items of an ingest of embeddings.
+
+    Raises:
+        InvalidInput: as `vector` and `metadata` do, by the item's place.
+    """
+    checked = {"embedding": vector, "side": vector, "metadata": metadata}
+    found = []
+    for n, item in enumerate(items):
+        if not isinstance(item, Mapping):
+            raise InvalidInput(f"{name}[{n}] is of type {type(item).__name__}: give {{id, metadata, embedding}}")
+        fields = item.items()
+        found.append({f: checked[f](v, f"{name}[{n}].{f}") if f in checked and v is not None else v for f, v in fields})
+    return found
+
+
+def queries(**given: Sequence[Any]) -> None:
+    """Raise InvalidInput where nothing is asked."""
+    if not any(given.values()):
+        raise InvalidInput(f"the query is empty: give at least one of {', '.join(given)}")
+
+
+def _listed(given: object, name: str) -> list[Any]:
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if not isinstance(given, Iterable) or isinstance(given, str | bytes | Mapping):
+        raise InvalidInput(f"{name} is of type {type(given).__name__}: give a list")
+    return list(given)
+
+
+def _plain(value: object) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a value of type {type(value).__name__}")
