@@ -7,7 +7,7 @@ condition means for an item is said once, at the class of its test; `index.metad
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ MAX_DEPTH = 16
 """How deep `and`, `or` and `not` may be nested."""
 MAX_CONDITIONS = 100
 MAX_VALUES = 10_000
-"""Values one `in` may list."""
+"""Values one `in`, or all of a filter, may list."""
 MAX_KEYS = 100
 """Keys one path may lead through."""
 
@@ -107,10 +107,7 @@ def parse_filter(value: object, pointer: str = "/filter") -> Filter:
         InvalidFilter: it breaks a rule of docs/filters.md; the pointer names the place and the message what is
             legal there.
     """
-    parsed = _parse(value, pointer, 1)
-    if (conditions := sum(1 for _ in _conditions(parsed))) > MAX_CONDITIONS:
-        raise InvalidFilter(f"a filter of {conditions} conditions; at most {MAX_CONDITIONS}", pointer=pointer)
-    return parsed
+    return _parse(value, pointer, 1, _Size(pointer))
 
 
 def value_at(metadata: Mapping[str, Any], field: str) -> Any:
@@ -125,22 +122,49 @@ def value_at(metadata: Mapping[str, Any], field: str) -> Any:
     return found
 
 
-def _parse(value: object, at: str, depth: int) -> Filter:
+class _Size:
+    """How large a filter is, told while it is read: what is too large is read no further."""
+
+    def __init__(self, pointer: str) -> None:
+        self._pointer = pointer
+        self._conditions = self._values = self._joins = 0
+
+    def add(self, read: Condition) -> Condition:
+        """Count a condition."""
+        self._conditions += 1
+        self._values += len(read.test.values) if isinstance(read.test, OneOf) else 1
+        self._check(self._conditions, MAX_CONDITIONS, "conditions")
+        self._check(self._values, MAX_VALUES, "values in its lists")
+        return read
+
+    def add_join(self) -> None:
+        """Count an and, or or not."""
+        self._joins += 1
+        self._check(self._joins, MAX_CONDITIONS * MAX_DEPTH, "times and, or and not")
+
+    def _check(self, count: int, most: int, what: str) -> None:
+        if count > most:
+            raise InvalidFilter(f"a filter has at most {most} {what}", pointer=self._pointer)
+
+
+def _parse(value: object, at: str, depth: int, size: _Size) -> Filter:
     if depth > MAX_DEPTH:
         raise InvalidFilter(f"and, or and not may be nested {MAX_DEPTH} deep", pointer=at)
     if not isinstance(value, dict):
         raise InvalidFilter(f"a filter is a JSON object, not {_named(value)}; {SHAPE}", pointer=at)
     if "field" in value:
-        return _condition(value, at)
+        return size.add(_condition(value, at))
     if len(value) != 1 or not set(value) <= set(JOINS):
         wrong = next((name for name in value if name not in JOINS), None)
         if wrong is None:
             raise InvalidFilter(f"a filter has one of its names, this one has {len(value)}; {SHAPE}", pointer=at)
         raise InvalidFilter(f"unknown name {wrong!r}; {SHAPE}", pointer=f"{at}/{_escaped(wrong)}")
+    size.add_join()
     ((name, inner),) = value.items()
     if name == "not":
-        return Not(_parse(inner, f"{at}/not", depth + 1))
-    parts = tuple(_parse(part, f"{at}/{name}/{n}", depth + 1) for n, part in enumerate(_listed(inner, f"{at}/{name}")))
+        return Not(_parse(inner, f"{at}/not", depth + 1, size))
+    listed = enumerate(_listed(inner, f"{at}/{name}"))
+    parts = tuple(_parse(part, f"{at}/{name}/{n}", depth + 1, size) for n, part in listed)
     return And(parts) if name == "and" else Or(parts)
 
 
@@ -238,14 +262,6 @@ def _listed(value: object, at: str) -> list[object]:
     if not isinstance(value, list) or not value:
         raise InvalidFilter(f"{at.rpartition('/')[2]} must be a list of at least one element", pointer=at)
     return value
-
-
-def _conditions(parsed: Filter) -> Iterator[Condition]:
-    if isinstance(parsed, Condition):
-        yield parsed
-    else:
-        for part in (parsed.part,) if isinstance(parsed, Not) else parsed.parts:
-            yield from _conditions(part)
 
 
 def _named(value: object) -> str:

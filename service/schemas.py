@@ -6,6 +6,7 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.errors import InvalidVector
@@ -29,6 +30,10 @@ FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]
 """A metadata field, as filters name it."""
 MAX_FIELDS = 100
 """Fields an object of a body can have."""
+NUMBERS = 1 << 14
+"""Numbers of embeddings that are read in one go."""
+MAX_SHOWN = 100
+"""Characters of an unknown field's name that an error repeats."""
 
 
 class Body(BaseModel):
@@ -285,9 +290,8 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidBody(f"this must be a JSON object, not {type(value).__name__}", pointer=pointer)
     if unknown := sorted(set(value) - legal):
-        raise InvalidBody(
-            f"unknown field {unknown[0]!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{unknown[0]}"
-        )
+        name = unknown[0][:MAX_SHOWN]
+        raise InvalidBody(f"unknown field {name!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{name}")
     return value
 
 
@@ -300,16 +304,24 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
     """
     if not isinstance(value, list) or not value:
         raise InvalidVector("embeddings must be a list of at least one embedding", pointer=pointer)
-    try:
-        # NumPy would take true for 1.
-        numbers = {int, float}.issuperset(map(type, chain.from_iterable(value)))
-        x = np.asarray(value if numbers else [])
-    except (TypeError, ValueError):  # a row that is no list; rows of different lengths
-        x = np.empty(0)
-    if x.ndim != 2 or x.shape[1] != dim or x.dtype.kind not in "fiu":
+    # A few at a time: NumPy holds the interpreter's lock while it reads a list.
+    step = max(1, NUMBERS // dim)
+    blocks = [_numbers(value[start : start + step], dim) for start in range(0, len(value), step)]
+    whole = [block for block in blocks if block is not None]
+    if len(whole) < len(blocks):
         bad = next((row for row, one in enumerate(value) if not _is_numbers(one, dim)), 0)
         raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
-    return check_vectors(x, dim, space, pointer=pointer)
+    return check_vectors(np.concatenate(whole), dim, space, pointer=pointer)
+
+
+def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:
+    """Lists of `dim` numbers as an array; None: they are something else."""
+    try:
+        # NumPy would take true for 1.
+        x = np.asarray(rows if {int, float}.issuperset(map(type, chain.from_iterable(rows))) else [])
+    except (TypeError, ValueError):  # a row that is no list; rows of different lengths
+        return None
+    return x if x.ndim == 2 and x.shape[1] == dim and x.dtype.kind in "fiu" else None
 
 
 def _is_numbers(value: object, dim: int) -> bool:

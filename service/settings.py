@@ -47,6 +47,8 @@ class Settings(BaseSettings):
     """How long the models of one archive may take to be verified."""
     verify_memory_bytes: int = Field(4 << 30, ge=1 << 29)
     """Memory that verifying them may take."""
+    max_metadata_bytes: int = Field(64 << 10, ge=2)
+    """Largest metadata of an item, or label or metadata of an entry of an evaluation set, as JSON."""
     max_batch: int = Field(10_000, ge=1)
     """Items, ids or queries in one request."""
     max_results: int = Field(1_000_000, ge=1)

@@ -5,7 +5,6 @@ They belong to a gallery and are no items of it. A set is stored whole or not at
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,9 +24,11 @@ from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute, read_body
+from service.http.stored_json import why_not_stored
 from service.registry.embedding import DECODING, pointing
 from service.runtime import Runtime, Service
 from service.schemas import Number, check_embeddings, take_object
+from service.settings import Settings
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, take_seq
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
@@ -164,7 +165,7 @@ def by_images(service: Runtime, form: Form) -> Draft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
-    listed = _entries(parse_json(form.fields["entries"]), {"label", "metadata", "image"}, service.settings.max_batch)
+    listed = _entries(parse_json(form.fields["entries"]), {"label", "metadata", "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
@@ -184,7 +185,7 @@ def by_images(service: Runtime, form: Form) -> Draft:
 def by_embeddings(service: Runtime, raw: bytes) -> Draft:
     """An evaluation set out of JSON. Raises InvalidBody, BodyTooLarge or InvalidVector, naming the entry."""
     body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
-    listed = _entries(body.get("entries"), {"label", "metadata"}, service.settings.max_batch)
+    listed = _entries(body.get("entries"), {"label", "metadata"}, service.settings)
     given = body.get("embeddings")
     if not isinstance(given, dict) or not given:
         raise InvalidBody("embeddings must be an object: version -> embeddings", pointer="/embeddings")
@@ -199,7 +200,8 @@ def by_embeddings(service: Runtime, raw: bytes) -> Draft:
     return Draft(_name(body.get("name", "")), listed, (), embeddings)
 
 
-def _entries(listed: object, legal: set[str], most: int) -> list[dict[str, Any]]:
+def _entries(listed: object, legal: set[str], settings: Settings) -> list[dict[str, Any]]:
+    most = settings.max_batch
     if not isinstance(listed, list) or len(listed) < 2:
         raise InvalidBody("entries must be a JSON list of at least two entries", pointer="/entries")
     if len(listed) > most:
@@ -208,10 +210,9 @@ def _entries(listed: object, legal: set[str], most: int) -> list[dict[str, Any]]
         take_object(entry, legal, f"/entries/{number}")
         if not isinstance(entry.get("metadata", {}), dict):
             raise InvalidBody("metadata must be a JSON object", pointer=f"/entries/{number}/metadata")
-    try:
-        json.dumps(listed, allow_nan=False)
-    except ValueError:
-        raise InvalidBody("labels and metadata must hold finite numbers (float64)", pointer="/entries") from None
+        for field in ("label", "metadata"):
+            if why := why_not_stored(entry.get(field), settings.max_metadata_bytes):
+                raise InvalidBody(f"{field} {why}", pointer=f"/entries/{number}/{field}")
     return listed
 
 

@@ -6,7 +6,6 @@ A bad item is reported by its index and the rest is stored, unless the batch is 
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -20,12 +19,14 @@ from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
 from service.http.forms import Form
-from service.http.parsing import parse_json
+from service.http.parsing import parse_any_json
+from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import Registered
 from service.registry.sight import Sight
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
+from service.settings import Settings
 from service.store.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
 
 MAX_ID = 256
@@ -53,7 +54,7 @@ class Batch:
 
     def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
         """Note why one item cannot be stored."""
-        named = item_id if isinstance(item_id, str) else None
+        named = item_id[:MAX_ID] if isinstance(item_id, str) else None
         pointer = f"/items/{index}{error.pointer}"
         self.errors.append(
             {"index": index, "id": named, "code": error.code, "detail": error.message, "pointer": pointer}
@@ -107,7 +108,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Inge
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
-        batch = read_batch(parse_json(_listed(form)), "image", service.settings.max_batch)
+        batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
         items = _encode(batch, files, current, service.settings.max_image_pixels)
         batch.settle(atomic)
@@ -135,9 +136,9 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool) -> 
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
-        body = take_object(parse_json(raw), {"version", "items"}, "")
+        body = take_object(parse_any_json(raw), {"version", "items"}, "")
         version = _version(service, body.get("version", current.name), current)
-        batch = read_batch(body.get("items"), "embedding", service.settings.max_batch)
+        batch = read_batch(body.get("items"), "embedding", service.settings)
         items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space))
         batch.settle(atomic)
         return _store(service, gallery_id, current, version, items, batch)
@@ -145,13 +146,14 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool) -> 
     return _while_current_holds(attempt)
 
 
-def read_batch(listed: object, content: str, max_batch: int) -> Batch:
+def read_batch(listed: object, content: str, settings: Settings) -> Batch:
     """Check the shape of a batch's items, whose content is in the field `content`; bad ones become errors.
 
     Raises:
         InvalidBody: it is no list, or an empty one.
-        BodyTooLarge: more than `max_batch` items.
+        BodyTooLarge: more than `settings.max_batch` items.
     """
+    max_batch = settings.max_batch
     if not isinstance(listed, list) or not listed:
         raise InvalidBody("items must be a JSON list of at least one item", pointer="/items")
     if len(listed) > max_batch:
@@ -160,7 +162,7 @@ def read_batch(listed: object, content: str, max_batch: int) -> Batch:
     seen: set[str] = set()
     for index, value in enumerate(listed):
         try:
-            draft = _draft(index, value, content)
+            draft = _draft(index, value, content, settings.max_metadata_bytes)
             if draft.id in seen:
                 raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
         except RegraftError as error:
@@ -168,12 +170,10 @@ def read_batch(listed: object, content: str, max_batch: int) -> Batch:
         else:
             batch.drafts.append(draft)
             seen.add(draft.id)
-    if not _can_be_sent([draft.metadata for draft in batch.drafts]):
-        _refuse_unsendable(batch)
     return batch
 
 
-def _draft(index: int, value: object, content: str) -> Draft:
+def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
     fields = take_object(value, {"id", "metadata", content}, "")
     given = fields.get("id")
     if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID or not given.isprintable():
@@ -183,23 +183,9 @@ def _draft(index: int, value: object, content: str) -> Draft:
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
+    if why := why_not_stored(metadata, max_metadata):
+        raise InvalidItem(f"metadata {why}", pointer="/metadata")
     return Draft(index, given, metadata, fields[content])
-
-
-def _can_be_sent(value: object) -> bool:
-    """Whether what was read can be written again: not so a number beyond float64, which is read as infinite."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        return False
-    return True
-
-
-def _refuse_unsendable(batch: Batch) -> None:
-    for draft in [draft for draft in batch.drafts if not _can_be_sent(draft.metadata)]:
-        batch.drafts.remove(draft)
-        infinite = InvalidItem("metadata must hold finite numbers (float64)", pointer="/metadata")
-        batch.refuse(draft.index, draft.id, infinite)
 
 
 def _open(service: Runtime, name: str) -> tuple[int, Registered]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -56,8 +57,7 @@ async def ingest(name: str, request: Request, service: Service, atomic: bool = F
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        done = await service.hop(ingest_embeddings, service, name, raw, atomic)
-        return JSONResponse(done.as_json())
+        return await service.hop(lambda: _told(ingest_embeddings(service, name, raw, atomic).as_json()))
     async with read_form(
         request,
         files="images",
@@ -65,8 +65,12 @@ async def ingest(name: str, request: Request, service: Service, atomic: bool = F
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        done = await service.hop(ingest_images, service, name, form, atomic)
-    return JSONResponse(done.as_json())
+        return await service.hop(lambda: _told(ingest_images(service, name, form, atomic).as_json()))
+
+
+def _told(done: dict[str, Any]) -> Response:
+    """The response, written on the thread that did the work; in ASCII, as faulty items are named by what they hold."""
+    return Response(json.dumps(done), media_type=JSON)
 
 
 @router.get("/galleries/{name}/items")

@@ -22,6 +22,7 @@ from index.merge import Mode
 from index.space import space_from_json
 from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
+from service.http.cursors import MAX_CURSOR
 from service.http.forms import Form
 from service.http.parsing import parse_json
 from service.http.similar import embed_items
@@ -204,7 +205,8 @@ def _read_field(name: str, text: str) -> Any:
 def _read_cursor(cursor: object, same: str) -> int:
     """The offset in a cursor that `Question.cursor` made for the same request."""
     try:
-        text = str(cursor)
+        # A longer one is not ours, and might be nested deeper than it could be read.
+        text = str(cursor)[:MAX_CURSOR]
         offset, made_for = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         if isinstance(offset, int) and 0 < offset < 1 << 53 and made_for == same:
             return offset

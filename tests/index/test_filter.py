@@ -23,6 +23,7 @@ from index.filter import (
     Or,
     Prefix,
     Range,
+    _Size,
     parse_filter,
     value_at,
 )
@@ -139,6 +140,7 @@ BAD: list[tuple[Any, str, list[str]]] = [
     (nested(MAX_DEPTH + 1), "/not" * MAX_DEPTH, [f"{MAX_DEPTH} deep"]),
     (nested(500), "/not" * MAX_DEPTH, [f"{MAX_DEPTH} deep"]),
     ({"or": [{"field": "a", "eq": 1}] * (MAX_CONDITIONS + 1)}, "", [f"at most {MAX_CONDITIONS}"]),
+    ({"or": [{"field": "a", "in": [0] * MAX_VALUES}, {"field": "a", "eq": 1}]}, "", [f"at most {MAX_VALUES} values"]),
 ]
 
 
@@ -166,3 +168,33 @@ def test_everything_else_is_refused_with_its_place_and_what_is_legal(given: Any,
 )
 def test_a_field_is_a_key_or_a_path_of_keys(field: str, value: object) -> None:
     assert value_at({"a": 1, "b": {"c": 2, "e": [3]}, "x.y": 4, "x": {"y": 5}}, field) == value
+
+
+@pytest.mark.parametrize(
+    "part",
+    [{"field": "a", "eq": 1}, {"not": {"field": "a", "eq": 1}}, {"field": "a", "in": list(range(MAX_VALUES // 2))}],
+)
+def test_a_filter_that_is_too_large_is_read_no_further_than_that(
+    part: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = 0
+
+    def count(self: Any, value: Any) -> Any:
+        nonlocal read
+        read += 1
+        return add(self, value)
+
+    add = _Size.add
+    monkeypatch.setattr(_Size, "add", count)
+
+    with pytest.raises(InvalidFilter, match="at most"):
+        parse_filter({"or": [{"and": [part] * 1000}] * 100})
+    assert read <= MAX_CONDITIONS + 1
+
+
+def test_a_filter_of_nothing_but_joins_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    part: dict[str, Any] = {"field": "a", "eq": 1}
+    for _ in range(5):
+        part = {"and": [part]}
+    with pytest.raises(InvalidFilter, match="at most"):
+        parse_filter({"or": [part] * 100_000})

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import threading
 import zlib
@@ -17,6 +18,8 @@ from index.version import Version
 from service.store.tables import embedding, item
 
 Problem = Callable[..., dict[str, Any]]
+
+JSON = {"content-type": "application/json"}
 
 
 def blobs(served: Any) -> set[str]:
@@ -201,7 +204,6 @@ def test_a_badly_described_item_is_named_by_its_field(
         "[]",
         "null",
         '"a"',
-        r'[{"id": "a\uD800", "image": "0"}]',
         '[{"id": "a", "image": "0", "metadata": {"x": NaN}}]',
         "[" * 20_000,
     ],
@@ -212,11 +214,53 @@ def test_what_is_no_list_of_items_is_refused(served: Any, pictures: list[bytes],
     problem(served.post_items(path, items, [("0", pictures[0])]), 422, "invalid_body")
 
 
-def test_a_number_beyond_float64_cannot_be_metadata(served: Any, pictures: list[bytes], problem: Problem) -> None:
-    path = served.gallery()
-    items = '[{"id": "a", "image": "0", "metadata": {"x": 1e999}}]'
+DEEPEST = '{"a": [' * 16 + "1" + "]}" * 16
+"""32 levels."""
 
-    problem(served.post_items(path, items, [("0", pictures[0])]), 422, "items_refused", "/items/0/metadata")
+
+@pytest.mark.parametrize("content", ["image", "embedding"])
+@pytest.mark.parametrize(
+    ("described", "pointer", "told"),
+    [
+        ('"id": "a", "metadata": {"x": 1e999}', "/metadata", "finite"),
+        (f'"id": "a", "metadata": {{"a": {DEEPEST}}}', "/metadata", "32 deep"),
+        (f'"id": "a", "metadata": {{"a": {"[" * 250}1{"]" * 250}}}', "/metadata", "32 deep"),
+        (f'"id": "a", "metadata": {{"a": "{"é" * 32_764}xx"}}', "/metadata", "65538 bytes"),
+        (r'"id": "a", "metadata": {"a": ["\uD800"]}', "/metadata", "surrogate"),
+        (r'"id": "a", "metadata": {"\udc00": 1}', "/metadata", "surrogate"),
+        (r'"id": "a\uD800"', "/id", "printable"),
+        (r'"id": "a", "x\uD800": 1', "/x\ud800", "unknown field"),
+    ],
+    ids=["infinite", "33 levels", "251 levels", "size", "surrogate", "surrogate field", "surrogate id", "unknown"],
+)
+def test_metadata_that_could_not_be_sent_back_costs_its_own_item_only(
+    served: Any, pictures: list[bytes], content: str, described: str, pointer: str, told: str
+) -> None:
+    path = served.gallery()
+    value = '"0"' if content == "image" else "[1, 2, 3, 4]"
+    good = [f'{{"id": "{i}", "metadata": {about}, "{content}": {value}}}' for i, about in (("b", DEEPEST), ("c", "{}"))]
+    items = f'[{good[0]}, {{{described}, "{content}": {value}}}, {good[1]}]'
+    if content == "image":
+        answer = served.post_items(path, items, [("0", pictures[0])])
+    else:
+        answer = served.http.post(f"{path}/items", content=f'{{"items": {items}}}', headers=JSON)
+
+    (error,) = answer.json()["errors"]
+    assert (answer.json()["stored"], error["index"], error["pointer"]) == (2, 1, f"/items/1{pointer}")
+    assert told in error["detail"]
+    found = served.http.post(f"{path}/query", json={"items": ["c"], "k": 2}).json()["results"][0]["matches"]
+    assert [match["metadata"] for match in found] == [json.loads(DEEPEST)]
+    assert len(served.http.get(f"{path}/items").json()["items"]) == 2
+
+
+def test_metadata_may_be_as_large_as_the_setting_says(served: Any) -> None:
+    path = served.gallery()
+    largest = {"a": "x" * ((64 << 10) - len('{"a":""}'))}
+
+    stored = served.http.post(f"{path}/items", json={"items": [{"id": "a", "metadata": largest, "embedding": [1] * 4}]})
+
+    assert stored.json()["stored"] == 1
+    assert served.http.get(f"{path}/items/a").json()["metadata"] == largest
 
 
 def test_the_form_is_checked(served: Any, pictures: list[bytes], problem: Problem) -> None:

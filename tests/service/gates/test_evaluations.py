@@ -41,6 +41,13 @@ def upload(served: Any, path: str, entries: Any, images: list[bytes], **params: 
     return served.http.post(f"{path}/evaluations", data=data, files=files, params=params)
 
 
+def deep(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
 def labelled(count: int) -> list[dict[str, Any]]:
     return [{"label": n % 5, "metadata": {"half": n < count / 2}, "image": str(n)} for n in range(count)]
 
@@ -163,7 +170,10 @@ class TestSets:
             ([{"image": "0"}, {"image": "1", "metadata": 3}], "/entries/1/metadata"),
             ([{"image": "0"}, {"image": "1", "id": 3}], "/entries/1/id"),
             ([{"image": "0"}, 3], "/entries/1"),
-            ('[{"image": "0", "label": 1e999}, {"image": "1"}]', "/entries"),
+            ('[{"image": "0", "label": 1e999}, {"image": "1"}]', "/entries/0/label"),
+            ([{"image": "0"}, {"image": "1", "label": deep(33)}], "/entries/1/label"),
+            ([{"image": "0"}, {"image": "1", "metadata": {"a": deep(32)}}], "/entries/1/metadata"),
+            ([{"image": "0"}, {"image": "1", "metadata": {"a": "x" * (64 << 10)}}], "/entries/1/metadata"),
         ],
     )
     def test_a_bad_entry_is_named_and_refuses_the_set(

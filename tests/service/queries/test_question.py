@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from index.image import decode_image
 from index.version import Version
 
 Problem = Callable[..., dict[str, Any]]
+
+DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +154,7 @@ class TestPages:
         assert [ids(first)[0] + ids(second)[0]] == whole
         assert second.json()["next"] is None
 
-    @pytest.mark.parametrize("cursor", ["", "x", "WzEsIDJd", 7, "WzEsICJ4Il0", "Z" * 5])
+    @pytest.mark.parametrize("cursor", ["", "x", "WzEsIDJd", 7, "WzEsICJ4Il0", "Z" * 5, DEEP])
     def test_a_foreign_cursor_is_refused(self, served: Any, filled: str, problem: Problem, cursor: Any) -> None:
         problem(ask(served, filled, items=["i3"], k=1, cursor=cursor), 422, "invalid_argument", "/cursor")
 
