@@ -1,4 +1,4 @@
-"""Metrics of retrieval and of compatibility, on numpy alone (METHODS.md, "Metrics").
+"""Metrics of retrieval and of compatibility, on numpy alone (docs/methods.md, "Metrics").
 
 M(a/b) means queries by model a, items by model b. Shape suffixes: Q queries, N items, K ranks, D dimension, W stored
 width, B one block of queries.

@@ -1,4 +1,4 @@
-"""Vocabulary: version, card and edge, and the names of the files they live in (DESIGN.md, section 3).
+"""Vocabulary: version, card and edge, and the names of the files they live in (docs/design.md, section 3).
 
     v2/card.json             what the version is, and the sha256 of every other file
     v2/encoder.onnx          float32 (N, C, H, W) -> (N, dim), ready to compare; absent: embeddings come from outside

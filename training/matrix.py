@@ -1,7 +1,7 @@
 """The full compatibility matrix of several versions: M(new/old) for every pair, and what each upgrade gives and costs.
 
 Every number comes from what serving would do: exported encoders, declared edges, chains of them, forward transforms of
-stored items. Cells that no declared edge reaches stay empty. Metrics are METHODS.md's; intervals are percentile
+stored items. Cells that no declared edge reaches stay empty. Metrics are docs/methods.md's; intervals are percentile
 bootstraps over queries, paired where two measurements are compared. Shape suffixes: Q queries, N items.
 """
 

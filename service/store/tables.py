@@ -1,4 +1,4 @@
-"""The schema: SQL is the truth, everything else is derived (DESIGN.md, section 4).
+"""The schema: SQL is the truth, everything else is derived (docs/design.md, section 4).
 
 Plain `JSON`, `String` with a named CHECK instead of an enum type, and integer keys that are rowids on SQLite: nothing
 here is refused by PostgreSQL. Vectors are little-endian float32 bytes. Times are UTC seconds since the epoch.

@@ -1,4 +1,4 @@
-"""Random operations in one process, step by step, against the model of what DESIGN.md promises (section 6).
+"""Random operations in one process, step by step, against the model of what docs/design.md promises (section 6).
 
 Workers are objects here, so that what happens between the claiming, computing and committing of a chunk is chosen too.
 """

@@ -1,4 +1,4 @@
-"""Any order and any number of workers end a backfill in the same state (DESIGN.md, invariant 6)."""
+"""Any order and any number of workers end a backfill in the same state (docs/design.md, invariant 6)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A hypothesis state machine over real processes: one server, one to four workers, and kill -9 of any of them.
 
 Each life is a gallery. Whatever is done to it is done to a plain model too, and after each step and each restart,
-the database and every kind of query must be as the model says (DESIGN.md, section 6; invariant 9 has no part here: the
+the database and every kind of query must be as the model says (docs/design.md, 6; invariant 9 has no part here: the
 server listens on loopback). A request that a kill cut off was done or was not: the model learns which by looking.
 
     pytest tests/faults/test_states.py -s --model-minutes 120

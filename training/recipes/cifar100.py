@@ -15,7 +15,7 @@ from training.recipes.recipe import Recipe
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-# Protocol B of METHODS.md, HBCT's (Bui 2025, arXiv 2506.05826).
+# Protocol B of docs/methods.md, HBCT's (Bui 2025, arXiv 2506.05826).
 RESNET18 = Recipe(
     name="resnet18",
     data="cifar100",

@@ -1,4 +1,4 @@
-"""A plain model of what DESIGN.md promises of one gallery (section 6), in memory, without an index or a shortcut.
+"""A plain model of what docs/design.md promises of one gallery (section 6), in memory, without an index or a shortcut.
 
 It knows what each item holds and derives everything else from two rules: an item is active in the version it holds
 that queries of the current version reach best, and a query ranks every live item by its active embedding. Which chunk
