@@ -22,6 +22,10 @@ MISSING = -1
 """The key that fills a result row when the shard holds fewer than k items."""
 
 
+MIN_ROWS = 4
+"""A process may hold many galleries of a few items."""
+
+
 class Shard(Protocol):
     """What the gallery asks of any engine."""
 
@@ -106,7 +110,7 @@ class FaissShard:
     def _reserve(self, rows: int) -> None:
         if rows <= len(self._keys_R):
             return
-        grown = max(rows, 2 * len(self._keys_R), 1024)
+        grown = max(rows, 2 * len(self._keys_R), MIN_ROWS)
         room = grown - len(self._keys_R)
         self._rows_RW = np.concatenate([self._rows_RW, np.empty((room, self._rows_RW.shape[1]), np.float32)])
         self._keys_R = np.concatenate([self._keys_R, np.empty(room, np.int64)])

@@ -27,11 +27,11 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryOut:
         raise InvalidArgument(f"name must be {legal}", pointer="/name")
     try:
         with service.database.write() as connection:
-            insert_gallery(connection, body.name)
+            gallery_id = insert_gallery(connection, body.name)
             record(connection, request.state.who, "gallery_created", body.name)
     except IntegrityError:
         raise GalleryExists(f"gallery {body.name!r} exists already", pointer="/name") from None
-    return describe(service.replica.find(body.name))
+    return describe(service.replica.get(gallery_id))
 
 
 @router.get("/galleries")

@@ -29,7 +29,7 @@ from service.registry.registry import Catalog, Registered
 from service.registry.rollout_records import Trial, deployed
 from service.replica.feed import Blocks, sort
 from service.store.database import Database
-from service.store.repository import all_galleries, changes, gallery_row
+from service.store.repository import changes, galleries_now, gallery_named, gallery_row
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,9 @@ class Replica:
         self._catalog = catalog
         self._poll_seconds = poll_seconds
         self._by_id: dict[int, Live] = {}
-        self._by_name: dict[str, Live] = {}
+        # Up to where everything has been followed: the database, and the edges that all galleries know.
+        self._seen: object = None
+        self._told: tuple[Declared, ...] | None = None
         self._discovering = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
@@ -156,13 +158,22 @@ class Replica:
         return sorted(self._by_id.values(), key=lambda live: live.id)
 
     def find(self, name: str) -> Live:
-        """The gallery of a name. Raises UnknownGallery."""
-        if name not in self._by_name:
+        """The gallery of a name, as it is now: another process may have deleted one and made another of its name.
+
+        Raises:
+            UnknownGallery: there is none.
+        """
+        with self._database.lookup() as connection:
+            return self.get(gallery_named(connection, name).id)
+
+    def get(self, gallery_id: int) -> Live:
+        """The gallery of a number. Raises UnknownGallery when it was deleted."""
+        if gallery_id not in self._by_id:
             self._look()
         try:
-            return self._by_name[name]
+            return self._by_id[gallery_id]
         except KeyError:
-            raise UnknownGallery(f"there is no gallery {name!r}") from None
+            raise UnknownGallery("the gallery was deleted") from None
 
     def refresh(self, gallery_id: int) -> None:
         """Apply everything committed before this call; a gallery that is gone is forgotten."""
@@ -204,9 +215,7 @@ class Replica:
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
-        live = self._by_id.pop(gallery_id, None)
-        if live is not None and self._by_name.get(live.name) is live:
-            del self._by_name[live.name]
+        self._by_id.pop(gallery_id, None)
 
     def _follow(self) -> None:
         while not self._stop.wait(self._poll_seconds):
@@ -223,38 +232,45 @@ class Replica:
 
     def _look(self) -> list[Exception]:
         """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
-        failures: list[Exception] = []
         with self._discovering:
+            moment = self._database.moment()
+            if moment == self._seen and self._catalog.edges() is self._told:
+                return []
+            # What comes from here on is looked for the next time, and so is what fails.
+            self._seen, failures = None, []
             try:
                 self._catalog.sync_edges()
             except Exception as error:  # queries go on along the edges there were
                 failures.append(error)
+            told = self._catalog.edges()
             with self._database.lookup() as connection:
-                rows = {row.id: row for row in all_galleries(connection)}
-            for gone in set(self._by_id) - set(rows):
+                galleries = galleries_now(connection)
+            for gone in set(self._by_id) - set(galleries):
                 self.forget(gone)
-            for row in rows.values():
+            for gallery_id, (next_seq, current_id) in galleries.items():
                 try:
-                    self._follow_one(row)
+                    self._follow_one(gallery_id, next_seq - 1, current_id)
                 except Exception as error:  # one damaged gallery must not hold up the others
                     failures.append(error)
+            if not failures:
+                self._seen, self._told = moment, told
         return failures
 
-    def _follow_one(self, row: Row[Any]) -> None:
-        live = self._by_id.get(row.id)
+    def _follow_one(self, gallery_id: int, seq: int, current_id: int | None) -> None:
+        live = self._by_id.get(gallery_id)
         if live is None:
-            self._open(row)
-        elif live.seq != row.next_seq - 1 or row.current_id != (live.current and live.current.id):
+            self._open(gallery_id)
+        elif live.seq != seq or current_id != (live.current and live.current.id):
             self._catch_up(live)
         elif live.told is not self._catalog.edges():
             self.declare(live)
 
-    def _open(self, row: Row[Any]) -> None:
+    def _open(self, gallery_id: int) -> None:
         """Build a gallery and only then let queries find it."""
-        live = Live(row)
-        if self._catch_up(live, building=True):
+        with self._database.lookup() as connection:
+            row = gallery_row(connection, gallery_id)
+        if row is not None and self._catch_up(live := Live(row), building=True):
             self._by_id[live.id] = live
-            self._by_name[live.name] = live
 
     def _catch_up(self, live: Live, *, building: bool = False) -> bool:
         """Read one snapshot behind `live.seq` and apply it. False: the gallery is gone."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 
 from service.settings import Settings
 
@@ -45,6 +45,9 @@ class Database:
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
+        # SQLite counts for each connection what others commit, so one is kept to ask.
+        self._watcher = self._finder.raw_connection() if sqlite else None
+        self._watching = threading.Lock()
 
     @contextmanager
     def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
@@ -64,8 +67,19 @@ class Database:
         """Statements that each see the newest commit."""
         return self._finder.connect()
 
+    def moment(self) -> object:
+        """What changes with every commit, whoever makes it: as long as it is the same, nothing was written."""
+        if self._watcher is None:
+            with self.lookup() as connection:
+                return connection.execute(text("select pg_current_snapshot()::text")).scalar_one()
+        with self._watching, closing(self._watcher.cursor()) as cursor:
+            cursor.execute("PRAGMA data_version")
+            return cursor.fetchone()
+
     def close(self) -> None:
         """Close idle connections."""
+        if self._watcher is not None:
+            self._watcher.close()
         for engine in (self._writer, self._reader, self._finder):
             engine.dispose()
 

@@ -84,6 +84,12 @@ def all_galleries(connection: Connection) -> Sequence[Row[Any]]:
     return connection.execute(select(gallery).order_by(gallery.c.id)).all()
 
 
+def galleries_now(connection: Connection) -> dict[int, tuple[int, int | None]]:
+    """Id -> the next number of its change feed, and its current version, of every gallery."""
+    columns = (gallery.c.id, gallery.c.next_seq, gallery.c.current_id)
+    return {row[0]: (row[1], row[2]) for row in connection.execute(select(*columns).order_by(gallery.c.id))}
+
+
 def gallery_named(connection: Connection, name: str) -> Row[Any]:
     """The gallery's row. Raises UnknownGallery."""
     row = connection.execute(select(gallery).where(gallery.c.name == name)).first() if NAME.fullmatch(name) else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -194,3 +195,17 @@ def test_a_shard_fetches_a_copy() -> None:
     held: Any = shard.fetch([1])
     held[:] = 0
     np.testing.assert_array_equal(shard.fetch([1]), vectors([1], Cosine()))
+
+
+def test_a_shard_of_one_item_is_small_and_grows_by_factors() -> None:
+    shard, x = FaissShard(1024, Cosine()), np.eye(1, 1024, dtype=np.float32)
+    tracemalloc.start()
+    shard.upsert([0], x)
+    size = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert size < 10 * x.nbytes
+    grown = set()
+    for key in range(1, 300):
+        shard.upsert([key], x)
+        grown.add(id(shard._rows_RW))
+    assert len(grown) < 20

@@ -194,7 +194,7 @@ class Curves:
 
     def _take(self, job: Row[Any], mark: int) -> bool:
         """Ask and store; False: the backfill went on to where this mark makes no point, or is somebody else's."""
-        live, target = self._replica.find(job.gallery_name), self._catalog.by_id(job.version_id)
+        live, target = self._replica.get(job.gallery_id), self._catalog.by_id(job.version_id)
         held = self._ready(live, target, self._held.get(job.id) or self._read(job))
         self._held[job.id] = held
         # What moves from here until the point is stored counts half.

@@ -6,6 +6,8 @@ from typing import Any
 
 from sqlalchemy import func, select
 
+from service.settings import Settings
+from service.store.repository import delete_gallery
 from service.store.tables import metadata
 
 Problem = Callable[..., dict[str, Any]]
@@ -84,3 +86,22 @@ def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes])
 
     assert (again["items"], again["seq"], again["current"]) == (0, 0, None)
     assert served.http.get(f"{path}/items").json() == {"items": [], "next": None}
+
+
+def test_a_gallery_that_another_process_deleted_is_not_the_next_one_of_its_name(
+    serving: Callable[..., Any], tmp_path: Path, versions: dict[str, Any], problem: Problem
+) -> None:
+    asked = {"version": "plain", "embeddings": [[1, 0, 0]], "k": 1}
+    with serving(Settings(data=tmp_path, poll_seconds=60)) as served:
+        assert served.register(versions["plain"]).status_code == 201
+        path = served.gallery("plain")
+        assert served.http.post(f"{path}/items", json={"items": [{"id": "a", "embedding": [1, 0, 0]}]}).is_success
+        name = path.rpartition("/")[2]
+        with served.runtime.database.write() as connection:
+            delete_gallery(connection, served.runtime.replica.find(name).id)
+
+        problem(served.http.post(f"{path}/query", json=asked), 404, "unknown_gallery")
+        problem(served.http.get(path), 404, "unknown_gallery")
+        created = served.http.post("/galleries", json={"name": name})
+        assert (created.status_code, created.json()["items"], created.json()["current"]) == (201, 0, None)
+        assert served.http.get(path).json() == created.json()

@@ -13,6 +13,7 @@ from sqlalchemy import insert, update
 from index.version import Version
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.registry.registry import Catalog, insert_version
+from service.replica import replica
 from service.replica.replica import Live, Replica
 from service.settings import Settings
 from service.store.database import Database, upgrade
@@ -176,11 +177,39 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
 
     with world.database.write() as connection:
         delete_gallery(connection, g)
+    with pytest.raises(UnknownGallery):
+        world.replica.find("g")
     again = world.create("g")
-    world.replica.refresh(g)
 
     assert again != g
     assert world.replica.find("g").gallery.mix() == {}
+    assert [live.id for live in world.replica.all()] == [again]
+
+
+def test_a_look_reads_the_galleries_only_after_something_was_written(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = world.create()
+    looks: list[int] = []
+    look = replica.galleries_now
+    monkeypatch.setattr(replica, "galleries_now", lambda connection: looks.append(1) or look(connection))
+
+    def looked(times: int = 3) -> int:
+        looks.clear()
+        for _ in range(times):
+            world.replica._look()
+        return len(looks)
+
+    assert (looked(), looked()) == (1, 0)
+    world.store(g, 1, a=[1, 0])
+    assert looked() == 1
+    assert world.replica.find("g").gallery.mix() == {"v1": 1}
+    monkeypatch.setattr(Replica, "_apply", lambda *_: 1 / 0)
+    world.store(g, 1, b=[1, 0])
+    assert looked() == 3
+    monkeypatch.undo()
+    world.replica._look()
+    assert world.replica.find("g").gallery.mix() == {"v1": 2}
 
 
 def test_an_item_without_its_embedding_is_reported_until_it_has_one(
