@@ -33,6 +33,7 @@ from service.http import backfill_failures as failures
 from service.http import backfill_progress as progress
 from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
+from service.http.draining import Server
 from service.registry.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
@@ -57,8 +58,6 @@ ROUTERS = (
 
 NOT_STARTED = 3
 """Exit code when the address could not be listened on."""
-GRACE_SECONDS = 10
-"""How long requests may take to end once the server was asked to stop."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -103,27 +102,11 @@ def serve(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings)
-    config = uvicorn.Config(
-        app, host=settings.host, port=settings.port, access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
-    )
-    server = _Server(config, app)
+    server = Server(uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False), app)
     with suppress(KeyboardInterrupt):
         server.run()
     if not server.started:
         sys.exit(NOT_STARTED)
-
-
-class _Server(uvicorn.Server):
-    """Tells streams to end before it waits for its connections."""
-
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
-        super().__init__(config)
-        self._app = app
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        if (runtime := getattr(self._app.state, "runtime", None)) is not None:
-            runtime.stopping.set()
-        super().handle_exit(sig, frame)
 
 
 def _ended(number: int, frame: FrameType | None) -> None:

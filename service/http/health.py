@@ -24,6 +24,13 @@ class NotReady(RegraftError):
     code = "not_ready"
 
 
+class Draining(RegraftError):
+    """The service was asked to stop: it answers what reaches it a moment longer; send requests elsewhere."""
+
+    status = 503
+    code = "draining"
+
+
 @router.get("/health")
 async def health() -> dict[str, str]:
     """The process answers."""
@@ -40,6 +47,8 @@ class ReadyOut(BaseModel):
 @router.get("/health/ready")
 def ready(service: Service) -> ReadyOut:
     """The database answers and the replica follows it. Degraded is ready too: what is not damaged is served."""
+    if service.stopping.is_set():
+        raise Draining
     with service.database.lookup() as connection:
         connection.execute(text("select 1"))
     if service.replica.failure is not None:

@@ -1,0 +1,137 @@
+"""The end of a server that cuts off nobody: first it tells its clients, then it stops listening, then it ends.
+
+A connection is lost when the server closes it while a request is on its way. So for a moment every answer closes its
+connection (`Connection: close`), and clients open another one, or go elsewhere, since readiness says `draining`; only
+then is nothing more accepted. What is idle all that time is closed last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import math
+import select
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import uvicorn
+from fastapi import FastAPI
+
+if TYPE_CHECKING:
+    from uvicorn.server import Protocols
+
+GRACE_SECONDS = 10
+"""How long requests may take to end once the server was asked to stop; everything below is part of it."""
+DRAIN_SECONDS = 2.0
+"""How long new connections are accepted while they come."""
+QUIET_SECONDS = 0.2
+"""Nobody asked anything for so long: nobody is there to be told."""
+LAST_SECONDS = 1.0
+"""How long those who connected last may take to ask."""
+LOOK_SECONDS = 0.02
+
+
+class Server(uvicorn.Server):
+    """Serves `app` until it is asked to stop, then drains."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        # Streams end, and readiness tells whoever sends requests here.
+        if (runtime := getattr(self._app.state, "runtime", None)) is not None:
+            runtime.stopping.set()
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        began = time.monotonic()
+        self._say_close()
+        await self._until_quiet()
+        await self._stop_listening()
+        left = GRACE_SECONDS - (time.monotonic() - began)
+        self.config.timeout_graceful_shutdown = max(1, math.ceil(left))
+        await super().shutdown(sockets)
+
+    def _say_close(self) -> None:
+        """From now on each answer is the last of its connection."""
+        # Uvicorn puts these into every answer, and closes after one that says `close`.
+        state = self.server_state
+        state.default_headers = [*state.default_headers, (b"connection", b"close")]
+        for connection in state.connections:
+            if _is_answering(connection):
+                connection.shutdown()
+
+    async def _until_quiet(self) -> None:
+        def seen() -> tuple[int, frozenset[Protocols]]:
+            return self.server_state.total_requests, frozenset(self.server_state.connections)
+
+        last, since = seen(), time.monotonic()
+
+        def is_quiet() -> bool:
+            nonlocal last, since
+            if (now := seen()) != last:
+                last, since = now, time.monotonic()
+            return time.monotonic() - since > QUIET_SECONDS
+
+        await self._wait(is_quiet, DRAIN_SECONDS)
+
+    async def _stop_listening(self) -> None:
+        """Close the listening sockets when nobody waits in them, and let those who came last ask."""
+        listening = [listener.fileno() for server in self.servers for listener in server.sockets]
+        for number in listening:
+            _drop_new(number)
+        await self._wait(lambda: not select.select(listening, [], [], 0)[0], LAST_SECONDS)
+        for server in self.servers:
+            server.close()
+        await self._wait(lambda: all(_has_asked(one) for one in self.server_state.connections), LAST_SECONDS)
+
+    async def _wait(self, holds: Callable[[], bool], seconds: float) -> None:
+        """Until it holds twice in a row, or the time is over, or the user insists."""
+        until, before = time.monotonic() + seconds, False
+        while not self.force_exit and time.monotonic() < until:
+            now = holds()
+            if now and before:
+                return
+            before = now
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _is_answering(connection: Protocols) -> bool:
+    cycle = getattr(connection, "cycle", None)
+    return cycle is not None and not cycle.response_complete
+
+
+def _has_asked(connection: Protocols) -> bool:
+    return getattr(connection, "cycle", None) is not None
+
+
+SO_ATTACH_FILTER = 26
+DROP_SYN = (
+    (0x30, 0, 0, 13),  # load the byte of the TCP flags
+    (0x45, 0, 1, 0x02),  # is SYN among them?
+    (0x06, 0, 0, 0),  # then drop the packet
+    (0x06, 0, 0, 0xFFFFFFFF),  # else keep it whole
+)
+"""A program of the classic packet filter, see socket(7) and <linux/filter.h>."""
+
+
+def _drop_new(number: int) -> None:
+    """Have the kernel begin no new connection on a listening socket, where it can.
+
+    Closing the socket resets whoever connected since the last look. A client whose first packet is dropped sends it
+    again after a second, and is refused then.
+    """
+    if sys.platform != "linux":
+        return
+    program = b"".join(struct.pack("HBBI", *step) for step in DROP_SYN)
+    steps = ctypes.create_string_buffer(program)
+    given = struct.pack("HP", len(DROP_SYN), ctypes.addressof(steps))
+    with socket.fromfd(number, socket.AF_INET, socket.SOCK_STREAM) as listener, suppress(OSError):
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, given)

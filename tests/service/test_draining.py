@@ -1,0 +1,99 @@
+"""The end of a server under load: nobody who reached it goes away without an answer."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Self
+
+import httpx
+import pytest
+
+from staging.processes import Site, until
+
+CLIENTS = 8
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    (tmp_path / "data").mkdir()
+    with closing(Site(tmp_path / "data")) as made:
+        yield made
+
+
+class Clients:
+    """Some keep their connection, some open one for each request; an answer or a refused connection is all they get."""
+
+    def __init__(self, site: Site) -> None:
+        self.told: Counter[str] = Counter()
+        self._site, self._over = site, threading.Event()
+        self._threads = [threading.Thread(target=self._ask, args=(n,), daemon=True) for n in range(CLIENTS)]
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _ask(self, number: int) -> None:
+        connection = HTTPConnection("127.0.0.1", self._site.port, timeout=20)
+        headers = {"connection": "keep-alive" if number % 2 else "close"}
+        while not self._over.is_set():
+            try:
+                connection.request("GET", "/v1/health", headers=headers)
+                answer = connection.getresponse()
+                answer.read()
+                told = str(answer.status)
+            except ConnectionRefusedError:
+                told = "refused"
+                connection.close()
+                time.sleep(0.01)
+            except (OSError, HTTPException) as error:
+                told = repr(error)
+                connection.close()
+            self.told[told] += 1
+        connection.close()
+
+
+def test_under_load_sigterm_cuts_no_request_off(site: Site) -> None:
+    for _ in range(3):
+        process = site.server()
+        with Clients(site) as clients:
+            until(lambda told=clients.told: told["200"] > 300, process)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0, site.log(process)
+
+        assert set(clients.told) <= {"200", "refused"}, clients.told
+        site.http.close()
+        site.http = httpx.Client(base_url=site.http.base_url, timeout=20)
+
+
+def test_a_server_that_drains_says_so(site: Site) -> None:
+    process = site.server()
+    with socket.create_connection(("127.0.0.1", site.port)) as idle:
+        process.send_signal(signal.SIGTERM)
+        seen = set()
+        with suppress(ConnectionRefusedError):
+            while process.poll() is None:
+                with closing(HTTPConnection("127.0.0.1", site.port, timeout=10)) as connection:
+                    connection.request("GET", "/v1/health/ready")
+                    ready = connection.getresponse()
+                    if ready.status == 503:
+                        seen.add((json.loads(ready.read())["code"], ready.headers["connection"]))
+        # It never asked anything; it does not keep the server from ending.
+        assert process.wait(10) == 0
+        assert idle.recv(1) == b""
+
+    assert seen == {("draining", "close")}
