@@ -87,6 +87,13 @@ def claim(
     return None
 
 
+def holders(connection: Connection, beginning: str) -> list[str]:
+    """The owner of each chunk that is leased now, of those whose name begins so."""
+    held = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= time.time())
+    named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
+    return list(connection.execute(select(backfill_chunk.c.lease_owner).where(*held, named)).scalars())
+
+
 def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
     mine = (backfill_chunk.c.id == chunk_id, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner == owner)

@@ -20,6 +20,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from index.archive import pack_version
+from index.errors import RegraftError
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
@@ -42,6 +43,21 @@ router = APIRouter(route_class=CheckedRoute, tags=["work"])
 
 Lease = Annotated[str, Query(min_length=1, max_length=128)]
 Word = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w.:-]+$")]
+
+
+REMOTE = "remote:"
+"""How the owners of chunks begin that remote workers hold; the worker's own name follows."""
+MOST_HELD = 8
+"""Chunks one remote worker may hold: it reads two ahead of the one in hand and returns one behind."""
+MOST_REMOTE = 512
+"""Chunks all of them together may hold, so that whoever has the worker key cannot keep every chunk from the others."""
+
+
+class TooManyChunks(RegraftError):
+    """The chunks that remote workers may hold are taken."""
+
+    status = 409
+    code = "too_many_chunks"
 
 
 class ClaimIn(Body):
@@ -114,7 +130,7 @@ class ResultOut(BaseModel):
 @router.post("/work:claim", response_model=ClaimOut, responses={204: {"description": "nothing to do"}})
 def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
-    owner = f"remote:{body.worker}:{uuid.uuid4().hex}"
+    owner = f"{REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None and State.RUNNING in look_after(service.database, service.catalog, service.mover).values():
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
@@ -238,7 +254,16 @@ def _claim(service: Runtime, owner: str, kinds: list[Kind]) -> Chunk | None:
         if not chunks.claimable(connection, kinds):
             return None
     with service.database.write() as connection:
+        _check_share(chunks.holders(connection, REMOTE), owner)
         return chunks.claim(connection, owner, service.settings.lease_seconds, kinds)
+
+
+def _check_share(holders: Sequence[str], owner: str) -> None:
+    worker = owner.rpartition(":")[0]
+    mine = sum(holder.rpartition(":")[0] == worker for holder in holders)
+    for held, most, who in ((mine, MOST_HELD, "this worker holds"), (len(holders), MOST_REMOTE, "remote workers hold")):
+        if held >= most:
+            raise TooManyChunks(f"{who} {held} chunks, the most there may be: return or release some first")
 
 
 def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, Chunk], None]) -> None:

@@ -150,6 +150,21 @@ def test_ingest_says_once_how_many_images_of_all_batches_lose_much(run, service,
     )
 
 
+def test_batches_are_cut_by_their_bytes_each_counted_from_its_own_first_image(tmp_path, monkeypatch):
+    files = [(f"{n}", tmp_path / f"{n}") for n in range(7)]
+    for (_, path), size in zip(files, (4, 4, 4, 4, 9, 30, 4), strict=True):
+        path.write_bytes(b"x" * size)
+    monkeypatch.setattr(galleries, "MAX_BATCH_BYTES", 10)
+
+    assert [[name for name, _ in batch] for batch in galleries.batches(files, 5)] == [
+        ["0", "1"],
+        ["2", "3"],
+        ["4"],
+        ["5"],
+        ["6"],
+    ]
+
+
 def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service, folder):
     errors = [{"index": 1, "id": "cats/2.PNG", "detail": "not an image"}]
     service.answers["POST /v1/galleries/g/items"] = {"stored": 3, "failed": 1, "seq": 1, "errors": errors}

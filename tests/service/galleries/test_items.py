@@ -15,6 +15,7 @@ from sqlalchemy import func, select
 
 import service.http.ingest
 from index.version import Version
+from service.settings import Settings
 from service.store.tables import embedding, item
 
 Problem = Callable[..., dict[str, Any]]
@@ -122,6 +123,24 @@ def test_a_bad_image_is_named_by_its_index_and_the_rest_is_stored(
     assert served.http.get(f"{path}/items/bad").status_code == 404
     assert [i["id"] for i in served.http.get(f"{path}/items").json()["items"]] == ["a", "c"]
     assert served.query(path, pictures[2], k=2).json()["results"][0]["matches"][0]["id"] == "c"
+
+
+def test_images_have_the_largest_size_that_is_set(
+    tmp_path: Path, serving: Any, versions: dict[str, Version], pictures: list[bytes], problem: Problem
+) -> None:
+    """A picture has 64 pixels."""
+    with serving(Settings(data=tmp_path, max_image_pixels=63)) as small:
+        assert small.register(versions["v1"]).status_code == 201
+        path = small.gallery()
+        items = {"items": [{"id": "a", "embedding": [1, 0, 0, 0]}]}
+        assert small.http.post(f"{path}/items", json=items).json()["stored"] == 1
+
+        refused = problem(small.ingest(path, {"b": pictures[0]}), 422, "items_refused", "/items/0/image")
+        assert "at most 63 pixels" in refused["errors"][0]["detail"]
+        problem(small.query(path, pictures[0], k=1), 422, "invalid_image", "/images/0")
+        entries = {"entries": json.dumps([{"label": n, "image": "0"} for n in range(2)])}
+        files = [("images", ("0", pictures[0]))]
+        problem(small.http.post(f"{path}/evaluations", data=entries, files=files), 422, "invalid_image")
 
 
 def test_a_truncated_image_is_bad(served: Any, pictures: list[bytes], problem: Problem) -> None:

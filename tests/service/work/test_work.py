@@ -19,6 +19,7 @@ from regraft.client import Client, Problem
 from regraft.remote import RemoteWorker
 from service.backfills import drained
 from service.backfills.worker import Worker
+from service.http import remote_worker_api
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, item
 
@@ -180,6 +181,53 @@ class TestWorking:
         (failure,) = keyed.http.get(f"/backfills/{number}/failures").json()["failures"]
         assert (failure["item"], failure["code"], failure["version"]) == ("i3", "image_missing", "v1")
         assert keyed.http.get(f"/backfills/{number}").json()["done"] == 19
+
+    def test_a_worker_holds_a_few_chunks_and_all_of_them_together_no_more_than_some(
+        self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(remote_worker_api, "MOST_HELD", 2)
+        monkeypatch.setattr(remote_worker_api, "MOST_REMOTE", 3)
+        filled(chunk_size=2)
+        held = [claim(keyed, worker="w:a_b").json() for _ in range(2)]
+
+        refused = [claim(keyed, worker="w:a_b")]
+        assert claim(keyed, worker="w:aXb").status_code == 200
+        refused.append(claim(keyed, worker="w"))
+
+        assert [(r.status_code, r.json()["code"]) for r in refused] == [(409, "too_many_chunks")] * 2
+        given = {"lease": held[0]["lease"]}
+        assert keyed.http.post(f"/work/{held[0]['chunk']}/release", params=given).status_code == 204
+        assert claim(keyed, worker="w").status_code == 200
+
+    @pytest.mark.parametrize(
+        ("status", "code", "state"),
+        [(409, "edge_replaced", "todo"), (409, "chunk_lost", "todo"), (422, "invalid_vector", "leased")],
+    )
+    def test_a_worker_gives_back_what_it_lost_and_keeps_what_was_refused_until_its_lease_is_over(
+        self,
+        keyed: Any,
+        filled: Any,
+        remote: Client,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        status: int,
+        code: str,
+        state: str,
+    ) -> None:
+        """What is refused would be refused again at once; what was made by a replaced edge goes well the next time."""
+        _, number = filled(chunk_size=20)
+        stop = threading.Event()
+
+        def refuse(chunk: int, lease: str, made: Any) -> Any:
+            stop.set()
+            raise Problem(status, {"code": code})
+
+        monkeypatch.setattr(remote, "return_work", refuse)
+        RemoteWorker(remote, tmp_path, stop).work()
+
+        with keyed.runtime.database.lookup() as connection:
+            mine = select(backfill_chunk.c.state).where(backfill_chunk.c.backfill_id == number)
+            assert connection.execute(mine).scalars().all() == [state]
 
     def test_a_worker_whose_key_is_refused_ends(self, keyed: Any, tmp_path: Path) -> None:
         client = Client(str(keyed.http.base_url).removesuffix("/v1/"), "wrong")
