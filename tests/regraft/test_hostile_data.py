@@ -30,10 +30,8 @@ BACKFILL = {"id": 3, "version": H, "kind": H, "state": H, **COUNTS, "failed": 1,
 ESTIMATE = {"kind": H, "version": H, "items": 1, "without_image": 1, "seconds": 1.0, "sampled": 1, "bytes_now": 1}
 ESTIMATE |= {"bytes_after": 1, "bytes_after_retiring": None, "macs_per_item": {"reencode": None, "transform": 1.0}}
 REPORT = {"id": 1, "version": H, "current": H, "metric": H, "verdict": "refuse", "old_old": SCORE, "unlabelled": 1}
-REPORT |= {
-    "slice": H,
-    "slices": [{"value": json.dumps(H), "queries": 1, "old_old": 0.1, "new_old": 0.1, "whole": False}],
-}
+REPORT |= {"whole": False, "queries": 1, "items": 2, "seed": 0, "slice": H}
+REPORT["slices"] = [{"value": json.dumps(H), "queries": 1, "old_old": 0.1, "new_old": 0.1}]
 GALLERY = {"name": H, "current": H, "items": 2, "mix": {H: 2}}
 SHARD = {"version": H, "origin": H, "items": 1, "route": [EDGE], "calibration": None}
 SHARD["seconds"] = {"transform": 0.0, "scan": 0.0}
