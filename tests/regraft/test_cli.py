@@ -95,7 +95,7 @@ def test_url_and_key_come_from_options_or_the_environment(run, service, monkeypa
     run("gallery", "list")
     run("gallery", "list", "--url", "http://option:1", "--api-key", "other")
 
-    assert [(str(r.url), r.headers["authorization"]) for r in service.http.requests] == [
+    assert [(str(r.url), r.headers["authorization"]) for r in service.requests] == [
         ("http://elsewhere:9/v1/galleries", "Bearer secret"),
         ("http://option:1/v1/galleries", "Bearer other"),
     ]
@@ -105,7 +105,7 @@ def test_deleting_a_gallery_asks_first(run, service):
     code, _, _ = run("gallery", "delete", "g")
 
     assert code == 1
-    assert service.http.requests == []
+    assert service.requests == []
 
     service.answers["DELETE /v1/galleries/g"] = httpx.Response(204)
     assert run("gallery", "delete", "g", "--yes")[:2] == (0, "deleted gallery g\n")
@@ -132,7 +132,7 @@ def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
     code, shown, _ = run("ingest", "g", folder, "--batch", 3)
 
     assert (code, shown) == (0, "stored 4 images in g, 0 failed\n")
-    assert [[(i["id"], i["metadata"]["label"]) for i in described(r)] for r in service.http.requests] == [
+    assert [[(i["id"], i["metadata"]["label"]) for i in described(r)] for r in service.requests] == [
         [("cats/1.png", "cats"), ("cats/2.PNG", "cats"), ("dogs/3.jpg", "dogs")],
         [("dogs/old/4.webp", "old")],
     ]
@@ -231,7 +231,7 @@ def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     assert code == 0
     assert shown.splitlines()[1].split(maxsplit=4) == ["a", "0.9877", "v1", "identity", "{'digit': 3}"]
     assert said == "not searched: 7 items of v0: no edge\nwarning: 1 image: it is cropped\n"
-    assert b'name="k"\r\n\r\n2\r\n' in service.http.requests[-1].content  # no more than there are items
+    assert b'name="k"\r\n\r\n2\r\n' in service.requests[-1].content  # no more than there are items
 
 
 def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
@@ -263,7 +263,7 @@ def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
     assert ["ranked", "together", "by", "mode", "rank"] in words
     assert ["v1", "encoded", "7", "matrix", "v2", ">", "v1:", "cmc@1", "0.500", "yes", "3.50"] in words
     assert ["v2", "supplied", "8", "same", "no", "3.50"] in words
-    sent = service.http.requests[-1].content
+    sent = service.requests[-1].content
     assert b'name="mode"\r\n\r\nrank\r\n' in sent
     assert b'name="explain"\r\n\r\ntrue\r\n' in sent
 
@@ -275,11 +275,11 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     code, _, _ = run("query", "g", "--text", "a red boot", "-k", "1")
 
     assert code == 0
-    assert json.loads(service.http.requests[-1].content)["texts"] == ["a red boot"]
+    assert json.loads(service.requests[-1].content)["texts"] == ["a red boot"]
     assert run("query", "g", "--like", "a", "-k", "1", "--threshold", "0.5")[0] == 0
-    assert json.loads(service.http.requests[-1].content) == {"items": ["a"], "k": 1, "threshold": 0.5, "explain": False}
+    assert json.loads(service.requests[-1].content) == {"items": ["a"], "k": 1, "threshold": 0.5, "explain": False}
     assert run("query", "g", "--like", "a", "-k", "1", "--filter", '{"field": "n", "eq": 1}')[0] == 0
-    assert json.loads(service.http.requests[-1].content)["filter"] == {"field": "n", "eq": 1}
+    assert json.loads(service.requests[-1].content)["filter"] == {"field": "n", "eq": 1}
     code, _, said = run("query", "g", "--like", "a", "-k", "1", "--filter", "n=1")
     assert code == 1
     assert said.startswith("regraft: --filter must be JSON")
@@ -334,7 +334,7 @@ def test_deploy_and_rollback_say_from_where_to_where(run, service):
 
     assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
     assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items moved to embeddings they held\n"
-    sent = [json.loads(r.content) for r in service.http.requests]
+    sent = [json.loads(r.content) for r in service.requests]
     asked = {"version": "v2", "gate": 4, "override": "why", "until": "current", "reason": ""}
     assert sent == [asked, {"reason": "bad"}]
 
@@ -349,9 +349,9 @@ def test_a_canary_is_begun_with_its_limits_and_advanced(run, service):
     wider = run("deployment", "advance", "g", 3, "canary", "--share", 0.5)[1]
 
     assert (begun, wider) == ("g: v1 -> v2 is canary (dry run)\n", "g: v1 -> v2 is canary\n")
-    first, second = (json.loads(r.content) for r in service.http.requests)
+    first, second = (json.loads(r.content) for r in service.requests)
     assert first["canary"] == {"share": 0.1, "max_error_rate": 0.02, "max_p99_ms": 80, "min_queries": 50}
-    assert service.http.requests[0].url.params["dry_run"] == "true"
+    assert service.requests[0].url.params["dry_run"] == "true"
     assert (second["to"], second["canary"]) == ("canary", {"share": 0.5})
 
 
@@ -369,7 +369,7 @@ def test_an_option_of_a_trial_without_one_is_wrong_usage(run, service, command, 
 
     assert code == 2
     assert named in said
-    assert service.http.requests == []
+    assert service.requests == []
 
 
 def test_deploy_and_advance_say_why(run, service):
@@ -380,7 +380,7 @@ def test_deploy_and_advance_say_why(run, service):
     run("deploy", "g", "v2", "--until", "verified", "--reason", "a trial")
     run("deployment", "advance", "g", 3, "verified", "--reason", "it is time")
 
-    assert [json.loads(r.content)["reason"] for r in service.http.requests] == ["a trial", "it is time"]
+    assert [json.loads(r.content)["reason"] for r in service.requests] == ["a trial", "it is time"]
 
 
 def test_deployment_show_lists_steps_and_counts(run, service):
@@ -433,7 +433,7 @@ def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, serv
 
     assert code == 2
     assert "empty" in said
-    assert service.http.requests == []
+    assert service.requests == []
 
 
 def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):
@@ -443,7 +443,7 @@ def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, 
     service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
 
     assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
-    sent = service.http.requests[-1].content
+    sent = service.requests[-1].content
     assert b'"label": "boot"' in sent
     assert b'"label": "shoe"' in sent
 
@@ -461,13 +461,13 @@ def test_watching_a_backfill_ends_when_it_ends(run, service, monkeypatch):
 
     assert code == 0
     assert shown == "backfill 3: reencode to v2 is done (4 done, 0 skipped, 0 failed, 0 remaining)\n"
-    assert json.loads(service.http.requests[0].content) == {
+    assert json.loads(service.requests[0].content) == {
         "kind": "reencode",
         "order": "random",
         "rate": 100,
         "attempts": 3,
     }
-    assert [r.headers.get("last-event-id") for r in service.http.requests[1:]] == [None, "7"]
+    assert [r.headers.get("last-event-id") for r in service.requests[1:]] == [None, "7"]
 
 
 POINT = {"share": 0.0, "moved": 0, "meanwhile": 0, "low": 0.4, "high": 0.7, "queries": 20, "seq": 9, "at": 1.0}
@@ -487,7 +487,7 @@ def test_a_backfill_with_a_curve_shows_it(run, service):
     code, shown, _ = run("backfill", "start", "g", "--label", "kind", "--metric", "cmc@1", "--marks", 2, "--seed", 0)
 
     assert code == 0
-    sent = json.loads(service.http.requests[0].content)["curve"]
+    sent = json.loads(service.requests[0].content)["curve"]
     assert sent == {"label": "kind", "metric": "cmc@1", "marks": 2, "seed": 0}
     assert [line.rstrip() for line in shown.splitlines()[1:]] == [
         "cmc@1 50.0% ▂▁█ 64.0%, largest dip 2.0%, area 52.5%: complete",
@@ -530,7 +530,7 @@ def test_a_backfill_that_failed_for_items_names_them(run, service):
     ]
 
     assert run("backfill", "show", 3)[1].splitlines()[-2:] == ["  a: dark", "  b: no image"]
-    assert service.http.requests[-1].url.params["cursor"] == "x"
+    assert service.requests[-1].url.params["cursor"] == "x"
 
 
 def test_a_watched_backfill_says_by_its_exit_code_that_items_failed(run, service):
@@ -696,7 +696,7 @@ def test_edges_are_listed_with_what_was_measured(run, service):
     code, output, _ = run("edges", "list", "--old", "v1")
 
     assert code == 0
-    assert service.http.requests[0].url.query == b"old=v1"
+    assert service.requests[0].url.query == b"old=v1"
     assert "fitted" in output
     assert "90.0% [85.0%, 95.0%]" in output
     assert "edge.npz is damaged" in output
@@ -725,7 +725,7 @@ def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
     code, output, errors = run("edges", "fit", "v2", "v1", "--kind", "low_rank", "--set", "rank=8", "--label", "x")
 
     assert code == 0
-    sent = json.loads(service.http.requests[0].content)
+    sent = json.loads(service.requests[0].content)
     assert (sent["kind"], sent["options"], sent["label"], sent["sample"]) == ("low_rank", {"rank": 8.0}, "x", 5000)
     assert "fitted v2 -> v1, matrix" in output
     assert "48 pairs" in errors
@@ -741,8 +741,8 @@ def test_an_edge_is_added_from_its_folder_or_by_its_kind(run, service, make_vers
     assert run("edges", "add", "v2", "v1", v2.folder / "edges" / "v1")[0] == 0
     code, output, _ = run("edges", "add", "v2", "v1", "--kind", "identity", "--gallery", "g", "--items", "5")
     assert code == 0
-    assert b"edge.npz" in service.http.requests[0].content
-    assert json.loads(service.http.requests[1].content)["verify"] == {"gallery": "g", "items": 5, "seed": 0}
+    assert b"edge.npz" in service.requests[0].content
+    assert json.loads(service.requests[1].content)["verify"] == {"gallery": "g", "items": 5, "seed": 0}
     assert "5 items compared, at most 2e-07 apart" in output
     code, _, errors = run("edges", "add", "v2", "v1")
     assert (code, "either a folder or --kind" in errors) == (1, True)
@@ -755,7 +755,7 @@ def test_removing_an_edge_says_what_depends_on_it(run, service):
     code, output, _ = run("edges", "remove", "v2", "v1", "matrix", "--dry-run")
 
     assert code == 0
-    assert dict(service.http.requests[0].url.params) == {"dry_run": "true", "force": "false", "reason": ""}
+    assert dict(service.requests[0].url.params) == {"dry_run": "true", "force": "false", "reason": ""}
     assert "g: 3 items of v1 then by nothing" in output
     assert "3 cannot be reached any more" in output
     assert "backfill 7 applies it" in output
@@ -788,7 +788,7 @@ def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):
         )
     ]
 
-    assert all(request.url.params["dry_run"] == "true" for request in service.http.requests)
+    assert all(request.url.params["dry_run"] == "true" for request in service.requests)
     counts = "(1 done, 0 skipped, 0 failed, 2 remaining)"
     assert told == [
         *(f"backfill 3: reencode to v2 would be {s} {counts}\n" for s in ("paused", "running", "cancelled")),
@@ -820,4 +820,4 @@ def test_the_audit_says_who_changed_what_and_why(run, service):
 
     assert code == 0
     assert [part in shown for part in ("api_key", "edge_removed", "v2/v1/matrix", "drill")] == [True] * 4
-    assert service.http.requests[0].url.params["limit"] == "5"
+    assert service.requests[0].url.params["limit"] == "5"

@@ -123,7 +123,7 @@ def test_hostile_data_is_shown_and_does_nothing(run, service, places, line, answ
     code, shown, said = run(*line.format(**places).split())
 
     assert code in {0, 1, 3}
-    assert service.http.requests
+    assert service.requests
     assert not ACTING.search(shown + said)
     if not any(line.startswith(quiet) for quiet in QUIET):
         assert SHOWN in shown + said
