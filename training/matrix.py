@@ -86,6 +86,7 @@ class Evaluation:
             edges lead also "transform" and "reencode after transform", which FastFill orders by uncertainty.
         metric: what the curves measure.
         queries, items, skipped: how many; queries without a right item are skipped.
+        compared: what was compared in each cell.
     """
 
     cards: Mapping[str, Card]
@@ -97,6 +98,7 @@ class Evaluation:
     queries: int
     items: int
     skipped: int
+    compared: Mapping[tuple[str, str], Compared] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -170,6 +172,7 @@ def evaluate(
         queries=len(data.query),
         items=len(data.gallery),
         skipped=int((~matching.valid).sum()),
+        compared={pair: crossing.compared for pair, crossing in declared.items()},
     )
 
 

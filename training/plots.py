@@ -11,6 +11,7 @@ import numpy as np
 from index.version import Score
 from training.curves import CALIBRATED, RAW
 from training.evaluate import METRICS
+from training.learning import Learned
 from training.matrix import Evaluation
 
 if TYPE_CHECKING:
@@ -65,6 +66,23 @@ def bars_figure(bars: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
     axes.set(xticks=range(len(METRICS)), xticklabels=METRICS, ylim=(0, 1.02))
     axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=len(bars))
     _lighten(axes)
+    return figure
+
+
+def learning_figure(learned: Learned) -> Figure:
+    """The mean loss of each epoch, and beside it the parts that the method logs."""
+    figure = _figure(9.2, 3.2)
+    loss, parts = figure.subplots(1, 2)
+    for place, (name, epochs) in enumerate(learned.items()):
+        axes = loss if name == "loss" else parts
+        axes.plot(list(epochs), list(epochs.values()), label=name, color=COLOURS[place % len(COLOURS)])
+    loss.set(title="loss", xlabel="epoch", ylim=(min(0, *loss.get_ylim()), None))
+    parts.set(title="its parts", xlabel="epoch")
+    parts.set_visible(len(learned) > 1)
+    if len(learned) > 1:
+        parts.legend(frameon=False, fontsize=8)
+    for axes in (loss, parts):
+        _lighten(axes)
     return figure
 
 

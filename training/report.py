@@ -15,8 +15,10 @@ from index.version import Card, Version
 from training.curves import CALIBRATED, RAW
 from training.data import Data
 from training.evaluate import METRICS
-from training.matrix import Evaluation, evaluate
-from training.plots import as_svg, bars_figure, curves_figure, matrix_figure
+from training.learning import Learned, learned
+from training.matches import match_table
+from training.matrix import DECIDES, Evaluation, evaluate
+from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
 from training.tables import as_json, interval, route
 
 STYLE = """
@@ -25,6 +27,10 @@ h1 { font-size: 1.6rem; margin-bottom: 0.2rem } h2 { font-size: 1.1rem; margin: 
 table { border-collapse: collapse } th, td { text-align: left; padding: 0.15rem 1.1rem 0.15rem 0; vertical-align: top }
 th { font-weight: 600; border-bottom: 1px solid #bbb } td { border-bottom: 1px solid #eee }
 td code { word-break: break-all } figure { margin: 0.4rem 0 } img { max-width: 100% }
+.verdict { border-left: 4px solid #7f7f7f; padding: 0.4rem 0.8rem; background: #f6f6f6 }
+.verdict.yes { border-color: #009e73 } .verdict.no { border-color: #d55e00 }
+.matches td { white-space: nowrap; padding-bottom: 0.3rem } .matches img { border: 3px solid #bbb; margin-right: 3px }
+.matches img.right { border-color: #009e73 } .matches img.wrong { border-color: #d55e00 }
 .pictures { display: flex; flex-wrap: wrap; gap: 1rem }
 """
 
@@ -52,7 +58,8 @@ def report_version(folder: Path, old: Version | None, data: Data) -> Path | None
         return None
     version = load_version(folder)
     measured = evaluate([version] if old is None else [old, version], data)
-    return write_report(measured, version.name, report_of(folder))
+    logged = learned(folder.with_name(f"{folder.name}-logs"))
+    return write_report(measured, version.name, report_of(folder), data, logged)
 
 
 def can_draw() -> bool:
@@ -75,13 +82,22 @@ def write_evaluation(measured: Evaluation, folder: Path) -> list[Path]:
     return [_write(folder / name, content) for name, content in files.items()]
 
 
-def write_report(measured: Evaluation, name: str, path: Path) -> Path:
-    """Write the report of one of the versions in an evaluation."""
-    return _write(path, page(measured, name).encode())
+def write_report(
+    measured: Evaluation, name: str, path: Path, data: Data | None = None, logged: Learned | None = None
+) -> Path:
+    """Write the report of one of the versions in an evaluation; see `page`."""
+    return _write(path, page(measured, name, data, logged).encode())
 
 
-def page(measured: Evaluation, name: str) -> str:
-    """The report as HTML that needs no other file."""
+def page(measured: Evaluation, name: str, data: Data | None = None, logged: Learned | None = None) -> str:
+    """The report as HTML that needs no other file.
+
+    Args:
+        measured: an evaluation.
+        name: one of its versions.
+        data: what was measured on; with it some queries and their first matches are shown.
+        logged: what the training logged; with it the learning curve is shown.
+    """
     card = measured.cards[name]
     olds = [old for new, old in measured.upgrades if new == name]
     about = (
@@ -90,8 +106,11 @@ def page(measured: Evaluation, name: str) -> str:
     )
     parts = [
         f"<h1>{escape(name)}</h1>",
+        *(_verdict(measured, name, old) for old in olds),
         f"<p>{escape(about)}</p>",
         *_measurements(measured, name, olds),
+        *([] if data is None else [line for old in olds for line in match_table(measured, name, old, data)]),
+        *_learning(logged or {}),
         "<h2>Recipe</h2>",
         _table(["field", "value"], [[key, _shown(value)] for key, value in card.recipe.items()]),
         "<h2>Data and files</h2>",
@@ -100,6 +119,29 @@ def page(measured: Evaluation, name: str) -> str:
     title = f"<title>{escape(name)}: report</title>"
     head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{title}<style>{STYLE}</style>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _verdict(measured: Evaluation, new: str, old: str) -> str:
+    """Whether queries of the new version find more among the old items than the old version's did, in words."""
+    gain = measured.upgrades[new, old].difference[DECIDES]
+    before, after = (measured.cells[pair].retrieval.mean(DECIDES) for pair in ((old, old), (new, old)))
+    sure, way = ("yes", "Compatible") if gain.low > 0 else ("", "Perhaps compatible")
+    if gain.high <= 0:
+        sure, way = "no", "Not compatible"
+    text = (
+        f"{way} with {old}: queries by {new} over items of {old} find a right item first in {after:.1%} of cases, "
+        f"{old} itself in {before:.1%}; a difference of {100 * gain.value:+.1f} points, 95 % interval "
+        f"{100 * gain.low:+.1f} to {100 * gain.high:+.1f}."
+    )
+    if not sure:
+        text += " The interval holds 0: more queries would tell."
+    return f'<p class="verdict {sure}">{escape(text)}</p>'
+
+
+def _learning(logged: Learned) -> Iterable[str]:
+    if logged:
+        yield "<h2>Learning</h2>"
+        yield _picture(as_svg(learning_figure(logged)), "Loss by epoch")
 
 
 def _measurements(measured: Evaluation, name: str, olds: Sequence[str]) -> Iterable[str]:

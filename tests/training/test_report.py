@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index.evaluation import Compared
 from index.folder import load_version, write_card
+from index.space import Cosine
 from index.version import Version
 from training import report as module
 from training.data import Arrays, Data, ImageSet
+from training.learning import learned
+from training.matches import chosen, firsts
 from training.matrix import Evaluation, evaluate
-from training.plots import as_svg, bars_figure, curves_figure, matrix_figure
+from training.plots import as_svg, bars_figure, curves_figure, learning_figure, matrix_figure
 from training.report import page, report_of, report_version, write_evaluation, write_report
 
 RECIPE = {"name": "a<b", "options": {"weight": 2.0}, "old": "", "classes": None, "steps": list(range(40))}
@@ -166,3 +170,53 @@ def test_pictures_show_each_number_once_and_the_same_figure_gives_the_same_bytes
 def test_no_curves_are_no_figure(versions: list[Version], data: Data) -> None:
     with pytest.raises(ValueError, match="no backfill curve"):
         curves_figure(evaluate(versions[:1], data))
+
+
+def test_the_page_says_in_words_whether_the_version_is_compatible(measured: Evaluation) -> None:
+    gain = measured.upgrades["v2", "v1"].difference["cmc@1"]
+    html = page(measured, "v2")
+
+    verdict = re.search(r'<p class="verdict (yes|no|)">(.*?)</p>', html)
+    assert verdict is not None
+    assert verdict[1] == ("yes" if gain.low > 0 else "no" if gain.high <= 0 else "")
+    assert (
+        f"{100 * gain.value:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}" in verdict[2]
+    )
+
+
+def test_the_page_shows_queries_with_their_first_matches(measured: Evaluation, data: Data) -> None:
+    html = page(measured, "v2", data)
+    rows = re.findall(r'<tr><td>(<img class="query".*?)</tr>', html)
+
+    assert len(rows) == 6
+    for row, query in zip(rows, chosen(measured, "v2", "v1"), strict=True):
+        cells = [re.findall(r'class="(right|wrong)"', cell) for cell in row.split("<td>")[1:]]
+        assert [len(marks) for marks in cells] == [5, 5]
+        hits = [measured.cells[pair].retrieval.hits[1][query] for pair in (("v1", "v1"), ("v2", "v1"))]
+        assert [marks[0] == "right" for marks in cells] == hits
+
+
+def test_a_query_does_not_find_its_own_image() -> None:
+    vectors = np.eye(3, dtype=np.float32)
+    compared = Compared(vectors, vectors, Cosine())
+
+    assert firsts(compared, 1, -1)[0] == 1
+    assert 1 not in firsts(compared, 1, 1, k=2)
+
+
+def test_the_learning_curve_is_the_mean_of_each_epoch_and_the_last_start_counts(
+    measured: Evaluation, tmp_path: Path
+) -> None:
+    for start, rows in (("version_0", "0,1,4,3\n0,2,2,\n1,3,9,1\n"), ("version_1", "1,4,1,nan\n2,5,0.5,2\n")):
+        (tmp_path / start).mkdir()
+        (tmp_path / start / "metrics.csv").write_text("epoch,step,loss,influence\n" + rows)
+
+    logged = learned(tmp_path)
+
+    assert logged == {"loss": {1: 3.0, 2: 1.0, 3: 0.5}, "influence": {1: 3.0, 2: 1.0, 3: 2.0}}
+    assert list(logged) == ["loss", "influence"]
+    assert "Learning" in page(measured, "v2", logged=logged)
+    assert learned(tmp_path / "nowhere") == {}
+    loss, parts = learning_figure(logged).axes
+    assert loss.lines[0].get_ydata().tolist() == [3.0, 1.0, 0.5]
+    assert parts.get_visible()

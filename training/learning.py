@@ -1,0 +1,46 @@
+"""How a training went, from its logs: the mean of loss and its parts in each epoch, over all starts of it."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+TIMES = {"epoch", "step"}
+
+Learned = Mapping[str, Mapping[int, float]]
+"""quantity -> epoch (from 1) -> mean; the loss first."""
+
+
+def learned(logs: Path) -> Learned:
+    """Read the CSV logs of a training.
+
+    Args:
+        logs: `training.fitting.logs_of` its folder, with `version_0` and one more folder for each time it went on; an
+            epoch that was trained again counts as the last start logged it.
+
+    Returns:
+        Nothing where there are no logs, or none that can be read.
+    """
+    means: dict[str, dict[int, float]] = {}
+    for path in sorted(logs.glob("version_*/metrics.csv"), key=lambda path: int(path.parent.name.partition("_")[2])):
+        for name, epochs in _epochs(path).items():
+            means.setdefault(name, {}).update({epoch: sum(xs) / len(xs) for epoch, xs in epochs.items()})
+    return dict(sorted(means.items(), key=lambda item: (item[0] != "loss", item[0])))
+
+
+def _epochs(path: Path) -> dict[str, dict[int, list[float]]]:
+    values: dict[str, dict[int, list[float]]] = {}
+    with path.open(newline="") as file:
+        for row in csv.DictReader(file):
+            for name in row.keys() - TIMES:
+                value = _number(row[name])
+                if value is not None:
+                    values.setdefault(name, {}).setdefault(int(row["epoch"]) + 1, []).append(value)
+    return values
+
+
+def _number(text: str | None) -> float | None:
+    value = float(text) if text else math.nan
+    return value if math.isfinite(value) else None
