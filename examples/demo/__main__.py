@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
+from examples.demo import picture
 from examples.demo import report as reporting
 from examples.demo.measure import same_answers, same_state, stored_state
 from examples.demo.pictures import load_pictures
@@ -59,13 +60,14 @@ def main() -> int:
         console.print("stopped; every process is ended")
         return 130
     options.report.write_text(json.dumps(report, indent=2) + "\n")
-    reporting.draw(report, options.curves)
+    picture.draw(report, pictures, options.curves)
     console.print(reporting.table(report))
     console.print(reporting.summary(report), markup=False)
-    console.print(f"wrote {options.report} and {options.curves} after {report['timings']['total']:.0f} s", markup=False)
+    console.print(f"measurements: {options.report}, after {report['timings']['total']:.0f} s", markup=False)
     broken = reporting.unmet(report)
     for sentence in broken:
         console.print(f"NOT AS EXPECTED: {sentence}", style="red", markup=False)
+    console.print(f"the story as a picture: {options.curves.resolve()}", markup=False, soft_wrap=True)
     return 1 if broken else 0
 
 
@@ -77,7 +79,8 @@ def _tell(stage: Stage, begun: float, page: Path) -> dict[str, Any]:
     kill = {**(upgrades[0].kill or {}), **_compare_with_twin(stage)}
     steps = step_by_step(stage, page)
     timings["total"] = time.perf_counter() - begun
-    return reporting.build(upgrades, kill, versions, timings, steps)
+    shown = picture.examples(upgrades[0].found, stage.pictures)
+    return {**reporting.build(upgrades, kill, versions, timings, steps), "examples": shown}
 
 
 def _upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:

@@ -1,10 +1,9 @@
-"""What the demo leaves behind: a table, demo-report.json, a picture of the curves, and expectations not met."""
+"""What the demo leaves behind: a table, demo-report.json and expectations not met."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -132,32 +131,6 @@ def summary(report: Report) -> str:
         f"the service's own curves: {_lengths(report)} points, areas {_areas(report)}\n"
         f"rollback: one call, at most {rollback * 1000:.0f} ms, answers as before the deployment"
     )
-
-
-def draw(report: Report, path: Path) -> None:
-    """The backfill curves as a PNG: CMC-1 over the share of items moved, old/old as a dashed line."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
-    for colour, (way, curve) in zip(("C0", "C1", "C2"), report["curves"].items(), strict=False):
-        moved = [100 * point["moved"] for point in curve]
-        axes.plot(
-            moved, [100 * point["cmc1"] for point in curve], f"{colour}.-", label=f"{way} ({report['edges'][way]})"
-        )
-    old = 100 * next(iter(report["table"].values()))["old_old"]["cmc1"]["value"]
-    axes.axhline(old, color="0.5", linestyle="--", label="old/old")
-    axes.set(
-        xlabel="items moved to the new version (%)",
-        ylabel="CMC-1 (%)",
-        title="Accuracy while the gallery is backfilled",
-    )
-    axes.legend(loc="best")
-    axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def _apart(live: Report, curve: Sequence[Report]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,8 @@ class Upgrade:
     lost: set[str] = field(default_factory=set)
     resurrected: set[str] = field(default_factory=set)
     seconds: dict[str, float] = field(default_factory=dict)
+    found: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """Stage -> the first items of each query."""
 
 
 def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
@@ -131,6 +133,10 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
         lost=set().union(*(act.lost for act in acts)),
         resurrected=set().union(*(act.resurrected for act in acts)),
         seconds=seconds,
+        found={
+            stage: [ids[:TOP] for ids in answer.ids]
+            for stage, answer in (("before", old_old), ("at_deploy", at_deploy), ("after", new_new))
+        },
     )
 
 

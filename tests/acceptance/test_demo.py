@@ -55,6 +55,8 @@ def test_the_demo_meets_every_expectation_and_leaves_its_report(size, tmp_path):
     assert report["kill"]["state_equal"] is report["kill"]["answers_equal"] is True
     assert 0.4 < report["kill"]["moved"] < 1
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert ended.stdout.rstrip().endswith(f"the story as a picture: {tmp_path / 'curves.png'}")
+    assert len(report["examples"]) == 6
     steps = report["steps"]
     assert steps["shadow"]["counted"]["compared"] == steps["shadow"]["asked"] == 40
     assert 0 < steps["shadow"]["counted"]["overlap"] < 1

@@ -6,7 +6,9 @@ import copy
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from examples.demo import picture
 from examples.demo import report as reporting
 from examples.demo.measure import Answer, as_row, difference, measure, same_answers, same_state
 from examples.demo.pictures import Pictures, load_pictures
@@ -345,11 +347,27 @@ def test_a_shadow_is_held_against_what_a_client_sees():
     assert agreement(old, new) == {"overlap": 0.75, "rank_correlation": pytest.approx(-1 / 3), "first_match_flips": 1}
 
 
-def test_the_picture_is_a_png_and_the_summary_names_the_counts(tmp_path):
+def test_the_summary_names_the_counts():
     report = good_report()
 
-    reporting.draw(report, tmp_path / "curves.png")
-
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "10 served, 0 failed" in reporting.summary(report)
     assert reporting.table(report).row_count == 6
+
+
+def test_the_picture_shows_queries_that_the_upgrade_changed_first(tmp_path):
+    drawn = load_pictures(items=40, queries=8)
+    by_digit = {digit: item for item, digit in drawn.item_digits.items()}
+    right = [by_digit[int(digit)] for digit in drawn.query_digits]
+    wrong = [by_digit[(int(digit) + 1) % 10] for digit in drawn.query_digits]
+    before = [*wrong[:2], *right[2:]]
+    at_deploy = [right[0], wrong[1], right[2], wrong[3], *right[4:]]
+    found = {"before": before, "at_deploy": at_deploy, "after": right}
+
+    shown = picture.examples({stage: [[i] * 5 for i in ids] for stage, ids in found.items()}, drawn)
+
+    assert [row["query"] for row in shown] == [0, 3, 1, 2, 4, 5]
+    assert shown[0] == {"query": 0, "before": [wrong[0]] * 5, "at_deploy": [right[0]] * 5, "after": [right[0]] * 5}
+    built = reporting.build([upgraded("bct", "identity"), upgraded("oca", "truncate")], KILL, [], {}, STEPS)
+    picture.draw({**built, "examples": shown}, drawn, tmp_path / "story.png")
+    with Image.open(tmp_path / "story.png") as image:
+        assert min(image.size) > 1000
