@@ -35,13 +35,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from index.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
 from index.evaluation import MEAN_AP, Compared, paired_bootstrap
 from index.folder import load_version
 from index.matching import Matching
 from index.ordering import Waiting, backfill_order
 from index.version import CARD, Score, Version
 from training.crossing import Crossings
-from training.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
 from training.data import Data, ImageSet
 from training.fit_edge import fit_edge
 from training.matrix import match

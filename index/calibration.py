@@ -15,7 +15,8 @@ log-odds per unit of score before the first and after the last knot. Between kno
 
 The field itself holds two such maps, because a gallery ranks what the edge reached beside the new version's own items:
 
-    "calibration": {"edge": <queries of the new version, items of the old>, "own": <both of the new version>}
+    "calibration": {"edge": <queries of the new version, items of the old>, "own": <both of the new version>,
+                    "mode": <optional: the merge mode that serves both best, see `index.modes`>}
 
 Shape suffixes: P pairs, K knots.
 """
@@ -36,6 +37,9 @@ Floats = NDArray[np.float64]
 KIND = "isotonic"
 PRIOR = 0.5
 """Pairs added to each step of the map, half of them right (Jeffreys): a step of few pairs is never certain."""
+
+SURE = 20.0
+"""Log-odds beyond which two probabilities are hardly told apart: a knot keeps below it."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,26 @@ def fit_calibration(
     mean = np.bincount(joined[step], weight * goodness) / np.bincount(joined[step], weight)
     order = slice(None, None, int(sign))
     return Calibration((sign * mean)[order], rate[order], sign * _slope(mean, rate, goodness, weight))
+
+
+def blend(own: Calibration, common: Calibration, share: float) -> Calibration:
+    """A map between two that run the same way: log-odds are `share` of `common`'s and the rest of `own`'s.
+
+    Args:
+        own: a map.
+        common: another, of scores with the same order.
+        share: in [0, 1].
+    """
+    knots_K = np.union1d(own.scores_K, common.scores_K)
+    odds_K = (1 - share) * own.log_odds(knots_K) + share * common.log_odds(knots_K)
+    slope = (1 - share) * own.slope + share * common.slope
+    # Far from a map's own knots its probability rounds to 0 or 1: what is beyond follows the slope.
+    kept_K = np.abs(odds_K) < SURE
+    if not kept_K.any():
+        kept_K[np.abs(odds_K).argmin()] = True
+    probability_K = 1.0 / (1.0 + np.exp(-odds_K[kept_K].clip(-SURE, SURE)))
+    told_K = np.r_[True, np.diff(np.maximum.accumulate(np.sign(slope) * probability_K)) > 0]
+    return Calibration(knots_K[kept_K][told_K], probability_K[told_K], slope)
 
 
 def calibration_from_json(value: object) -> Calibration:

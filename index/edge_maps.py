@@ -5,16 +5,21 @@ edges between them. It is used for nothing else: an edge that is replaced leaves
 
 The `calibration` field of an edge holds two maps (see `index.calibration`). `edge` is for the items the edge leads to:
 those of the old version, or, for a `forward` edge, those it moved to the new one. `own` is for items that the new
-version encoded; `dual` uses the `own` of the version it asks instead, since old queries then meet old items.
+version encoded; `dual` uses the `own` of the version it asks instead, since old queries then meet old items. Beside
+them `mode` may say which merge mode a simulated backfill along the edge was served best by.
+
+Without such evidence a rule says it: raw along edges into the old space, whose scores mean nearly the same, where maps
+would only add their noise; calibrated along all others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from index.calibration import Calibration, calibration_from_json
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.graph import Route
+from index.merge import Mode
 from index.space import space_from_json
 from index.version import Card, Edge, EdgeKey, EdgeKind, Origin
 
@@ -23,7 +28,10 @@ MapKey = tuple[str, str, str, tuple[EdgeKey, ...]]
 
 Maps = Mapping[MapKey, Calibration]
 
-OWN, EDGE = "own", "edge"
+OWN, EDGE, MODE = "own", "edge", "mode"
+
+INTO_OLD = frozenset({EdgeKind.IDENTITY.value, EdgeKind.TRUNCATE.value, EdgeKind.ZERO_PAD.value})
+"""Kinds of edges whose queries are in the old version's space as they are."""
 
 
 def map_key(route: Route, origin: str) -> MapKey:
@@ -58,6 +66,27 @@ def edge_maps(edges: Iterable[Edge], versions: Iterable[str]) -> dict[MapKey, Ca
     return maps
 
 
+def wished_mode(route: Route, origin: str) -> Mode | None:
+    """The merge mode for items of this origin behind this route, as far as its edges know; None: any will do."""
+    if not route.edges:
+        return Mode.CALIBRATED if origin == Origin.TRANSFORMED else None
+    told = {(edge.calibration or {}).get(MODE) for edge in route.edges}
+    if len(route.edges) == 1 and (mode := told.pop()) is not None:
+        return Mode(mode)
+    return safe_mode(route.kinds)
+
+
+def safe_mode(kinds: Collection[str]) -> Mode:
+    """The mode along edges of these kinds, without evidence."""
+    return Mode.RAW if kinds and INTO_OLD.issuperset(kinds) else Mode.CALIBRATED
+
+
+def together(wishes: Iterable[Mode | None]) -> Mode | None:
+    """One mode for a list over several routes: the one they share, else calibrated; None where any will do."""
+    wished = {mode for mode in wishes if mode is not None}
+    return wished.pop() if len(wished) == 1 else Mode.CALIBRATED if wished else None
+
+
 def check_calibration(edge: Edge, new: Card, old: Card) -> None:
     """Check the `calibration` field of an edge, which may be None.
 
@@ -67,8 +96,11 @@ def check_calibration(edge: Edge, new: Card, old: Card) -> None:
     if edge.calibration is None:
         return
     place = f"edges/{edge.old}/calibration"
-    if set(edge.calibration) != {EDGE, OWN}:
-        raise InvalidVersionFolder(f"{place} must hold two maps, {EDGE!r} and {OWN!r}", pointer=f"/{place}")
+    if set(edge.calibration) - {MODE} != {EDGE, OWN}:
+        why = f"{place} must hold two maps, {EDGE!r} and {OWN!r}, and may hold {MODE!r}"
+        raise InvalidVersionFolder(why, pointer=f"/{place}")
+    if edge.calibration.get(MODE, Mode.RAW) not in list(Mode):
+        raise InvalidVersionFolder(f"{place}/{MODE} must be one of {', '.join(Mode)}", pointer=f"/{place}/{MODE}")
     reached = new if edge.kind is EdgeKind.FORWARD else old
     for name, card in ((EDGE, reached), (OWN, new)):
         try:

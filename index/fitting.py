@@ -15,11 +15,15 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.adapters import Affine, Slerp, fit_slerp, low_rank, procrustes, ridge
+from index.edge_maps import EDGE, MODE, OWN, safe_mode
 from index.errors import InvalidArgument
 from index.evaluation import MEAN_AP, Compared, Retrieval, mixed_retrieval
-from index.matching import Matching, fit_map
+from index.matching import Matching, fit_maps
+from index.modes import choose
 from index.space import Cosine, Vectors, space_from_json
-from index.version import Card, Score
+from index.version import Card, EdgeKind, Score
+
+Ints = NDArray[np.int64]
 
 HELD_OUT, MOST_HELD_OUT = 5, 10_000
 """One pair in so many measures the edge and is not fitted on, at most so many of them."""
@@ -119,9 +123,24 @@ def intervals(measured: Retrieval) -> dict[str, Score]:
     return {metric: measured.interval(metric) for metric in METRICS}
 
 
-def fit_calibration_maps(queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
-    """The edge's score map and the new version's own; the form is `index.calibration`'s. The pairs have labels."""
+def fit_calibration_maps(kind: EdgeKind, queries_QN: Vectors, pairs: Pairs, new: Card, old: Card) -> dict[str, Any]:
+    """The edge's `calibration` field, see `index.edge_maps`. The pairs have labels."""
     rows = np.flatnonzero(pairs.matching.valid)
     edge = Compared(queries_QN, pairs.old_items_IN, space_from_json(old.space))
     own = Compared(pairs.new_QM, pairs.new_items_IM, space_from_json(new.space))
-    return {name: fit_map(way, pairs.matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}
+    return calibration_field(kind, edge, own, pairs.matching, rows)
+
+
+def calibration_field(kind: EdgeKind, edge: Compared, own: Compared, matching: Matching, rows: Ints) -> dict[str, Any]:
+    """The maps of an edge and of the new version's own items, and the merge mode that serves both best.
+
+    Args:
+        kind: of the edge.
+        edge: queries of the new version and the items the edge leads to.
+        own: the same queries and items, by the new version.
+        matching: which items are right.
+        rows: the queries to fit on, at least one.
+    """
+    through, same = fit_maps([edge, own], matching, rows)
+    chosen = choose(edge, own, matching, safe=safe_mode([kind.value]))
+    return {EDGE: through.as_json(), OWN: same.as_json(), **({MODE: chosen.mode.value} if chosen else {})}

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import ParamSpec, TypeVar
 
 from index.calibration import Calibration
-from index.edge_maps import Maps, check_calibration, edge_maps, map_key
+from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
 from index.errors import InvalidArgument, NoRoute
 from index.filter import Filter
 from index.found import Asked, Degraded, Found, Missing
@@ -39,6 +39,7 @@ ShardKey = tuple[str, str]
 
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
+NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +58,7 @@ class Ask:
         k: results a query, at least 1; there are never more than items.
         encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
         strict: raise instead of skipping shards that no route reaches.
-        mode: how shards are merged, one of `Mode`; None: the first that is possible.
+        mode: how shards are merged, one of `Mode`; None: what was measured to be best, else what `edge_maps` says.
         where: only items whose metadata pass it are ranked; there may be fewer than k.
         stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
     """
@@ -94,6 +95,7 @@ class Gallery:
         self._seq = 0
         self._own_maps: Maps = {}
         self._edge_maps: Maps = {}
+        self._modes: Mapping[str, Mode] = {}
         self._lock = ReadWriteLock()
 
     def search(
@@ -145,13 +147,14 @@ class Gallery:
         live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
         maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
         spaces = [self._spaces[version] for version, _ in live]
-        mode = choose_mode(ask.mode, spaces, maps is not None)
+        mode = choose_mode(ask.mode, spaces, maps is not None, self._preferred(query_version, routes, live))
         moved = {version: _timed(self._transform, route, embedded.vectors) for version, route in routes.items()}
         allowed, filter_seconds = (None, 0.0) if ask.where is None else _timed(self._metadata.select, ask.where)
         scanned = [_timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()]
         used = maps if maps is not None and mode is Mode.CALIBRATED else [None] * len(live)
         started = time.perf_counter()
-        merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, depth)
+        sizes = [shard.count() for shard in live.values()]
+        merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, sizes, depth)
         merge_seconds = time.perf_counter() - started
         shards = tuple(
             Asked(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
@@ -201,13 +204,14 @@ class Gallery:
         with self._lock.write():
             self._connect(edge for edge in self._graph.edges if edge.key != key)
 
-    def calibrate(self, maps: Maps) -> None:
+    def calibrate(self, maps: Maps, modes: Mapping[str, Mode] = NO_MODES) -> None:
         """Set the maps fitted on this gallery's own data, in the place of those it had.
 
         Calibrated ranking uses one complete set: these where they cover all shards asked, else those of the edges.
+        `modes` says for queries of a version which merge mode was measured to be best here.
         """
         with self._lock.write():
-            self._own_maps = dict(maps)
+            self._own_maps, self._modes = dict(maps), dict(modes)
 
     def apply(
         self,
@@ -308,6 +312,11 @@ class Gallery:
                 return [maps[key] for key in keys]
         return None
 
+    def _preferred(self, query_version: str, routes: Mapping[str, Route], live: Iterable[ShardKey]) -> Mode | None:
+        """The merge mode measured on this gallery, else the one that the routes' edges know or the rule gives."""
+        measured = self._modes.get(query_version)
+        return measured or together(wished_mode(routes[version], origin) for version, origin in live)
+
     def _transform(self, route: Route, embedded: Mapping[str, Vectors]) -> Vectors:
         queries_QD = embedded[route.encoders[0]]
         for edge in () if route.dual else route.edges:
@@ -326,6 +335,9 @@ class Gallery:
         self._graph = graph
         self._transforms = {edge.key: self._transforms[edge.key] for edge in graph.edges}
         self._own_maps = {key: own for key, own in self._own_maps.items() if gone.isdisjoint(key[3])}
+        self._modes = {
+            version: mode for version, mode in self._modes.items() if version not in {key[0] for key in gone}
+        }
         self._edge_maps = edge_maps(graph.edges, self._versions)
 
 
@@ -337,13 +349,18 @@ def check_k(k: int, items: int) -> None:
 
 
 def _merge(
-    mode: Mode, found: Sequence[tuple[Vectors, Keys]], maps: Sequence[Calibration], spaces: Sequence[Space], k: int
+    mode: Mode,
+    found: Sequence[tuple[Vectors, Keys]],
+    maps: Sequence[Calibration],
+    spaces: Sequence[Space],
+    sizes: Sequence[int],
+    k: int,
 ) -> Merged:
     if mode is Mode.CALIBRATED:
         return merge_calibrated(found, maps, k)
     if mode is Mode.RAW:
         return merge_raw(found, [space.higher_is_better for space in spaces], k)
-    return merge_rank(found, k)
+    return merge_rank(found, sizes, k)
 
 
 def _encoders_of(routes: Mapping[str, Route]) -> set[str]:

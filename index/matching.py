@@ -1,27 +1,61 @@
-"""Which items are right for which queries, and the score map that measured pairs give.
+"""Which items are right for which queries, and the score maps that measured pairs give.
+
+Maps that will rank together are fitted together. Where the scores of all ways are of one kind of space, raw scores rank
+them too, and the labels of few queries say little against that: each map is drawn towards the one map of all pairs, by
+which the list ranks as by raw scores, as if FEW queries had been seen that speak for it.
 
 Shape suffixes: Q queries, N items, S pairs drawn, B one block of queries.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.calibration import Calibration, fit_calibration
+from index.calibration import Calibration, blend, fit_calibration
+from index.chance import fit_chance
 from index.evaluation import Compared, blocks, comparable, costs, leave_out
 from index.space import Space
 
 SURE, DRAWN = 100, 100
 """A map is fitted on each query's best so many items, and on so many drawn from the rest, which stand for all of it."""
 FITTING_QUERIES = 1_000
+CHANCE_PAIRS = 20_000
+"""About so many random pairs make a map without labels."""
+FEW = 20
+"""Queries that the agreement of raw scores is worth."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Table = NDArray[np.float32]
+
+Pairs = tuple[Table, Bools, Floats]
+"""Scores, rightness and weights (S,) of pairs of a query and an item that a map is fitted on."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The first K items of a ranking that is taken for the truth are right, `first_QK`; `items` is N."""
+
+    first_QK: Ints
+    items: int
+    self_Q: Ints
+
+    @property
+    def valid(self) -> Bools:
+        """Every query has right items."""
+        return np.ones(len(self.first_QK), bool)
+
+    def relevant(self, rows: slice | Ints) -> Bools:
+        """(B, N) for a block of queries."""
+        first_BK = self.first_QK[rows]
+        found_BN = np.zeros((len(first_BK), self.items), bool)
+        np.put_along_axis(found_BN, first_BK, True, axis=1)
+        return found_BN
 
 
 @dataclass(frozen=True)
@@ -50,24 +84,67 @@ class Matching:
         return np.asarray(self.query_codes[rows, None] == self.item_codes)
 
 
-def fit_map(side: Compared, matching: Matching, rows: Ints, seed: int = 0) -> Calibration:
-    """Fit the score map of one way to compare, on these queries: at most FITTING_QUERIES of them.
+Right = Matching | Nearest
+"""What is right for Q queries among N items: by classes, or by a ranking."""
+
+
+def fit_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
+    """Fit the score maps of ways to compare that rank together, on these queries: at most FITTING_QUERIES of them.
 
     Raises:
         InvalidArgument: no query, or no item.
     """
+    pairs = [_best_and_drawn(side, right, rows, seed) for side in sides]
+    made = [_fit(told, side.space) for told, side in zip(pairs, sides, strict=True)]
+    if len(sides) < 2 or len({side.space.kind for side in sides}) > 1:
+        return made
+    every = [np.concatenate(part) for part in zip(*pairs, strict=True)]
+    common = _fit((every[0], every[1], every[2]), sides[0].space)
+    return [blend(own, common, FEW / (FEW + min(len(rows), FITTING_QUERIES))) for own in made]
+
+
+def fit_chance_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
+    """The maps of `index.chance` from these queries, each beside as many random items, never its own image."""
+    made = []
+    for side in sides:
+        scores = _random_scores(side, right, rows, seed)
+        made.append(fit_chance(scores, len(side.items), higher_is_better=side.space.higher_is_better))
+    return made
+
+
+def _fit(pairs: Pairs, space: Space) -> Calibration:
+    score_S, right_S, weight_S = pairs
+    return fit_calibration(score_S, right_S, higher_is_better=space.higher_is_better, weights=weight_S)
+
+
+def _best_and_drawn(side: Compared, right: Right, rows: Ints, seed: int) -> Pairs:
+    """Each query's best items, and some drawn to stand for the rest."""
     generator = np.random.default_rng(seed)
     rows = rows if len(rows) <= FITTING_QUERIES else generator.choice(rows, FITTING_QUERIES, replace=False)
-    queries, items = comparable(side)
-    drawn = []
-    for block in blocks(len(rows), len(items)):
-        some, relevant_BN = rows[block], matching.relevant(rows[block])
-        cost_BN = costs(queries[some], items, side.space)
-        leave_out(matching.self_Q[some], cost_BN, relevant_BN)
-        drawn.append(_draw_pairs(cost_BN, relevant_BN, generator))
+    drawn = [_draw_pairs(cost_BN, right_BN, generator) for cost_BN, right_BN in _costs(side, right, rows)]
     cost_S, right_S, weight_S = (np.concatenate(part) for part in zip(*drawn, strict=True))
-    score_S = read_scores(cost_S, side.space)
-    return fit_calibration(score_S, right_S, higher_is_better=side.space.higher_is_better, weights=weight_S)
+    return read_scores(cost_S, side.space), right_S, weight_S
+
+
+def _random_scores(side: Compared, right: Right, rows: Ints, seed: int) -> Table:
+    generator = np.random.default_rng(seed)
+    each = -(-CHANCE_PAIRS // max(len(rows), 1))
+    drawn = [
+        np.take_along_axis(cost_BN, generator.integers(len(side.items), size=(len(cost_BN), each)), axis=1).ravel()
+        for cost_BN, _ in _costs(side, right, rows)
+    ]
+    cost_S = np.concatenate(drawn)
+    return read_scores(cost_S[np.isfinite(cost_S)], side.space)
+
+
+def _costs(side: Compared, right: Right, rows: Ints) -> Iterator[tuple[Table, Bools]]:
+    """Blocks of the queries: costs (B, N), a query's own image infinitely far, and what is right."""
+    queries, items = comparable(side)
+    for block in blocks(len(rows), len(items)):
+        some, relevant_BN = rows[block], right.relevant(rows[block])
+        cost_BN = costs(queries[some], items, side.space)
+        leave_out(right.self_Q[some], cost_BN, relevant_BN)
+        yield cost_BN, relevant_BN
 
 
 def read_scores(cost: Table, space: Space) -> Table:

@@ -4,7 +4,8 @@ Three ways to rank matches of several shards together:
 
 - `raw`: by the score a user reads; right only where the scores of all shards mean the same.
 - `calibrated`: by the log-odds of each shard's own map, so that unlike scores become comparable.
-- `rank`: by the place in the own shard (reciprocal rank fusion: Cormack 2009), which needs nothing but says least.
+- `rank`: by the place in the own shard, in proportion to its size (after reciprocal rank fusion: Cormack 2009), which
+  needs nothing but says least.
 
 Each keeps the order inside every shard, so a single shard ranks the same in all three. Ties keep the order of the
 shards, then of their own results. Shape suffixes: Q queries, K results wanted, S results of all shards side by side.
@@ -57,13 +58,14 @@ class Merged:
     shards_QK: NDArray[np.int64]
 
 
-def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool) -> Mode:
-    """The mode asked for, or else the best one that is legal: calibrated, raw, rank.
+def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, preferred: Mode | None = None) -> Mode:
+    """The mode asked for, or else the preferred one if it is legal, or the first that is: calibrated, raw, rank.
 
     Args:
         asked: a mode, or None.
         spaces: of the shards to be merged.
         calibrated: whether all of them have a map.
+        preferred: what was measured to serve these shards best, or a rule says.
 
     Raises:
         InvalidArgument: there is no such mode.
@@ -78,7 +80,8 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool) ->
         Mode.RANK: "",
     }
     legal = [mode for mode in Mode if not why[mode]]
-    mode = legal[0] if asked is None else Mode(asked)
+    default = preferred if preferred in legal else legal[0]
+    mode = default if asked is None else Mode(asked)
     if mode not in legal:
         raise ModeUnavailable(
             f"mode {mode.value!r} cannot rank these items: {why[mode]}; legal now: {', '.join(legal)}", pointer="/mode"
@@ -105,9 +108,17 @@ def merge_calibrated(found: Found, maps: Sequence[Calibration], k: int) -> Merge
     return Merged(probability_QK, merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
-def merge_rank(found: Found, k: int) -> Merged:
-    """Rank by 1 / (60 + place in the own shard, from 1). That is the score."""
-    return _merge(found, [np.broadcast_to(1.0 / (K0 + 1 + np.arange(s.shape[1])), s.shape) for s, _ in found], k)
+def merge_rank(found: Found, sizes: Sequence[int], k: int) -> Merged:
+    """Rank by 1 / (60 + weighed place), which is the score.
+
+    A place in the own shard, from 1, weighs as the share of the shard it stands for: times the items of all shards,
+    through those of its own. Else the few items of a small shard would take as many places as all others.
+    """
+    whole, goodness = sum(sizes), []
+    for (scores_Qk, _), size in zip(found, sizes, strict=True):
+        place_k = (1 + np.arange(scores_Qk.shape[1])) * whole / max(size, 1)
+        goodness.append(np.broadcast_to(1.0 / (K0 + place_k), scores_Qk.shape))
+    return _merge(found, goodness, k)
 
 
 def _merge(found: Found, goodness: Sequence[Floats], k: int) -> Merged:

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.evaluation import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
-from index.matching import Matching, fit_map
+from index.fitting import calibration_field
+from index.matching import Matching
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches
@@ -104,7 +105,8 @@ def calibrate(
         data: of the gallery.
 
     Returns:
-        {"edge": ..., "own": ...}; None where fewer than two gallery images have another one of their class.
+        {"edge": ..., "own": ..., "mode": ...}, see `index.edge_maps`; None where fewer than two gallery images have
+        another one of their class.
     """
     codes = data.gallery.labels
     matching = Matching(codes, codes, np.arange(len(codes)))
@@ -113,7 +115,8 @@ def calibrate(
         return None
     edge = Compared(*cross(new, new_ND, old_ND, side_NS), space_from_json({"kind": space}))
     own = Compared(new_ND, new_ND, space_from_json({"kind": new.space}))
-    return {name: fit_map(way, matching, rows).as_json() for name, way in (("edge", edge), ("own", own))}
+    assert new.edge_kind is not None
+    return calibration_field(new.edge_kind, edge, own, matching, rows)
 
 
 def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None) -> tuple[Vectors, Vectors]:

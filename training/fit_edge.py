@@ -86,11 +86,12 @@ def fit_edge(
         edge = _save(adapter, Edge(new.name, old.name, EdgeKind.ZERO_PAD, folder=place), pairs)
         queries_QN = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         new_old = measure(queries_QN, pairs, old.card)
+        told = fit_calibration_maps(edge.kind, queries_QN, pairs, new.card, old.card) if pairs.labelled else None
         edge = replace(
             edge,
             scores=scores(new_old),
             old_encoder=old.card.encoder,
-            calibration=fit_calibration_maps(queries_QN, pairs, new.card, old.card) if pairs.labelled else None,
+            calibration=told,
         )
         write_edge(folder, edge)
         write_card(folder, new.card)

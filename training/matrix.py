@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from index.curves import Curve, measure_curves
 from index.errors import InvalidArgument
 from index.evaluation import (
     Compared,
@@ -28,7 +29,6 @@ from index.matching import Matching
 from index.ordering import POINTS, Waiting, backfill_order
 from index.version import Card, Score, Version
 from training.crossing import Crossing, Crossings, oldest_first
-from training.curves import Curve, measure_curves
 from training.data import Data
 from training.edges import with_unfinished
 from training.evaluate import METRICS, gain

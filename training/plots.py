@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from index.curves import CALIBRATED, RAW
 from index.version import Score
-from training.curves import CALIBRATED, RAW
 from training.evaluate import METRICS
 from training.learning import Learned
 from training.matrix import Evaluation

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from index.curves import CALIBRATED, RAW
 from index.folder import load_version
 from index.version import Card, Version
-from training.curves import CALIBRATED, RAW
 from training.data import Data
 from training.evaluate import METRICS
 from training.learning import Learned, learned

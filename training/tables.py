@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from index.curves import CALIBRATED, RAW, Curve
 from index.version import Score
-from training.curves import CALIBRATED, RAW, Curve
 from training.evaluate import METRICS
 from training.matrix import Cell, Evaluation, Upgrade
 

@@ -255,3 +255,5 @@ def _print_deployment(name: str, deployed: Json) -> None:
     state = "" if deployed["state"] == "current" else f" is {deployed['state']}"
     would = "" if deployed["id"] else " (dry run)"
     out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{state}{back}{would}")
+    for note in deployed.get("notes", []):
+        err.print(f"note: {note}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,7 @@ from service.store.repository import gallery_named
 from service.store.tables import deployment
 from service.upgrades.deployments.history import State, etag, history, transitions
 from service.upgrades.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
+from service.upgrades.deployments.notes import notes
 from service.upgrades.deployments.retiring import retire
 
 router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
@@ -50,7 +51,11 @@ class RetireIn(Body):
 
 
 class DeploymentOut(BaseModel):
-    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`."""
+    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`.
+
+    `notes`, in the answer to a change, say what to know of it: items that only an older version's encoder reaches, and
+    that no gate has compared the versions, or that one warned or refused.
+    """
 
     id: int | None
     version: str
@@ -60,6 +65,7 @@ class DeploymentOut(BaseModel):
     reason: str
     created: float
     activated: int
+    notes: list[str] = []
 
 
 class Deployments(BaseModel):
@@ -113,7 +119,8 @@ def create(name: str, body: DeploymentIn, response: Response, service: Service, 
         moving = begin(connection, service.catalog, gallery_id, version, order)
         for step in steps:
             move(moving, step)
-    return _answer(service, response, gallery_id, moving.row, terms)
+        said = notes(connection, service.catalog, moving.row)
+    return _answer(service, response, gallery_id, moving.row, terms, said)
 
 
 @router.get("/galleries/{name}/deployments")
@@ -159,7 +166,8 @@ def advance(
         order = order_of(body, terms.who, to, None, checked)
         moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
         move(moving, to)
-    return _answer(service, response, gallery_id, moving.row, terms, done=200)
+        said = notes(connection, service.catalog, moving.row)
+    return _answer(service, response, gallery_id, moving.row, terms, said, done=200)
 
 
 @router.post("/galleries/{name}/rollback", status_code=201)
@@ -240,10 +248,16 @@ def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
 
 
 def _answer(
-    service: Runtime, response: Response, gallery_id: int, row: Row[Any], terms: Change, done: int = 201
+    service: Runtime,
+    response: Response,
+    gallery_id: int,
+    row: Row[Any],
+    terms: Change,
+    said: Sequence[str] = (),
+    done: int = 201,
 ) -> DeploymentOut:
     response.status_code = terms.status(done)
-    described = describe(service.catalog, row)
+    described = describe(service.catalog, row).model_copy(update={"notes": list(said)})
     if terms.dry_run:
         return described.model_copy(update={"id": None})
     service.replica.refresh(gallery_id)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
@@ -23,7 +23,7 @@ from service.runtime import Runtime, Service
 from service.schemas import Body, FieldPath, Number, Seed
 from service.store.repository import gallery_named, take_seq
 from service.store.tables import gate_report
-from service.upgrades.gates.maps import Place, fit, live_places
+from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
 from service.upgrades.gates.measuring import RECALL, measure
 from service.upgrades.gates.samples import (
     Entry,
@@ -91,6 +91,16 @@ class LatencyOut(BaseModel):
     p99: float
 
 
+class MergeOut(BaseModel):
+    """The merge mode that served a simulated backfill best; `gains` are its area minus that of each other mode."""
+
+    mode: str
+    metric: str
+    areas: dict[str, float]
+    gains: dict[str, ScoreOut]
+    queries: int
+
+
 class GateOut(BaseModel):
     """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
 
@@ -98,7 +108,8 @@ class GateOut(BaseModel):
     whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
     is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
     and did not ask; `unlabelled` entries are left out where labels decide. `slices` are worst first, each `value` is
-    JSON. `calibrations` maps were fitted, which a deployment by this gate brings into force. A rehearsal has no `id`.
+    JSON. `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
+    merge mode of `merge`. A rehearsal has no `id`.
     """
 
     id: int | None
@@ -127,6 +138,7 @@ class GateOut(BaseModel):
     slices: list[SliceOut] = []
     latency_ms: dict[str, LatencyOut] = {}
     calibrations: int = 0
+    merge: MergeOut | None = None
     who: str = "local"
     sample: int
     seed: int
@@ -153,7 +165,8 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
     sample = take(service, gallery.id, old, new, places, body)
     report = measure(service.catalog, old, new, sample, body.model_dump())
     maps = fit(service.catalog, old, new, sample, places, body.seed)
-    report |= {"calibrations": len(maps), "who": terms.who}
+    chosen = choose_mode(service.catalog, old, new, sample, report["metric"], body.seed)
+    report |= {"calibrations": len(maps), "who": terms.who, "merge": chosen and asdict(chosen[1])}
     response.status_code = terms.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
     with service.database.write(dry_run=terms.dry_run) as connection:
@@ -161,7 +174,8 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
         take_seq(connection, gallery.id, 0)
         stored = connection.execute(insert(gate_report).values(**row, created=time.time()).returning(gate_report)).one()
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
-        store(connection, service.catalog, gallery.id, stored.id, maps, evidence)
+        modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
+        store(connection, service.catalog, gallery.id, stored.id, maps, evidence, modes)
     shown = describe(stored)
     return shown.model_copy(update={"id": None}) if terms.dry_run else shown
 

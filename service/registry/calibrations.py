@@ -12,7 +12,8 @@ from typing import Any
 from sqlalchemy import Connection, delete, insert, select
 
 from index.calibration import Calibration, calibration_from_json
-from index.edge_maps import MapKey
+from index.edge_maps import MODE, MapKey
+from index.merge import Mode
 from index.version import EdgeKey
 from service.registry.registry import Catalog
 from service.store.tables import calibration
@@ -25,8 +26,9 @@ def store(
     gate_id: int,
     maps: Mapping[MapKey, Calibration],
     evidence: Mapping[str, Any],
+    modes: Mapping[MapKey, str],
 ) -> None:
-    """Keep what a gate fitted."""
+    """Keep what a gate fitted, and with the map of the route it was measured along the mode that served best."""
     rows = [
         {
             "gallery_id": gallery_id,
@@ -36,7 +38,7 @@ def store(
             "origin": origin,
             "route": [list(edge) for edge in route],
             "map": fitted.as_json(),
-            "evidence": dict(evidence),
+            "evidence": {**evidence, MODE: modes.get((query, held, origin, route))},
         }
         for (query, held, origin, route), fitted in maps.items()
     ]
@@ -44,14 +46,19 @@ def store(
         connection.execute(insert(calibration), rows)
 
 
-def maps_of(connection: Connection, catalog: Catalog, gates: Sequence[int]) -> dict[MapKey, Calibration]:
-    """The maps that some gates fitted."""
-    rows = connection.execute(select(calibration).where(calibration.c.gate_id.in_(gates)).order_by(calibration.c.id))
-    return {
-        (catalog.by_id(row.query_id).name, catalog.by_id(row.item_id).name, row.origin, _route(row.route)):
-            calibration_from_json(row.map)
-        for row in rows
-    }  # fmt: skip
+def maps_of(
+    connection: Connection, catalog: Catalog, gates: Sequence[int]
+) -> tuple[dict[MapKey, Calibration], dict[str, Mode]]:
+    """The maps that some gates fitted, and the merge mode that each found best for queries of its version."""
+    mine = select(calibration).where(calibration.c.gate_id.in_(gates))
+    rows = connection.execute(mine.order_by(calibration.c.id)).all()
+    maps, modes = {}, {}
+    for row in rows:
+        query = catalog.by_id(row.query_id).name
+        maps[query, catalog.by_id(row.item_id).name, row.origin, _route(row.route)] = calibration_from_json(row.map)
+        if row.evidence.get(MODE):
+            modes[query] = Mode(row.evidence[MODE])
+    return maps, modes
 
 
 def forget_edge(connection: Connection, key: EdgeKey) -> int:

@@ -281,7 +281,7 @@ class Replica:
                     return False
                 current = None if row.current_id is None else self._catalog.by_id(row.current_id)
                 trial, gates = deployed(connection, self._catalog, live.id)
-                maps = maps_of(connection, self._catalog, gates) if gates != live.gates else None
+                fitted = maps_of(connection, self._catalog, gates) if gates != live.gates else None
                 blocks: Blocks = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
@@ -292,8 +292,8 @@ class Replica:
             with live.switching(current):
                 self._apply(live, blocks, row.next_seq - 1)
                 live.trial = trial
-                if maps is not None:
-                    live.gallery.calibrate(maps)
+                if fitted is not None:
+                    live.gallery.calibrate(*fitted)
                     live.gates = gates
             return True
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from index.edge_maps import check_calibration, edge_maps, map_key
+from index.edge_maps import check_calibration, edge_maps, map_key, together, wished_mode
 from index.errors import InvalidVersionFolder
 from index.graph import Graph, Route
+from index.merge import Mode
 from index.version import Card, Edge, EdgeKind, Score
 
 
@@ -100,3 +101,42 @@ def test_a_bad_calibration_is_refused(calibration: dict[str, Any], message: str,
     with pytest.raises(InvalidVersionFolder, match=message) as caught:
         check_calibration(bad, card("v2"), card("v1"))
     assert caught.value.pointer == f"/edges/v1/calibration{pointer}"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "evidence", "origin", "mode"),
+    [
+        ((), None, "encoded", None),
+        ((), None, "transformed", "calibrated"),
+        (("identity",), None, "encoded", "raw"),
+        (("identity",), "calibrated", "encoded", "calibrated"),
+        (("truncate", "identity"), None, "encoded", "raw"),
+        (("truncate", "matrix"), None, "encoded", "calibrated"),
+        (("matrix",), None, "encoded", "calibrated"),
+        (("matrix",), "raw", "encoded", "raw"),
+        (("zero_pad", "identity"), "calibrated", "encoded", "raw"),
+        (("dual",), None, "encoded", "calibrated"),
+    ],
+)
+def test_a_route_wishes_for_what_its_one_edge_measured_or_else_for_what_its_kinds_are_known_for(
+    kinds: tuple[str, ...], evidence: str | None, origin: str, mode: str | None
+) -> None:
+    names = [f"v{len(kinds) - n}" for n in range(len(kinds) + 1)]
+    calibration = None if evidence is None else {"edge": one_map(1), "own": one_map(1), "mode": evidence}
+    edges = tuple(Edge(names[n], names[n + 1], EdgeKind(kind), calibration=calibration) for n, kind in enumerate(kinds))
+    assert wished_mode(Route(names[0], names[-1], edges), origin) == mode
+
+
+def test_routes_that_wish_for_different_modes_are_calibrated() -> None:
+    assert together([None, Mode.RAW, Mode.RAW]) is Mode.RAW
+    assert together([None, Mode.RAW, Mode.CALIBRATED]) is Mode.CALIBRATED
+    assert together([None]) is None
+
+
+def test_a_mode_that_is_none_is_refused_with_its_place() -> None:
+    told = {"edge": one_map(1), "own": one_map(1), "mode": "magic"}
+    broken = Edge("v2", "v1", EdgeKind.MATRIX, calibration=told)
+    with pytest.raises(InvalidVersionFolder, match="must be one of calibrated, raw, rank") as caught:
+        check_calibration(broken, card("v2"), card("v1"))
+    assert caught.value.pointer == "/edges/v1/calibration/mode"
+    check_calibration(Edge("v2", "v1", EdgeKind.MATRIX, calibration={**told, "mode": "rank"}), card("v2"), card("v1"))

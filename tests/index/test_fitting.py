@@ -20,7 +20,7 @@ from index.fitting import (
     split_pairs,
 )
 from index.space import Cosine, Vectors
-from index.version import Card
+from index.version import Card, EdgeKind
 
 OLD, NEW = Card("v1", 4, {"kind": "cosine"}), Card("v2", 6, {"kind": "cosine"})
 OLD_L2 = Card("v1", 4, {"kind": "l2"})
@@ -97,7 +97,7 @@ def test_without_labels_an_item_must_find_itself() -> None:
 
 def test_the_maps_tell_right_from_wrong_and_run_with_their_spaces(pairs: Pairs) -> None:
     adapter = fit_adapter("ridge", pairs, NEW, OLD_L2, {})
-    maps = fit_calibration_maps(adapter(pairs.new_QM), pairs, NEW, OLD_L2)
+    maps = fit_calibration_maps(EdgeKind.MATRIX, adapter(pairs.new_QM), pairs, NEW, OLD_L2)
 
     through, own = (calibration_from_json(maps[name]) for name in ("edge", "own"))
     assert through(0.1) > through(2.0)

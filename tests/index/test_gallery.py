@@ -16,6 +16,7 @@ from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable,
 from index.filter import parse_filter
 from index.found import Missing
 from index.gallery import Ask, Encode, Gallery, QueryChanged
+from index.merge import Mode
 from index.metadata import Item
 from index.shard import MISSING
 from index.space import Cosine, Vectors
@@ -221,7 +222,7 @@ def test_own_maps_rank_once_they_cover_every_shard(mixed: Gallery) -> None:
     maps = {("v2", *V1, THROUGH): calibration(1.0), ("v2", *ENCODED, ()): calibration(1.0, 1e3)}
     mixed.calibrate({key: maps[key] for key in list(maps)[:1]})
     assert mixed.search("v2", q, 6).mode == "raw"
-    mixed.calibrate(maps)
+    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
     found = mixed.search("v2", q, 6)
     assert found.mode == "calibrated"
     # By its map no own item is right: all of v1 comes before.
@@ -232,6 +233,26 @@ def test_own_maps_rank_once_they_cover_every_shard(mixed: Gallery) -> None:
     assert [shard.calibration for shard in mixed.search("v2", q, 6, mode="raw").shards] == [None, None]
     mixed.apply({MOVED: ([7], unit(1, 4, 3))})
     assert mixed.search("v2", q, 6).mode == "raw"
+
+
+def test_what_was_measured_says_the_mode_and_a_rule_does_where_nothing_was(
+    mixed: Gallery, chain: dict[str, Version]
+) -> None:
+    """Along an edge into the old space raw scores serve without evidence, though maps are there."""
+    (edge,) = chain["v2"].edges
+    maps = {"edge": calibration(5.0).as_json(), "own": calibration(6.0).as_json()}
+
+    def mode() -> str:
+        return mixed.search("v2", always(unit(1, 4)), 6).mode
+
+    mixed.add_edge(replace(edge, calibration=maps))
+    assert mode() == "raw"
+    mixed.add_edge(replace(edge, calibration={**maps, "mode": "calibrated"}))
+    assert mode() == "calibrated"
+    mixed.calibrate({}, {"v2": Mode.RANK, "v3": Mode.RAW})
+    assert mode() == "rank"
+    mixed.add_edge(replace(edge, calibration={**maps, "mode": "raw"}))
+    assert mode() == "raw"  # what was measured went with the edge it was measured along
 
 
 def test_a_map_of_another_route_is_never_used(mixed: Gallery) -> None:
@@ -255,7 +276,8 @@ def test_the_maps_of_edges_serve_where_the_gallery_has_no_complete_set(
     mixed.add_edge(replace(edge, calibration=maps))
 
     def used() -> list[float]:
-        return [s.calibration.slope for s in mixed.search("v2", always(unit(1, 4)), 6).shards if s.calibration]
+        found = mixed.search("v2", always(unit(1, 4)), 6, mode="calibrated")
+        return [s.calibration.slope for s in found.shards if s.calibration]
 
     assert used() == [5.0, 6.0]
     mixed.calibrate({("v2", *ENCODED, ()): calibration(1.0)})
@@ -294,12 +316,12 @@ def test_the_gallerys_own_maps_go_with_the_edge_they_were_fitted_on(mixed: Galle
     def mode() -> str:
         return mixed.search("v2", always(unit(1, 4)), 6).mode
 
-    mixed.calibrate(maps)
+    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
     mixed.add_edge(edge)  # the very edge that is there
     assert mode() == "calibrated"
     mixed.add_edge(replace(edge, support=9))
     assert mode() == "raw"
-    mixed.calibrate(maps)
+    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
     assert mode() == "calibrated"
     mixed.remove_edge(edge.key)
     mixed.add_edge(edge)
@@ -370,7 +392,7 @@ def test_raw_scores_of_unlike_spaces_are_not_ranked_together_unless_fused(
     found = gallery.search("new", always(unit(3, 4, 2)), 4)
     assert found.mode == "rank"
     assert (found.shards_QK == [0, 1, 0, 1]).all()
-    np.testing.assert_allclose(found.scores_QK, [[1 / 61, 1 / 61, 1 / 62, 1 / 62]] * 3)
+    np.testing.assert_allclose(found.scores_QK, [[1 / 62, 1 / 62, 1 / 64, 1 / 64]] * 3)
     with pytest.raises(ModeUnavailable, match="scores of spaces cosine and l2 are not of one kind; legal now: rank"):
         gallery.search("new", always(unit(1, 4)), 4, mode="raw")
     gallery.apply({}, removed=[3, 4])

@@ -118,10 +118,18 @@ def test_probabilities_that_round_to_one_still_rank() -> None:
 
 
 def test_ranks_are_fused_by_place() -> None:
-    merged = merge_rank([result((0.9, 1), (0.8, 2)), result((7.0, 3), (9.0, 4)), result((0.1, 5), (0, MISSING))], 5)
+    found = [result((0.9, 1), (0.8, 2)), result((7.0, 3), (9.0, 4)), result((0.1, 5), (0, MISSING))]
+    merged = merge_rank(found, [10, 10, 10], 5)
     np.testing.assert_array_equal(merged.keys_QK, [[1, 3, 5, 2, 4]])
-    np.testing.assert_allclose(merged.scores_QK, [[1 / 61] * 3 + [1 / 62] * 2])
+    np.testing.assert_allclose(merged.scores_QK, [[1 / 63] * 3 + [1 / 66] * 2])
     np.testing.assert_allclose(merged.raw_QK, [[0.9, 7.0, 0.1, 0.8, 9.0]])
+
+
+def test_a_place_weighs_as_the_share_of_its_shard() -> None:
+    """The best of 1 item stands for it all, as the third of 3 does."""
+    merged = merge_rank([result((0.9, 1), (0.8, 2), (0.7, 3)), result((0.9, 4), (0, MISSING), (0, MISSING))], [3, 1], 4)
+    np.testing.assert_array_equal(merged.keys_QK, [[1, 2, 3, 4]])
+    np.testing.assert_allclose(merged.scores_QK, [[1 / (60 + 4 / 3), 1 / (60 + 8 / 3), 1 / 64, 1 / 64]])
 
 
 SHARDS = st.lists(
@@ -142,15 +150,21 @@ def test_each_mode_equals_a_sort_of_everything_and_keeps_the_order_of_every_shar
     shards: list[tuple[list[float], bool, list[float], float]], k: int, mode: Mode
 ) -> None:
     found, maps, everything = [], [], []
+    sizes = [len(scores) for scores, *_ in shards]
+    size = sum(sizes)
     for number, (scores, higher, rates, slope) in enumerate(shards):
         knots = list(zip(np.linspace(-0.5, 0.5, len(rates)), rates if higher else rates[::-1], strict=True))
         maps.append(calibration(slope if higher else -slope, *knots))
         best = sorted(scores, reverse=higher)[:k]
         found.append(result(*((s, 100 * number + i) for i, s in enumerate(best)), *[(0.0, MISSING)] * (k - len(best))))
         for place, score in enumerate(best):
-            good = naive_log_odds(maps[-1], score) if mode is Mode.CALIBRATED else 1 / (60 + place + 1)
+            good = (
+                naive_log_odds(maps[-1], score)
+                if mode is Mode.CALIBRATED
+                else 1 / (60 + (place + 1) * size / len(scores))
+            )
             everything.append((good, 100 * number + place))
-    merged = merge_calibrated(found, maps, k) if mode is Mode.CALIBRATED else merge_rank(found, k)
+    merged = merge_calibrated(found, maps, k) if mode is Mode.CALIBRATED else merge_rank(found, sizes, k)
     goodness = {key: good for good, key in everything}
     keys = [key for key in merged.keys_QK[0].tolist() if key != MISSING]
     assert (len(set(keys)), merged.keys_QK.shape) == (min(k, len(everything)), (1, k))
@@ -173,6 +187,9 @@ def test_the_mode_is_the_first_that_is_possible() -> None:
     assert choose_mode(None, unlike, False) is Mode.RANK
     assert choose_mode("raw", alike, True) is Mode.RAW
     assert choose_mode("rank", [Cosine()], True) is Mode.RANK
+    assert choose_mode(None, alike, True, Mode.RAW) is Mode.RAW
+    assert choose_mode(None, unlike, True, Mode.RAW) is Mode.CALIBRATED
+    assert choose_mode("calibrated", alike, True, Mode.RAW) is Mode.CALIBRATED
 
 
 def test_a_mode_that_is_not_possible_is_refused_with_the_reason_and_the_legal_ones() -> None:

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 from index.calibration import calibration_from_json
+from index.curves import backfill_values
 from index.encoder import Encoder, verify_version
 from index.evaluation import Retrieval, paired_bootstrap, retrieval
 from index.folder import load_version
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import EdgeKind, Score, Version
-from training.curves import backfill_values
 from training.digits import Digits, load_digits_split
 from training.recipes import find_recipe, recipe_from_json
 from training.train import train

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index.curves import CALIBRATED, RAW
 from index.errors import InvalidArgument
 from index.evaluation import mean_interval, p_com, p_up
 from index.folder import load_version
 from index.version import Version
-from training.curves import CALIBRATED, RAW
 from training.data import Arrays, Data, ImageSet
 from training.evaluate import METRICS
 from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, evaluate, match, ratio_interval

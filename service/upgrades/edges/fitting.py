@@ -94,7 +94,7 @@ def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, te
         edge = replace(
             edge,
             scores=intervals(measured),
-            calibration=fit_calibration_maps(queries, pairs, new.card, old.card) if pairs.labelled else None,
+            calibration=fit_calibration_maps(edge.kind, queries, pairs, new.card, old.card) if pairs.labelled else None,
         )
         write(edge, folder)
         made = {

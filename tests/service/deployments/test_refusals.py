@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import insert, select
+from sqlalchemy import insert, select, update
 
 from index.version import Version
 from service.store.tables import gate_report
@@ -18,7 +18,8 @@ def more(
 ) -> None:
     root = tmp_path_factory.mktemp("more")
     wrong = make_version(root / "wrong", "wrong", 4, seed=5, edges=[(versions["v1"], "identity")])
-    assert served.register(wrong).status_code == 201
+    for version in (wrong, make_version(root / "far", "far", 5, seed=9)):
+        assert served.register(version).status_code == 201
 
 
 @pytest.fixture
@@ -157,6 +158,39 @@ class TestRefusal:
         deploy(served, path, "v1")
 
         assert served.http.post(f"{path}/rollback").json()["version"] == "wrong"
+
+
+class TestNotes:
+    def test_a_deployment_says_what_it_does_not_reach_and_what_no_gate_has_measured(
+        self, served: Any, filled: str
+    ) -> None:
+        """`far` has no edge: v1 answers on. `v2` has one."""
+        alone = deploy(served, filled, "far", until="verified").json()
+        advanced = advance(served, filled, alone["id"], "current").json()
+        served.http.post(f"{filled}/rollback")
+        reached = deploy(served, filled, "v2").json()
+
+        for told in (alone["notes"], advanced["notes"]):
+            assert len(told) == 2
+            assert "20 items" in told[0]
+            assert "'v1'" in told[0]
+            assert "no gate" in told[1]
+        assert [note.partition(" has")[0] for note in reached["notes"]] == ["no gate"]
+
+    @pytest.mark.parametrize("verdict", ["pass", "warn", "refuse"])
+    def test_it_tells_of_a_gate_that_did_not_pass(self, served: Any, refused: tuple[str, int], verdict: str) -> None:
+        path, gate = refused
+        with served.runtime.database.write() as connection:
+            connection.execute(update(gate_report).where(gate_report.c.id == gate).values(verdict=verdict))
+
+        told = deploy(served, path, override="known").json()["notes"]
+
+        assert [f"gate {gate} " in note for note in told] == ([] if verdict == "pass" else [True])
+
+    def test_a_first_deployment_and_a_rollback_have_nothing_to_tell(self, served: Any, filled: str) -> None:
+        assert deploy(served, served.gallery(None), "v1").json()["notes"] == []
+        deploy(served, filled, "v2")
+        assert served.http.post(f"{filled}/rollback").json()["notes"] == []
 
 
 class TestOptions:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 
 from index.encoder import Encoder
 from index.version import Version
@@ -414,8 +414,11 @@ class TestPage:
 
 
 class TestCalibrations:
-    def ask(self, served: Any, path: str, picture: bytes) -> dict[str, Any]:
-        return dict(served.query(path, picture, k=20).json())
+    def ask(self, served: Any, path: str, picture: bytes, **options: Any) -> dict[str, Any]:
+        return dict(served.query(path, picture, k=20, **options).json())
+
+    def in_force(self, served: Any, path: str, picture: bytes) -> bool:
+        return bool(self.ask(served, path, picture, mode="calibrated").get("mode") == "calibrated")
 
     @pytest.mark.parametrize("label", ["digit", None])
     def test_they_come_into_force_with_the_deployment_and_go_with_its_rollback(
@@ -430,7 +433,8 @@ class TestCalibrations:
 
         served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
         served.ingest(path, {"late": pictures[5]})
-        mixed = self.ask(served, path, pictures[0])
+        assert self.ask(served, path, pictures[0])["mode"] == report["merge"]["mode"]
+        mixed = self.ask(served, path, pictures[0], mode="calibrated")
         raw = served.query(path, pictures[0], k=20, mode="raw").json()["results"][0]["matches"]
 
         assert (mixed["mode"], mixed["mix"]) == ("calibrated", {"v1": 20, "v2": 1})
@@ -452,9 +456,30 @@ class TestCalibrations:
         body = {"version": "v2", "gate": number, "override": "a test", "until": "canary", "canary": {"share": 1.0}}
         assert served.http.post(f"{path}/deployments", json=body).status_code == 201
 
-        answer = self.ask(served, path, pictures[0])
+        answer = self.ask(served, path, pictures[0], mode="calibrated")
 
         assert (answer["version"], answer["mode"]) == ("v2", "calibrated")
+
+    def test_the_mode_that_a_gate_found_best_is_the_default_while_its_deployment_stands(
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+    ) -> None:
+        path = filled()
+        report = gate(served, path, label="digit").json()
+        areas = report["merge"]["areas"]
+        assert set(areas) == {"raw", "calibrated", "rank"}
+        assert set(report["merge"]["gains"]) == set(areas) - {report["merge"]["mode"]}
+        # All modes serve this gallery alike: have the gate have found another than the rule gives.
+        with served.runtime.database.write() as connection:
+            mine = calibration.c.gate_id == report["id"]
+            for row in connection.execute(select(calibration).where(mine, calibration.c.route != [])).all():
+                found = {**row.evidence, "mode": row.evidence["mode"] and "rank"}
+                connection.execute(update(calibration).where(calibration.c.id == row.id).values(evidence=found))
+        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
+        served.ingest(path, {"late": pictures[5]})
+
+        assert self.ask(served, path, pictures[0])["mode"] == "rank"
+        served.http.post(f"{path}/rollback")
+        assert self.ask(served, path, pictures[0])["mode"] == "raw"
 
     def test_a_deployment_without_gate_has_none(
         self, served: Any, filled: Callable[[], str], pictures: list[bytes]
@@ -463,7 +488,7 @@ class TestCalibrations:
         gate(served, path, label="digit")
         served.http.post(f"{path}/deployments", json={"version": "v2"})
 
-        assert self.ask(served, path, pictures[0])["mode"] == "raw"
+        assert not self.in_force(served, path, pictures[0])
 
     def test_those_of_a_replaced_edge_are_forgotten(
         self, served: Any, filled: Callable[[], str], pictures: list[bytes]
@@ -471,12 +496,12 @@ class TestCalibrations:
         path = filled()
         number = gate(served, path, label="digit").json()["id"]
         served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
-        assert self.ask(served, path, pictures[0])["mode"] == "calibrated"
+        assert self.in_force(served, path, pictures[0])
 
         body = {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
         assert served.http.post("/edges", json=body).status_code == 201
 
-        assert self.ask(served, path, pictures[0])["mode"] == "raw"
+        assert not self.in_force(served, path, pictures[0])
         with served.runtime.database.lookup() as connection:
             left = connection.execute(select(calibration.c.route).where(calibration.c.gate_id == number)).scalars()
             assert list(left) == [[]]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
-from index.evaluation import Compared, retrieval
-from index.matching import Matching, fit_map
-from index.merge import merge_rank
-from index.ordering import Waiting, backfill_order
-from index.space import Cosine, Euclidean, Lorentz, Space
-from training import curves
-from training.curves import (
+from index import curves
+from index.curves import (
     CALIBRATED,
     LABEL_FREE,
     RANK,
@@ -23,6 +19,11 @@ from training.curves import (
     fused_values,
     measure_curves,
 )
+from index.evaluation import Compared, retrieval
+from index.matching import Matching, fit_maps
+from index.merge import merge_rank
+from index.ordering import Waiting, backfill_order
+from index.space import Cosine, Euclidean, Lorentz, Space
 
 
 def naive_values(
@@ -58,7 +59,7 @@ def test_the_values_of_a_curve_equal_the_naive_twin(metric: str, queries: int, i
 def naive_fused(
     old: np.ndarray, new: np.ndarray, relevant: np.ndarray, order: Sequence[int], metric: str, points: int
 ) -> np.ndarray:
-    """The places of unmoved and moved items, found by sorting each list alone, become the costs; unmoved ones first."""
+    """The places of unmoved and moved items, as shares of their lists sorted alone, become the costs; unmoved first."""
     values = np.zeros((points, len(old)))
     for point in range(points):
         moved = list(order[: round(point / (points - 1) * len(order))])
@@ -68,7 +69,11 @@ def naive_fused(
                 sorted(items, key=lambda i, cost=cost: (cost[query, i], relevant[query, i]))
                 for items, cost in ((unmoved, old), (moved, new))
             ]
-            fused = [(place, shard, i) for shard, items in enumerate(lists) for place, i in enumerate(items)]
+            fused = [
+                (Fraction(1 + place, len(items)), shard, i)
+                for shard, items in enumerate(lists)
+                for place, i in enumerate(items)
+            ]
             cost = np.empty((1, len(order)))
             for place, (*_, i) in enumerate(sorted(fused)):
                 cost[0, i] = place
@@ -99,7 +104,7 @@ def test_fused_places_rank_as_the_gallery_does() -> None:
     for cost, mine in ((old, np.flatnonzero(~moved)), (new, np.flatnonzero(moved))):
         best = np.argsort(cost[:, mine], axis=1)
         shards.append((-np.take_along_axis(cost[:, mine], best, axis=1), mine[best]))
-    merged = merge_rank(shards, 20).keys_QK
+    merged = merge_rank(shards, [8, 12], 20).keys_QK
     relevant = generator.random((4, 20)) < 0.3
     for k in (1, 2, 7):
         at_60_percent = fused_values(old, new, relevant, order, f"cmc@{k}", points=6)[3]
@@ -195,7 +200,7 @@ def test_each_query_is_ranked_by_maps_that_never_saw_it(monkeypatch: pytest.Monk
     old, new, right = two_versions(Cosine(), same=False)
     fitted: list[np.ndarray] = []
     monkeypatch.setattr(
-        curves, "fit_map", lambda side, match, rows, seed: fitted.append(rows) or fit_map(side, match, rows, seed)
+        curves, "fit_maps", lambda sides, match, rows, seed: fitted.append(rows) or fit_maps(sides, match, rows, seed)
     )
     used: list[np.ndarray] = []
     original = curves._Way.costs
@@ -217,9 +222,9 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     items, queries = generator.integers(8, size=3000), generator.integers(8, size=300)
     side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
     right, rows = matching(queries, items), np.arange(300)
-    drawn = fit_map(side, right, rows)
+    drawn = fit_maps([side], right, rows)[0]
     monkeypatch.setattr("index.matching.SURE", 3000)
-    full = fit_map(side, right, rows)
+    full = fit_maps([side], right, rows)[0]
     at = np.linspace(-0.5, 0.99, 12)
     np.testing.assert_allclose(drawn(at), full(at), atol=0.06)
     assert full(0.99) > 0.6 > 0.2 > full(0.0)
@@ -228,9 +233,9 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
 def test_a_query_does_not_teach_the_map_that_it_matches_itself() -> None:
     """Every class has one image: seen without itself, no match is ever right."""
     x = draw(Cosine(), np.arange(30), 0.0, 1)
-    fitted = fit_map(Compared(x, x, Cosine()), matching(range(30), range(30), same=True), np.arange(30))
+    fitted = fit_maps([Compared(x, x, Cosine())], matching(range(30), range(30), same=True), np.arange(30))[0]
     assert fitted(0.9) < 0.1
-    assert fit_map(Compared(x, x, Cosine()), matching(range(30), range(30)), np.arange(30))(1.0) > 0.5
+    assert fit_maps([Compared(x, x, Cosine())], matching(range(30), range(30)), np.arange(30))[0](1.0) > 0.5
 
 
 def test_a_query_is_valid_when_an_item_other_than_itself_is_right() -> None:

@@ -18,16 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
-from index.chance import fit_chance
 from index.evaluation import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
-from index.matching import Matching, fit_map, read_scores
+from index.matching import Right, fit_chance_maps, fit_maps, read_scores
 from index.ordering import POINTS, BackfillCurve
 from index.version import Score
 
 RAW, RANK, CALIBRATED, LABEL_FREE = "raw", "rank", "calibrated", "label-free"
-CHANCE_PAIRS = 20_000
-"""About so many random pairs make a map without labels."""
-
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -45,7 +41,7 @@ class Curve:
 def measure_curves(
     before: Compared,
     after: Compared,
-    matching: Matching,
+    matching: Right,
     orders: Mapping[str, Ints],
     *,
     metric: str = "cmc@1",
@@ -64,13 +60,14 @@ def measure_curves(
 def curve_values(
     before: Compared,
     after: Compared,
-    matching: Matching,
+    matching: Right,
     orders: Mapping[str, Ints],
     modes: Sequence[str],
     *,
     metric: str = "cmc@1",
     points: int = POINTS,
     seed: int = 0,
+    fit_on: Ints | None = None,
 ) -> dict[tuple[str, str], Floats]:
     """What each query finds during a backfill, in several orders and modes.
 
@@ -83,14 +80,17 @@ def curve_values(
         metric: "cmc@<k>" or "mAP@1.0".
         points: P, at least 2.
         seed: of the two halves and of the items drawn to fit the maps.
+        fit_on: numbers of the queries that maps are fitted on, for all; by default each half ranks by the other's.
 
     Returns:
         (order, mode) -> the metric of each valid query, (P, V).
     """
-    half_Q = np.random.default_rng(seed).permutation(len(matching.query_codes)) % 2
-    sides = [_Way(side, _maps(side, matching, half_Q, modes, seed), half_Q) for side in (before, after)]
+    half_Q = np.random.default_rng(seed).permutation(len(matching.self_Q)) % 2
+    others = [np.flatnonzero(half_Q != half) if fit_on is None else fit_on for half in (0, 1)]
+    fitted = _maps((before, after), matching, others, modes, seed)
+    sides = [_Way(side, maps, half_Q) for side, maps in zip((before, after), fitted, strict=True)]
     values = {(order, mode): np.empty((points, len(half_Q))) for order in orders for mode in modes}
-    for rows in blocks(len(half_Q), 4 * len(matching.item_codes)):
+    for rows in blocks(len(half_Q), 4 * len(before.items)):
         relevant_BN = matching.relevant(rows)
         old, new = (side.costs(rows, matching.self_Q[rows], relevant_BN) for side in sides)
         for (order, mode), measured_PQ in values.items():
@@ -121,20 +121,28 @@ def backfill_values(
 def fused_values(
     old_BN: Floats, new_BN: Floats, relevant_BN: Bools, order_N: Ints, metric: str = "cmc@1", points: int = POINTS
 ) -> Floats:
-    """As `backfill_values`, but the items rank by their places among the unmoved and among the moved ones.
+    """As `backfill_values`, but the items rank by their places among the unmoved and among the moved ones, by share.
 
     That is `index.merge.merge_rank`: of equal places the unmoved item comes first, its shard being the older.
     """
-    old_ranked_BN, new_ranked_BN = (np.lexsort((relevant_BN, cost_BN)) for cost_BN in (old_BN, new_BN))
+    ranked_by = [np.lexsort((relevant_BN, cost_BN)) for cost_BN in (old_BN, new_BN)]
     values = []
     for moved_N in _moved(order_N, points):
         cost_BN = np.empty(old_BN.shape)
-        for late, (ranked_BN, here_N) in enumerate(((old_ranked_BN, ~moved_N), (new_ranked_BN, moved_N))):
-            column_BS = ranked_BN[here_N[ranked_BN]].reshape(len(cost_BN), -1)
-            np.put_along_axis(cost_BN, column_BS, 2.0 * np.arange(column_BS.shape[1]) + late, axis=1)
+        here = [~moved_N, moved_N]
+        for place_S, here_N, ranked_BN in zip(_places([int(h.sum()) for h in here]), here, ranked_by, strict=True):
+            np.put_along_axis(cost_BN, ranked_BN[here_N[ranked_BN]].reshape(len(cost_BN), -1), place_S[None], axis=1)
         cost_BN[np.isinf(old_BN)] = np.inf  # a query's own image
         values.append(_per_query(cost_BN, relevant_BN, metric))
     return np.stack(values)
+
+
+def _places(sizes: Sequence[int]) -> list[Floats]:
+    """Per shard (S,) where each of its places comes in the list of all."""
+    share = np.concatenate([(1 + np.arange(size)) * sum(sizes) / max(size, 1) for size in sizes])
+    place = np.empty(len(share))
+    place[share.argsort(kind="stable")] = np.arange(len(share))
+    return np.split(place, np.cumsum(sizes)[:-1])
 
 
 class _Way:
@@ -159,28 +167,15 @@ class _Way:
 
 
 def _maps(
-    side: Compared, matching: Matching, half_Q: Ints, modes: Sequence[str], seed: int
-) -> dict[str, list[Calibration]]:
-    """For each half of the queries the map fitted on the other, by each mode that has one."""
-    others = [np.flatnonzero(half_Q != half) for half in (0, 1)]
-    fits = {CALIBRATED: fit_map, LABEL_FREE: _fit_by_chance}
-    return {mode: [fit(side, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
-
-
-def _fit_by_chance(side: Compared, matching: Matching, rows: Ints, seed: int) -> Calibration:
-    """The map of `index.chance` from these queries, each beside as many random items, never its own image."""
-    generator = np.random.default_rng(seed)
-    queries, items = comparable(side)
-    drawn = []
-    for block in blocks(len(rows), len(items)):
-        some, relevant_BN = rows[block], matching.relevant(rows[block])
-        cost_BN = costs(queries[some], items, side.space)
-        leave_out(matching.self_Q[some], cost_BN, relevant_BN)
-        column_BS = generator.integers(len(items), size=(len(some), -(-CHANCE_PAIRS // len(rows))))
-        drawn.append(np.take_along_axis(cost_BN, column_BS, axis=1).ravel())
-    cost_S = np.concatenate(drawn)
-    score_S = read_scores(cost_S[np.isfinite(cost_S)], side.space)
-    return fit_chance(score_S, len(items), higher_is_better=side.space.higher_is_better)
+    sides: Sequence[Compared], matching: Right, others: Sequence[Ints], modes: Sequence[str], seed: int
+) -> list[dict[str, list[Calibration]]]:
+    """For each side, by each mode that has maps: for each half of the queries the map fitted on the other."""
+    fits = {CALIBRATED: fit_maps, LABEL_FREE: fit_chance_maps}
+    made = {mode: [fit(sides, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
+    return [
+        {mode: [of_half[number] for of_half in by_half] for mode, by_half in made.items()}
+        for number in range(len(sides))
+    ]
 
 
 def _per_query(cost_BN: Floats, relevant_BN: Bools, metric: str) -> Floats:

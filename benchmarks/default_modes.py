@@ -1,0 +1,233 @@
+"""Does any merge mode beat the default? Many small upgrades of real images, over seeds, shares and kinds of edges.
+
+    python benchmarks/default_modes.py omniglot cifar100 tiny_imagenet --data FOLDER --seeds 5
+    python benchmarks/default_modes.py digits --seeds 5
+
+Versions are cheap stand-ins, so that there can be many: gradient histograms and colours of real images, reduced by
+principal components, then a linear discriminant projection fitted on training classes (old: half of the classes, a
+third of the features; new: all). The edges:
+
+    identity   new is a ridge regression of the new features on the old embeddings and the old class means (after BCT)
+    truncate   the same, beside further dimensions of its own (after BT2 and OCA); `zero_pad` without renormalising
+    procrustes an independent new version, and a rotation fitted on training images; `dual` none, queries by the old
+    forward    old items carried to the new space by ridge regression; unmoved ones by `dual`
+
+Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
+(`index.modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
+curve (0, 10, ... 100 % moved in random order) of the default, the gain of each other mode over it with its interval
+over all seeds' queries, and how often each was chosen. `held` says that no other mode beats the default beyond it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from index.curves import CALIBRATED, RANK, RAW, curve_values
+from index.edge_maps import safe_mode
+from index.evaluation import MEAN_AP, Compared, paired_bootstrap
+from index.matching import Matching
+from index.modes import choose
+from index.space import Cosine
+
+Floats = NDArray[np.float64]
+
+SETS = ("omniglot", "cifar100", "tiny_imagenet", "digits")
+SIZE = {"omniglot": 48, "cifar100": 32, "tiny_imagenet": 48, "digits": 16}
+CLASSES = {"omniglot": 100, "cifar100": 20, "tiny_imagenet": 30, "digits": 5}
+"""Hidden classes of a gallery."""
+PER_CLASS, QUERIES, ITEMS, OLD_DIM, NEW_DIM = 60, 600, 1_500, 16, 48
+MODES = (RAW, RANK, CALIBRATED)
+COSINE = Cosine()
+
+
+@dataclass(frozen=True)
+class Upgrade:
+    """One way to upgrade: what queries meet before items move, and after; and the kinds of its edge."""
+
+    kind: str
+    before: Compared
+    after: Compared
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sets", nargs="+", choices=SETS)
+    parser.add_argument("--data", type=Path, help="the folder of the packed sets")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--few", type=int, default=QUERIES, help="choosing queries, at most")
+    arguments = parser.parse_args()
+    print("| set | edge | metric | default | chosen | area | raw | rank | calibrated | held |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for name in arguments.sets:
+        images, labels = read(name, arguments.data)
+        features = describe(images, SIZE[name])
+        found: dict[tuple[str, str], list[dict[str, Floats]]] = defaultdict(list)
+        chosen: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for seed in range(arguments.seeds):
+            for metric in ("cmc@1", MEAN_AP):
+                for upgrade, right in upgrades(features, labels, CLASSES[name], seed):
+                    mode, area = measured(upgrade, right, metric, arguments.few, seed)
+                    found[upgrade.kind, metric].append({"default": area[mode], **area})
+                    chosen[upgrade.kind, metric][mode] += 1
+        for (kind, metric), areas in found.items():
+            print(row(name, kind, metric, areas, chosen[kind, metric]), flush=True)
+
+
+def row(name: str, kind: str, metric: str, areas: list[dict[str, Floats]], chosen: Counter[str]) -> str:
+    every = {mode: np.concatenate([one[mode] for one in areas]) for mode in ("default", *MODES)}
+    gains = {mode: paired_bootstrap(every[mode], every["default"]) for mode in MODES}
+    told = [f"{100 * g.value:+.1f} [{100 * g.low:+.1f}, {100 * g.high:+.1f}]" for g in gains.values()]
+    held = "yes" if all(gain.low <= 0 for gain in gains.values()) else "no"
+    default = safe_mode([kind]).value
+    picked = ", ".join(f"{mode} {count}" for mode, count in chosen.most_common())
+    area = f"{100 * every['default'].mean():.1f}"
+    return f"| {name} | {kind} | {metric} | {default} | {picked} | {area} | {' | '.join(told)} | {held} |"
+
+
+def measured(upgrade: Upgrade, right: Matching, metric: str, few: int, seed: int) -> tuple[str, dict[str, Floats]]:
+    """The mode that one half of the queries chooses, and each mode's area for the queries of the other half."""
+    half = np.random.default_rng(seed).permutation(len(right.query_codes)) % 2
+    choosing, judging = np.flatnonzero(half == 0)[:few], np.flatnonzero(half == 1)
+    own = Matching(right.query_codes[choosing], right.item_codes, right.self_Q[choosing])
+    sides = [Compared(side.queries[choosing], side.items, COSINE) for side in (upgrade.before, upgrade.after)]
+    chosen = choose(*sides, own, safe=safe_mode([upgrade.kind]), metric=metric, seed=seed)
+    order = {"": np.random.default_rng(seed + 1).permutation(len(upgrade.before.items))}
+    values = curve_values(upgrade.before, upgrade.after, right, order, MODES, metric=metric, points=11, fit_on=choosing)
+    asked = np.isin(np.flatnonzero(right.valid), judging)
+    area = {mode: np.trapezoid(curve, dx=0.1, axis=0)[asked] for (_, mode), curve in values.items()}
+    return (chosen.mode.value if chosen else RAW), area
+
+
+def upgrades(features: Floats, labels: NDArray[np.int64], hidden: int, seed: int) -> Iterator[tuple[Upgrade, Matching]]:
+    """Every kind of upgrade of one draw of classes."""
+    generator = np.random.default_rng(seed)
+    classes = generator.permutation(np.unique(labels))
+    shown = classes[hidden:]
+    train = np.flatnonzero(np.isin(labels, shown))
+    train = generator.permutation(train)[:6_000]
+    gallery = generator.permutation(np.flatnonzero(np.isin(labels, classes[:hidden])))
+    query, item = gallery[:QUERIES], gallery[QUERIES:][:ITEMS]
+    if len(item) < QUERIES // 2:
+        query, item = gallery[: len(gallery) // 3], gallery[len(gallery) // 3 :]
+    narrow = features[:, : features.shape[1] // 3]
+    seen = train[np.isin(labels[train], shown[: len(shown) // 2])]
+    old = unit(narrow @ discriminant(narrow[seen], labels[seen], OLD_DIM))
+    new = unit(features @ discriminant(features[train], labels[train], NEW_DIM))
+    means = class_means(old[train], labels[train])
+    into_old = ridge(features[train], 0.5 * old[train] + 0.5 * means)
+    bct = unit(features @ into_old)
+    wide = np.hstack([bct, 0.7 * new[:, :OLD_DIM]])
+    turned = unit(new @ rotation(new[train], old[train]))
+    carried = unit(old @ ridge(old[train], new[train]))
+    right = Matching(labels[query], labels[item], np.full(len(query), -1))
+
+    def pair(queries: Floats, items: Floats) -> Compared:
+        return Compared(queries[query].astype(np.float32), items[item].astype(np.float32), COSINE)
+
+    yield Upgrade("identity", pair(bct, old), pair(bct, bct)), right
+    yield Upgrade("truncate", pair(bct, old), pair(unit(wide), unit(wide))), right
+    yield Upgrade("zero_pad", pair(wide[:, : old.shape[1]] / 1.22, old), pair(unit(wide), unit(wide))), right
+    yield Upgrade("matrix", pair(turned, old), pair(new, new)), right
+    yield Upgrade("dual", pair(old, old), pair(new, new)), right
+    yield Upgrade("forward", pair(new, carried), pair(new, new)), right
+
+
+def discriminant(x: Floats, labels: NDArray[np.int64], dim: int) -> Floats:
+    """(D, dim) projection by linear discriminant analysis with a ridge."""
+    means = class_means(x, labels)
+    within = np.cov((x - means).T) + 0.05 * np.eye(x.shape[1]) * np.trace(np.cov(x.T)) / x.shape[1]
+    values, vectors = np.linalg.eigh(_whitened(within, means))
+    basis = _root(within) @ vectors[:, np.argsort(-values)[:dim]]
+    return np.asarray(basis)
+
+
+def _root(within: Floats) -> Floats:
+    values, vectors = np.linalg.eigh(within)
+    return np.asarray(vectors / np.sqrt(values) @ vectors.T)
+
+
+def _whitened(within: Floats, means: Floats) -> Floats:
+    root = _root(within)
+    return np.asarray(root @ np.cov(means.T) @ root)
+
+
+def class_means(x: Floats, labels: NDArray[np.int64]) -> Floats:
+    """(N, D) the mean of each sample's class."""
+    _, codes = np.unique(labels, return_inverse=True)
+    sums = np.zeros((codes.max() + 1, x.shape[1]))
+    np.add.at(sums, codes, x)
+    return np.asarray((sums / np.bincount(codes)[:, None])[codes])
+
+
+def ridge(x: Floats, y: Floats, strength: float = 1.0) -> Floats:
+    """(D, E) regression of y on x."""
+    return np.asarray(np.linalg.solve(x.T @ x + strength * np.eye(x.shape[1]), x.T @ y))
+
+
+def rotation(x: Floats, y: Floats) -> Floats:
+    """(D, E) orthogonal procrustes from x to y."""
+    left, _, right = np.linalg.svd(x.T @ y, full_matrices=False)
+    return np.asarray(left @ right)
+
+
+def unit(x: Floats) -> Floats:
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-9))
+
+
+def describe(images: list[Image.Image], size: int) -> Floats:
+    """(N, D) gradient histograms in cells and their mean colours, reduced by principal components."""
+    cell, made = size // 8 if size >= 32 else size // 4, []
+    for image in images:
+        pixels = np.asarray(image.convert("RGB").resize((size, size)), np.float64) / 255
+        down, across = np.gradient(pixels.mean(axis=2))
+        strength, angle = np.hypot(down, across), np.arctan2(down, across) % np.pi
+        bins = np.minimum((angle / np.pi * 8).astype(int), 7)
+        parts = np.eye(8)[bins] * strength[..., None]
+        grid = size // cell
+        cells = np.concatenate([parts, pixels], axis=2).reshape(grid, cell, grid, cell, 11).mean(axis=(1, 3))
+        made.append(np.sqrt(cells).ravel())
+    x = np.stack(made)
+    x -= x.mean(axis=0)
+    values, vectors = np.linalg.eigh(np.cov(x.T))
+    best = np.argsort(-values)[:180]
+    return np.asarray(x @ vectors[:, best] / np.sqrt(values[best] + values[best[0]] * 0.01))
+
+
+def read(name: str, root: Path) -> tuple[list[Image.Image], NDArray[np.int64]]:
+    """Images and labels; PER_CLASS of each class where there are more."""
+    if name == "digits":
+        held = load_digits()
+        pixels = (held.images * 15).astype(np.uint8)
+        return [Image.fromarray(one) for one in pixels], held.target.astype(np.int64)
+    packed = [np.load(root / name / file) for file in ("test.npz", *(["train-0.npz"] if name != "omniglot" else []))]
+    images = [image for part in packed for image in unpacked(part)]
+    labels = np.concatenate([part["labels"] for part in packed]).astype(np.int64)
+    order = np.argsort(labels, kind="stable")
+    within = np.arange(len(order)) - np.searchsorted(labels[order], labels[order])
+    kept = order[within < PER_CLASS]
+    return [images[n] for n in kept.tolist()], labels[kept]
+
+
+def unpacked(part: np.lib.npyio.NpzFile) -> Iterator[Image.Image]:
+    if "images" in part.files:
+        yield from map(Image.fromarray, part["images"])
+        return
+    offsets, blob, height = part["offsets"], part["blob"].tobytes(), int(part["height"])
+    for start, stop in itertools.pairwise(offsets):
+        strip = Image.open(io.BytesIO(blob[start:stop])).convert("RGB")
+        yield from (strip.crop((0, top, strip.width, top + height)) for top in range(0, strip.height, height))
+
+
+if __name__ == "__main__":
+    main()

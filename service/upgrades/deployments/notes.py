@@ -1,0 +1,53 @@
+"""What whoever deploys a version should know, though nothing refuses it: items it does not reach, and what gates said.
+
+Every function runs in its caller's transaction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from sqlalchemy import Connection, Row
+
+from service.registry.registry import Catalog, Registered
+from service.upgrades.deployments.history import State
+from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
+from service.upgrades.gates.maps import live_places
+
+ENDED = {State.SUPERSEDED.value, State.ROLLED_BACK.value, State.RETIRED.value}
+
+
+def notes(connection: Connection, catalog: Catalog, row: Row[tuple[object, ...]]) -> list[str]:
+    """The notes on a deployment; none on one that has ended, or that only undoes another."""
+    if row.state in ENDED or row.undoes_id is not None:
+        return []
+    version = catalog.by_id(row.version_id)
+    found = list(_by_old_encoders(connection, catalog, row.gallery_id, version))
+    if row.previous_id is not None:
+        found += _said(connection, row.gallery_id, version, catalog.by_id(row.previous_id).name)
+    return found
+
+
+def _by_old_encoders(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered) -> Iterator[str]:
+    """Items behind `dual`: the version's own encoder has no part in what is found there."""
+    waiting: Counter[str] = Counter()
+    for (held, _), count in live_places(connection, catalog, gallery_id).items():
+        route = catalog.route(version.name, held.name)
+        if route is None or route.dual:
+            waiting[held.name] += count
+    for old, count in sorted(waiting.items()):
+        yield (
+            f"no edge leads from {version.name!r} to {old!r}: {count} items still get their answers from {old!r}, "
+            f"whose encoder embeds queries for them, until a backfill moves them"
+        )
+
+
+def _said(connection: Connection, gallery_id: int, version: Registered, current: str) -> Iterator[str]:
+    report = deciding_report(connection, gallery_id, version, current)
+    if report is None:
+        yield f"no gate has compared {version.name!r} with {current!r}: nobody knows whether answers get better"
+    elif report.verdict == REFUSE:
+        yield f"gate {report.id} refused {version.name!r}: answers get worse, by what it measured"
+    elif report.verdict != PASS:
+        yield f"gate {report.id} warned: it is not known whether {version.name!r} gives better answers than {current!r}"

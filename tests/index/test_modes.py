@@ -1,0 +1,123 @@
+"""index.modes: the merge mode that a simulated backfill is served best by; and maps drawn towards raw scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index.calibration import Calibration, blend, calibration_from_json
+from index.evaluation import MEAN_AP, Compared
+from index.matching import Matching, Nearest, fit_maps
+from index.measures import first_items
+from index.merge import Mode
+from index.modes import choose, decide
+from index.space import Cosine, Euclidean
+
+COSINE = Cosine()
+
+
+def versions(crowded: float, count: int = 200) -> tuple[Compared, Compared, Matching]:
+    """A noisy old version, crowded into a cone or not, and a better new one, over the same items of twenty classes."""
+    draw = np.random.default_rng(1)
+    codes = draw.integers(20, size=count)
+    centres = draw.normal(size=(20, 12))
+    made = []
+    for noise, lift in ((1.2, crowded), (0.6, 0.0)):
+        x = centres[codes] + noise * draw.normal(size=(count, 12)) + lift
+        x = COSINE.normalise(x.astype(np.float32))
+        made.append(Compared(x, x, COSINE))
+    return made[0], made[1], Matching(codes, codes, np.arange(count))
+
+
+@pytest.mark.parametrize("safe", [Mode.RAW, Mode.CALIBRATED])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_scores_that_mean_different_things_are_calibrated(safe: Mode, labelled: bool) -> None:
+    old, new, right = versions(4.0)
+    told = right if labelled else Nearest(first_items(new, 10, right.self_Q), 200, right.self_Q)
+
+    found = choose(old, new, told, safe=safe)
+
+    assert found is not None
+    assert (found.mode, found.queries) == (Mode.CALIBRATED, 200)
+    assert found.areas["calibrated"] > found.areas["raw"] + 0.05
+    assert found.gains["raw"].low > 0
+
+
+def test_spaces_of_two_kinds_are_not_ranked_by_raw_scores() -> None:
+    old, new, right = versions(0.0)
+    found = choose(Compared(old.queries, old.items, Euclidean()), new, right, safe=Mode.RAW)
+    assert found is not None
+    assert set(found.areas) == {"calibrated", "rank"}
+
+
+def test_nothing_to_find_chooses_nothing() -> None:
+    old, new, _ = versions(0.0)
+    apart = Matching(np.arange(200), np.arange(200), np.arange(200))
+    assert choose(old, new, apart, safe=Mode.RAW) is None
+
+
+def test_a_gallery_larger_than_what_is_simulated_is_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("index.modes.QUERIES", 60)
+    monkeypatch.setattr("index.modes.ITEMS", 120)
+    old, new, right = versions(4.0)
+    for told in (right, Nearest(first_items(new, 1, right.self_Q), 200, right.self_Q)):
+        found = choose(old, new, told, safe=Mode.RAW)
+        assert found is not None
+        assert found.queries <= 60
+
+
+def areas(**gains: float) -> dict[Mode, np.ndarray]:
+    """100 queries around 0.5; `gains` are means over raw, with a half-width of about 0.02."""
+    noise = np.random.default_rng(0).normal(size=100)
+    noise -= noise.mean()
+    return {Mode.RAW: np.full(100, 0.5), **{Mode(mode): 0.5 + gain + 0.1 * noise for mode, gain in gains.items()}}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "mode"),
+    [
+        ({"calibrated": 0.05}, {"calibrated": 0.0}, "calibrated"),
+        ({"calibrated": 0.012}, {"calibrated": 0.012}, "calibrated"),
+        ({"calibrated": 0.005}, {"calibrated": 0.005}, "raw"),
+        ({"calibrated": -0.05}, {"calibrated": 0.2}, "raw"),
+        ({"calibrated": 0.03, "rank": 0.05}, {"calibrated": 0.0, "rank": 0.0}, "rank"),
+    ],
+)
+def test_the_safe_mode_yields_to_evidence_by_both_metrics(
+    first: dict[str, float], second: dict[str, float], mode: str
+) -> None:
+    found = decide({"cmc@1": areas(**first), MEAN_AP: areas(**second)}, Mode.RAW)
+    assert (found.mode, found.metric) == (mode, "cmc@1")
+
+
+def test_few_queries_leave_the_order_of_raw_scores_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same two ways, seen by all queries and by four: the fewer, the nearer the two maps are to each other."""
+    old, new, right = versions(4.0)
+    at = np.linspace(-0.2, 0.95, 20)
+
+    def apart(rows: np.ndarray) -> float:
+        before, after = fit_maps([old, new], right, rows)
+        return float(np.abs(before.log_odds(at) - after.log_odds(at)).mean())
+
+    few, many = apart(np.arange(4)), apart(np.arange(200))
+    monkeypatch.setattr("index.matching.FEW", 0)
+    free = apart(np.arange(4))
+
+    assert few < 0.5 * free
+    assert few < many
+
+
+def test_a_blend_is_the_mean_in_log_odds_and_can_be_kept() -> None:
+    steep = Calibration(np.array([0.0, 0.5]), np.array([0.1, 0.9]), 400.0)
+    flat = Calibration(np.array([0.4, 0.9]), np.array([0.2, 0.6]), 3.0)
+
+    found = blend(steep, flat, 0.25)
+
+    kept = calibration_from_json(found.as_json())
+    at = np.array([0.0, 0.2, 0.4, 0.45, 0.5])
+    np.testing.assert_allclose(kept.log_odds(at), 0.75 * steep.log_odds(at) + 0.25 * flat.log_odds(at), atol=1e-6)
+    assert (np.diff(kept.log_odds(np.linspace(-2, 3, 500))) > 0).all()
+    falling = blend(
+        Calibration(np.array([1.0]), np.array([0.5]), -2.0), Calibration(np.array([3.0]), np.array([0.5]), -4.0), 0.5
+    )
+    np.testing.assert_allclose(calibration_from_json(falling.as_json()).log_odds([0.0, 2.0, 5.0]), [7.0, 1.0, -8.0])
