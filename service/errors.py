@@ -12,7 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, ConfigDict
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -177,6 +176,20 @@ class DatabaseUnavailable(RegraftError):
     code = "database_unavailable"
 
 
+class DatabaseDamaged(RegraftError):
+    """The database is damaged: stop the service, and restore it from a backup."""
+
+    status = 503
+    code = "database_damaged"
+
+
+class StorageFull(RegraftError):
+    """There is no space left to store this."""
+
+    status = 503
+    code = "storage_full"
+
+
 class ItemsRefused(RegraftError):
     """No item of the batch was stored."""
 
@@ -216,9 +229,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RegraftError, _regraft_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
-    # Locked, restarted or out of reach; or every connection is taken.
-    for away in (OperationalError, PoolTimeout):
-        app.add_exception_handler(away, _database_error)
+    app.add_exception_handler(PoolTimeout, database_error)  # every connection is taken
 
 
 def request_id_of(request: Request) -> str:
@@ -231,7 +242,8 @@ async def _regraft_error(request: Request, error: Exception) -> Response:
     return problem_of(error, request_id_of(request))
 
 
-async def _database_error(request: Request, error: Exception) -> Response:
+async def database_error(request: Request, error: Exception) -> Response:
+    """The answer when the database is locked, restarted or out of reach."""
     logger.error("request %s: the database does not answer", request_id_of(request), exc_info=error)
     return problem_of(DatabaseUnavailable(), request_id_of(request))
 

@@ -21,6 +21,7 @@ from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
+from service.store.faults import Space
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.freeing import Freeing
 from service.upgrades.rollouts.monitor import Watch
@@ -43,6 +44,7 @@ class Runtime:
     watch: Watch
     curves: Curves
     freeing: Freeing
+    space: Space
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
@@ -73,7 +75,10 @@ def running(settings: Settings) -> Iterator[Runtime]:
             for part in (replica, rester, watch, traffic, curves, freeing):
                 part.start()
                 started.callback(part.stop)
-            yield Runtime(settings, database, blobs, catalog, mover, replica, traffic, watch, curves, freeing, threads)
+            space = Space(settings.data, settings.min_free_bytes)
+            yield Runtime(
+                settings, database, blobs, catalog, mover, replica, traffic, watch, curves, freeing, space, threads
+            )
 
 
 async def runtime_of(request: Request) -> Runtime:

@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     max_results: int = Field(1_000_000, ge=1)
     """Matches in one response: queries times k."""
 
+    min_free_bytes: int = Field(256 << 20, ge=0)
+    """Space on the data folder's disk below which readiness says so."""
+
     threads: int = Field(32, ge=1)
     """Queries answered at the same time; most of them wait for the batch they are encoded in."""
     encoder_threads: int = Field(1, ge=1)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 STOP_SECONDS = 15.0
+"""How long a worker may take to finish its chunk; its lease ends by itself."""
+STUCK = 4
+"""Exit code of a worker that did not end within them."""
 RESTART_PAUSE_SECONDS = 1.0
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
 """Set for the workers that `serve` starts: they also stop when their standard input closes, so none outlives it."""
@@ -65,8 +69,7 @@ def worker(
 ) -> None:
     """Run one worker; any number may run beside a service."""
     stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
+    _stop_by_signals(stop)
     if url is not None:
         _work_remotely(url, key, data, stop)
         return
@@ -164,6 +167,30 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
+def _stop_by_signals(stop: threading.Event) -> None:
+    """Set `stop` at SIGINT or SIGTERM, and end this process some time after it, whatever it is doing.
+
+    Python's own handlers run between its instructions: not while the main thread is inside onnxruntime.
+    """
+    heard, told = os.pipe()
+    os.set_blocking(told, False)
+    signal.set_wakeup_fd(told)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+
+    def listen() -> None:
+        os.read(heard, 1)
+        stop.set()
+
+    def end() -> None:
+        stop.wait()
+        time.sleep(STOP_SECONDS)
+        os._exit(STUCK)
+
+    for work in (listen, end):
+        threading.Thread(target=work, daemon=True).start()
+
+
 def _stop_at_end_of_input(stop: threading.Event) -> None:
     # Not through `sys.stdin`: the interpreter cannot end while a thread waits inside its buffer.
     while os.read(sys.stdin.fileno(), 1):
@@ -176,9 +203,14 @@ def usable_database() -> Iterator[None]:
     """Say in a sentence what is wrong with REGRAFT_DATABASE_URL."""
     from sqlalchemy.exc import SQLAlchemyError
 
+    from service.errors import DatabaseDamaged
+    from service.store.faults import is_damage
+
     try:
         yield
     except SQLAlchemyError as error:
+        if is_damage(error):
+            raise DatabaseDamaged(f"{DatabaseDamaged.__doc__} ({str(error).splitlines()[0]})") from error
         raise UnusableDatabase(f"the database cannot be used: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:
         raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}") from error

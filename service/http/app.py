@@ -20,6 +20,7 @@ from service.http import (
     deployments,
     edges,
     evaluations,
+    faults,
     galleries,
     gates,
     health,
@@ -85,6 +86,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.add_middleware(Guard, settings=settings)
     errors.install(app)
+    faults.install(app)
     openapi.install(app, settings)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import logging
 import math
+import os
 import select
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -35,6 +38,12 @@ QUIET_SECONDS = 0.2
 LAST_SECONDS = 1.0
 """How long those who connected last may take to ask."""
 LOOK_SECONDS = 0.02
+STUCK_SECONDS = 20.0
+"""After how long it ends all the same, whatever is still running."""
+STUCK = 4
+"""Exit code then; nothing that was acknowledged is lost."""
+
+logger = logging.getLogger(__name__)
 
 
 class Server(uvicorn.Server):
@@ -45,6 +54,9 @@ class Server(uvicorn.Server):
         self._app = app
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        last = threading.Timer(STUCK_SECONDS, _end)
+        last.daemon = True
+        last.start()
         # Streams end, and readiness tells whoever sends requests here.
         if (runtime := getattr(self._app.state, "runtime", None)) is not None:
             runtime.stopping.set()
@@ -101,6 +113,12 @@ class Server(uvicorn.Server):
                 return
             before = now
             await asyncio.sleep(LOOK_SECONDS)
+
+
+def _end() -> None:
+    """End this process whatever its threads are doing: a run of onnxruntime cannot be interrupted."""
+    logger.error("action=ended_without_waiting: something has not ended within %s seconds", STUCK_SECONDS)
+    os._exit(STUCK)
 
 
 def _is_answering(connection: Protocols) -> bool:

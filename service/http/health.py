@@ -70,3 +70,5 @@ def _problems(service: Runtime) -> Iterator[str]:
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
     if service.blobs.problem:
         yield service.blobs.problem
+    if full := service.space.problem():
+        yield full

@@ -19,6 +19,8 @@ from pathlib import Path
 import fsspec
 
 from index.errors import RegraftError
+from service.errors import StorageFull
+from service.store.faults import is_full
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +61,7 @@ class Blobs:
         """Why the store was out of reach when it was last needed; None: it was not."""
 
     def write(self, gallery_id: int, images: Iterable[bytes]) -> list[str]:
-        """Store images durably and return their keys, in order. Raises StoreUnreachable."""
+        """Store images durably and return their keys, in order. Raises StorageFull, StoreUnreachable."""
         self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
@@ -75,6 +77,8 @@ class Blobs:
                 sync_all([folder, folder.parent])
         except BaseException as error:
             self.remove(keys)
+            if is_full(error):
+                raise StorageFull(f"the image store {self._where} takes no more images: {error}") from error
             if isinstance(error, OSError):
                 raise StoreUnreachable(f"the image store {self._where} does not take images: {error}") from error
             raise

@@ -18,6 +18,7 @@ from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 
 from service.settings import Settings
+from service.store.faults import check_sqlite, damaged
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -87,6 +88,8 @@ class Database:
 def upgrade(settings: Settings) -> None:
     """Bring the database to the newest schema, creating it if needed; harmless when it is there already."""
     settings.data.mkdir(parents=True, exist_ok=True)
+    if is_sqlite(settings.database_url):
+        check_sqlite(settings.database_url)
     with migrating(settings.database_url) as config:
         command.upgrade(config, "head")
 
@@ -108,7 +111,7 @@ def migrating(url: str) -> Iterator[Config]:
             config.attributes["connection"] = connection
             yield config
             if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
-                raise RuntimeError(f"a migration broke a foreign key: {tuple(broken)}")
+                raise damaged(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
     finally:
         engine.dispose()
 

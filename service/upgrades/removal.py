@@ -41,11 +41,11 @@ NAMED = 5
 """How many of each sort a refusal names."""
 
 
-class VersionInUse(RegraftError):
+class VersionNeeded(RegraftError):
     """Something depends on this version."""
 
     status = 409
-    code = "version_in_use"
+    code = "version_needed"
 
 
 def remove(versions: Path, database: Database, catalog: Catalog, name: str, terms: Change) -> None:
@@ -53,7 +53,7 @@ def remove(versions: Path, database: Database, catalog: Catalog, name: str, term
 
     Raises:
         UnknownVersion: there is none of this name.
-        VersionInUse: names what depends on it.
+        VersionNeeded: names what depends on it.
     """
     with catalog.changing, incoming_folder(versions) as place:
         catalog.sync()
@@ -68,7 +68,7 @@ def remove(versions: Path, database: Database, catalog: Catalog, name: str, term
             try:
                 connection.execute(delete(version).where(version.c.id == row.id))
             except IntegrityError as error:
-                raise VersionInUse(f"version {name!r} is used since this moment") from error
+                raise VersionNeeded(f"version {name!r} is used since this moment") from error
             record(connection, terms.who, "version_deleted", name, card_sha256=row.card_sha256, edges=len(own))
             if not terms.dry_run:
                 put_aside()
@@ -96,13 +96,13 @@ def _aside(final: Path, aside: Path) -> Iterator[Callable[[], None]]:
 
 
 def _unused(connection: Connection, name: str) -> Row[Any]:
-    """The row of a version that nothing depends on. Raises UnknownVersion, VersionInUse."""
+    """The row of a version that nothing depends on. Raises UnknownVersion, VersionNeeded."""
     row = connection.execute(select(version).where(version.c.name == name)).first()
     if row is None:
         raise UnknownVersion(f"version {name!r} is not registered")
     used = [f"{what} {_some(names)}" for what, names in _dependents(connection, row.id).items() if names]
     if used:
-        raise VersionInUse(f"version {name!r} cannot be deleted, it is needed by {'; '.join(used)}")
+        raise VersionNeeded(f"version {name!r} cannot be deleted, it is needed by {'; '.join(used)}")
     return row
 
 

@@ -19,6 +19,7 @@ from index.encoder import BATCH, Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
 from index.folder import load_version, parse_card, write_card, write_edge
 from index.image import preprocess_batch
+from index.text import TextEncoder
 from index.version import ENCODER, PROBE, SIDE, Version
 
 MakeVersion = Callable[..., Version]
@@ -332,3 +333,15 @@ def test_verifying_reads_the_calibration_of_each_edge(make_version: MakeVersion,
     with pytest.raises(InvalidVersionFolder, match="edges/v1/calibration/own runs against its space") as caught:
         verify_version(new.folder, {"v1": old.card})
     assert caught.value.pointer == "/edges/v1/calibration/own/slope"
+
+
+def test_models_run_with_the_threads_they_are_given(
+    make_version: MakeVersion, add_text: Callable[..., Version], tmp_path: Path
+) -> None:
+    version = make_version(tmp_path / "v", "v", 4, side_dim=2)
+    version = add_text(version, {"east": np.eye(4)[0]})
+    for threads in (1, 3):
+        images, texts = Encoder(version, threads), TextEncoder(version, threads)
+        assert images._side is not None
+        used = [model.session.get_session_options().intra_op_num_threads for model in (images._encoder, images._side)]
+        assert [*used, texts._model.session.get_session_options().intra_op_num_threads] == [threads] * 3

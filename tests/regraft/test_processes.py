@@ -98,3 +98,47 @@ def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
         watching.join(5)
 
     assert stop.is_set()
+
+
+STUCK_CALL = """
+import ctypes
+mutex = (ctypes.c_byte * 64)()
+def stuck(*_, **__):  # in C, without end and deaf to signals, as a run of onnxruntime can be
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    print("stuck", flush=True)
+    lock(mutex), lock(mutex)
+"""
+STUCK_WORKER = """
+from regraft.commands import processes
+import service.backfills.worker
+processes.STOP_SECONDS = 0.2
+service.backfills.worker.run = stuck
+processes.worker()
+"""
+STUCK_SERVICE = """
+from service.http import app, draining
+from service.settings import Settings
+draining.STUCK_SECONDS = 1
+started = draining.Server.startup
+async def startup(self, sockets=None):
+    await started(self, sockets)
+    runtime = self._app.state.runtime
+    runtime.threads.submit(stuck)
+draining.Server.startup = startup
+app.serve(Settings(port=0))
+"""
+
+
+@pytest.mark.parametrize("code", [STUCK_WORKER, STUCK_SERVICE], ids=["worker", "service"])
+def test_sigterm_ends_it_also_while_a_model_never_ends(code, tmp_path):
+    env = {**os.environ, "REGRAFT_DATA": str(tmp_path)}
+    command = [sys.executable, "-c", STUCK_CALL + code]
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    try:
+        assert process.stdout.readline() == "stuck\n"
+        time.sleep(0.2)
+        process.terminate()
+        assert process.wait(20) == processes.STUCK
+    finally:
+        process.kill()
+        process.communicate()

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -71,3 +73,31 @@ def test_an_image_that_cannot_be_removed_is_told_and_left(tmp_path: Path, caplog
         blobs.remove(["1/folder"])
 
     assert "1/folder" in caplog.text
+
+
+def test_new_images_are_handed_to_the_disk_before_their_folder_and_that_before_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name survives a power cut only once the folder it is in was written."""
+    store = Blobs(f"file://{tmp_path / 'blobs'}", list)
+    store.check()
+    opened: dict[int, Path] = {}
+    synced: list[Path] = []
+    real_open, real_sync = os.open, os.fsync
+
+    def opening(path: Any, *rest: Any, **more: Any) -> int:
+        handle = real_open(path, *rest, **more)
+        opened[handle] = Path(path)
+        return handle
+
+    def syncing(handle: int) -> None:
+        real_sync(handle)
+        synced.append(opened[handle])
+
+    monkeypatch.setattr(os, "open", opening)
+    monkeypatch.setattr(os, "fsync", syncing)
+    keys = store.write(7, [b"one", b"two"])
+
+    places = [tmp_path / "blobs" / key for key in keys]
+    assert set(synced[:2]) == set(places)
+    assert set(synced[2:]) == {tmp_path / "blobs" / "7", tmp_path / "blobs"}

@@ -11,6 +11,7 @@ from sqlalchemy import create_engine, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 import service.store.database
+from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store.database import MIGRATIONS, Database, migrating, upgrade
 from service.store.tables import edge, embedding, gallery, item, metadata, version
@@ -142,7 +143,7 @@ def test_a_migration_that_breaks_a_foreign_key_is_refused(settings: Settings, ne
     upgrade(settings)
     next_revision('op.execute(\'insert into edge values (1, 7, 8, "identity", "added", "{}", "{}", null, "{}", 0)\')')
 
-    with pytest.raises(RuntimeError, match="foreign key"):
+    with pytest.raises(DatabaseDamaged, match="refers to one of"):
         upgrade(settings)
 
     database = Database(settings.database_url)

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from index.version import Version
-from service.registry.encoders.modalities import Lazy
+from service.registry.encoders.modalities import Images, Lazy, Texts
 from service.settings import Settings
 
 
@@ -129,3 +130,13 @@ def test_an_encoder_that_was_forgotten_comes_back(
     assert held.card.name == "back"
     assert hasty.query(path, pictures[0], k=1).status_code == 200
     assert loaded(hasty, "back") == ["images"]
+
+
+def test_an_encoder_uses_the_threads_of_the_settings(
+    make_version: Callable[..., Version], add_text: Callable[..., Version], tmp_path: Path
+) -> None:
+    version = add_text(make_version(tmp_path / "v", "v", 2), {"east": np.eye(2)[0]})
+    settings = Settings(encoder_threads=3)
+
+    for model in (Images(version, settings).encoder._encoder, Texts(version, settings).encoder._model):
+        assert model.session.get_session_options().intra_op_num_threads == 3

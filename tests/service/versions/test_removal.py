@@ -108,7 +108,7 @@ def test_what_uses_a_version_is_named(
 
     for rehearsal in (True, False):
         refused = served.http.delete(f"/versions/{spare.name}", params={"dry_run": rehearsal})
-        assert named in problem(refused, 409, "version_in_use")["detail"]
+        assert named in problem(refused, 409, "version_needed")["detail"]
 
     assert before == rows(served, spare.name)
     assert (served.runtime.settings.versions / spare.name / "card.json").is_file()

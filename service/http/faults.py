@@ -1,0 +1,30 @@
+"""What is answered when the disk is full, or the database is damaged or away."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from sqlalchemy.exc import DatabaseError, OperationalError
+from starlette.responses import Response
+
+from service.errors import DatabaseDamaged, StorageFull, database_error, problem_of, request_id_of
+from service.store.faults import is_damage, is_full, refused
+
+
+def install(app: FastAPI) -> None:
+    """Answer them by a problem; what else these errors may mean is left to others."""
+    app.add_exception_handler(OSError, _fault)
+    app.add_exception_handler(DatabaseError, _fault)
+    app.add_exception_handler(OperationalError, _fault)
+    app.add_exception_handler(StorageFull, _fault)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    full = error if isinstance(error, StorageFull) else refused(error) if is_full(error) else None
+    if full is not None:
+        request.app.state.runtime.space.note_refused()
+        return problem_of(full, request_id_of(request))
+    if is_damage(error):
+        return problem_of(DatabaseDamaged(), request_id_of(request))
+    if isinstance(error, OperationalError):
+        return await database_error(request, error)
+    raise error

@@ -1,0 +1,112 @@
+"""What a database or a disk says when it is damaged or full, in the words of each of them."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import sqlite3
+import tempfile
+from pathlib import Path
+
+from sqlalchemy import make_url
+from sqlalchemy.exc import DBAPIError
+
+from service.errors import DatabaseDamaged, StorageFull
+
+FULL = {errno.ENOSPC, errno.EDQUOT}
+FULL_SQLSTATE = "53100"
+"""PostgreSQL's disk_full."""
+PRIMARY = 0xFF
+"""The part of SQLite's error codes that is not about details."""
+HEADER = b"SQLite format 3\0"
+CHECKED_BYTES = 256 << 20
+"""Of a larger database only header and schema are looked at when it is opened: all of it takes too long."""
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there is no more space."""
+    if isinstance(error, DBAPIError):
+        full = _sqlite_code(error) == sqlite3.SQLITE_FULL
+        return full or getattr(error.orig, "sqlstate", None) == FULL_SQLSTATE
+    return isinstance(error, OSError) and error.errno in FULL
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says that a SQLite file is not what it should be."""
+    return isinstance(error, DBAPIError) and _sqlite_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def check_sqlite(url: str) -> None:
+    """Look at a SQLite file before anything is done with it. Raises DatabaseDamaged."""
+    name = make_url(url).database
+    path = Path(name or "")
+    if not name or name == ":memory:" or not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("rb") as stream:
+        if stream.read(len(HEADER)) != HEADER:
+            raise damaged(url, "it does not begin as a SQLite file does")
+    connection = sqlite3.connect(path, timeout=30)
+    try:
+        connection.execute("select count(*) from sqlite_master").fetchone()
+        if path.stat().st_size <= CHECKED_BYTES:
+            (found,) = connection.execute("pragma quick_check(1)").fetchone()
+            if found != "ok":
+                raise damaged(url, " ".join(found.split()))
+    except sqlite3.OperationalError:
+        pass  # locked or out of reach: whoever opens it next says so
+    except sqlite3.DatabaseError as error:
+        raise damaged(url, str(error)) from error
+    finally:
+        connection.close()
+
+
+def damaged(url: str, why: str) -> DatabaseDamaged:
+    """The error of a database, with what to do about it."""
+    path = make_url(url).database
+    return DatabaseDamaged(
+        f"the database {path} is damaged ({why}). Stop every process that uses it, then restore it from a backup,"
+        f" or save what can be read of it: sqlite3 {path} .recover | sqlite3 recovered.db"
+    )
+
+
+def _sqlite_code(error: DBAPIError) -> int | None:
+    code = getattr(error.orig, "sqlite_errorcode", None)
+    return None if code is None else code & PRIMARY
+
+
+class Space:
+    """What is left on the disk of the data folder, and whether it took what was last written."""
+
+    def __init__(self, folder: Path, least_bytes: int) -> None:
+        self._folder = folder
+        self._least = least_bytes
+        self._refused = False
+
+    def note_refused(self) -> None:
+        """Something could not be written, for want of space."""
+        self._refused = True
+
+    def problem(self) -> str | None:
+        """Why nothing more should be expected to be stored, None: no reason is known."""
+        if self._refused and self._takes():
+            self._refused = False
+        if self._refused:
+            return f"the disk of {self._folder} is full: what was last written did not fit"
+        free = shutil.disk_usage(self._folder).free
+        if free < self._least:
+            return f"the disk of {self._folder} has {free >> 20} MiB left, less than {self._least >> 20} MiB"
+        return None
+
+    def _takes(self) -> bool:
+        try:
+            with tempfile.TemporaryFile(dir=self._folder) as stream:
+                stream.write(bytes(1 << 16))
+                stream.flush()
+        except OSError:
+            return False
+        return True
+
+
+def refused(error: BaseException) -> StorageFull:
+    """The error of a write that found no space."""
+    return StorageFull(f"nothing was stored: there is no space left ({error})".splitlines()[0])

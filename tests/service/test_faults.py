@@ -1,0 +1,198 @@
+"""A full disk and a damaged database are told as what they are, and nothing is half applied."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import service.http.edges
+import service.http.versions
+from index.version import Version
+from service.errors import DatabaseDamaged
+from service.settings import Settings
+from service.store import blobs, faults
+from service.store.database import Database, upgrade
+
+Problem = Callable[..., dict[str, Any]]
+
+
+def full(*_: Any, **__: Any) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def problems(served: Any) -> list[str]:
+    return list(served.http.get("/health/ready").json()["problems"])
+
+
+def edge_archive(version: Version) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        for path in (version.folder / "edges" / "v1").iterdir():
+            packed.write(path, path.name)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("what", ["version", "edge", "images"])
+def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
+    served: Any,
+    versions: dict[str, Version],
+    make_version: Callable[..., Version],
+    pictures: list[bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    problem: Problem,
+    what: str,
+) -> None:
+    made = make_version(tmp_path / "v", f"full-{what}", 6, edges=[(versions["v1"], "truncate")])
+    path = served.gallery("v1")
+    monkeypatch.setattr(service.http.versions, "sync_all", full)
+    monkeypatch.setattr(service.upgrades.edges.changes, "sync_all", full)
+    monkeypatch.setattr(blobs, "sync_all", full)
+    monkeypatch.setattr(faults.Space, "_takes", lambda self: False)
+
+    send = {
+        "version": lambda: served.register(made),
+        "edge": lambda: served.http.post(
+            "/edges", data={"new": "v2", "old": "v1"}, files={"archive": ("e.zip", edge_archive(zero_padded(made)))}
+        ),
+        "images": lambda: served.ingest(path, {"a": pictures[0]}),
+    }[what]
+    problem(send(), 503, "storage_full")
+    assert any("is full" in told for told in problems(served))
+    assert served.http.get(path).json()["items"] == 0
+
+    monkeypatch.undo()
+    assert not any("is full" in told for told in problems(served))
+    assert send().status_code in {200, 201}
+
+
+def zero_padded(version: Version) -> Version:
+    place = version.folder / "edges" / "v1" / "edge.json"
+    place.write_text(place.read_text().replace("truncate", "zero_pad"))
+    return version
+
+
+def test_a_database_without_space_is_a_full_disk(served: Any, problem: Problem) -> None:
+    """SQLite's own answer, from a file that may not grow."""
+    path = served.gallery("v1")
+    items = [{"id": str(n), "embedding": [1, 2, 3, 4], "metadata": {"note": "x" * 3000}} for n in range(50)]
+    writer = served.runtime.database._writer
+    with writer.connect() as connection:
+        pages = connection.exec_driver_sql("pragma page_count").scalar()
+        connection.exec_driver_sql(f"pragma max_page_count={pages}")
+        connection.connection.cursor()
+    try:
+        problem(served.http.post(f"{path}/items", json={"items": items}), 503, "storage_full")
+    finally:
+        with writer.connect() as connection:
+            connection.exec_driver_sql("pragma max_page_count=1073741823")
+    assert served.http.get(path).json()["items"] == 0
+    assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+
+
+def test_little_space_is_told_before_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"free": 99 << 20})
+    monkeypatch.setattr(faults.shutil, "disk_usage", lambda folder: usage)
+
+    assert "99 MiB left, less than 100 MiB" in (faults.Space(tmp_path, 100 << 20).problem() or "")
+    assert faults.Space(tmp_path, 99 << 20).problem() is None
+
+
+def overwrite_header(path: Path) -> None:
+    path.write_bytes(b"not a database " * 500)
+
+
+def overwrite_pages(path: Path) -> None:
+    """Of tables and indexes: the schema, on the first page, stays readable."""
+    content = bytearray(path.read_bytes())
+    content[3 * 4096 : 40 * 4096] = os.urandom(37 * 4096)
+    path.write_bytes(content)
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def lose_a_row(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("insert into evaluation_entry values (99, 0, 'null', '{}', null)")
+
+
+@pytest.mark.parametrize("damage", [overwrite_header, overwrite_pages, cut_off, lose_a_row])
+def test_a_damaged_database_is_named_with_what_to_do(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    settings = Settings(data=tmp_path)
+    upgrade(settings)
+    damage(tmp_path / "regraft.db")
+
+    with pytest.raises(DatabaseDamaged, match=r"regraft\.db is damaged .* restore it from a backup") as caught:
+        upgrade(settings)
+    assert ".recover" in caught.value.message
+
+
+def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
+    (tmp_path / "regraft.db").touch()
+    upgrade(Settings(data=tmp_path))
+
+
+@pytest.mark.parametrize("command", [("serve", "--port", "0"), ("worker",), ("doctor",)])
+def test_each_command_ends_with_a_sentence(tmp_path: Path, command: tuple[str, ...]) -> None:
+    overwrite_header(tmp_path / "regraft.db")
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "regraft", *command, "--data", str(tmp_path)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    assert "Traceback" not in ended.stderr
+    assert "restore it from a backup" in " ".join(ended.stderr.split())
+
+
+@pytest.mark.parametrize("change", ["replace", "delete item", "delete items", "delete evaluation", "delete gallery"])
+def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    path = served.gallery("v1")
+    assert served.ingest(path, {"a": pictures[0], "b": pictures[1]}).status_code == 200
+    entries = json.dumps([{"image": str(n), "label": n} for n in range(2)])
+    files = [("images", (str(n), pictures[n])) for n in range(2)]
+    made = served.http.post(f"{path}/evaluations", data={"name": "e", "entries": entries}, files=files)
+    assert made.status_code == 201, made.text
+    store = Path(served.runtime.settings.data) / "blobs"
+    before = {place: place.read_bytes() for place in store.rglob("*") if place.is_file()}
+    real = Database.write
+
+    @contextmanager
+    def failing(self: Database, **options: Any) -> Iterator[Any]:
+        with real(self, **options) as connection:
+            yield connection
+            raise RuntimeError("no commit")
+
+    monkeypatch.setattr(Database, "write", failing)
+    answer = {
+        "replace": lambda: served.ingest(path, {"a": pictures[2]}),
+        "delete item": lambda: served.http.delete(f"{path}/items/a"),
+        "delete items": lambda: served.http.post(f"{path}/items:delete", json={"ids": ["a", "b"]}),
+        "delete evaluation": lambda: served.http.delete(f"{path}/evaluations/{made.json()['id']}"),
+        "delete gallery": lambda: served.http.delete(path),
+    }[change]()
+    assert answer.status_code == 500
+    monkeypatch.undo()
+
+    assert {place: place.read_bytes() for place in before if place.exists()} == before
+    assert served.http.get(path).json()["items"] == 2
