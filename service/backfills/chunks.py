@@ -88,8 +88,9 @@ def claim(
 
 
 def holders(connection: Connection, beginning: str) -> list[str]:
-    """The owner of each chunk that is leased now, of those whose name begins so."""
-    held = (backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= time.time())
+    """The owner of each chunk of a running backfill that is leased now, of those whose name begins so."""
+    running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == State.RUNNING))
+    held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= time.time())
     named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
     return list(connection.execute(select(backfill_chunk.c.lease_owner).where(*held, named)).scalars())
 
