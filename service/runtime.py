@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Annotated, ParamSpec, TypeVar, cast
+from typing import Annotated, Any, ParamSpec, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 
@@ -48,6 +49,8 @@ class Runtime:
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
+    lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
+    """What looks at a backfill for its watchers, as long as there are some."""
 
     async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""

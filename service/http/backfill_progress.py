@@ -100,20 +100,21 @@ async def events(number: Number, service: Service, last_event_id: str | None = H
 
     The stream ends when the backfill does and its curve, if it has one, will have no more points.
     """
-    await run_in_threadpool(look, service, number)
-    stream = _events(service, number, last_event_id or "")
+    looker = service.lookers.setdefault(number, Looker(service, number))
+    await looker.look(anew=True)
+    stream = _events(service, looker, last_event_id or "")
     return StreamingResponse(
         stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
     )
 
 
-async def _events(service: Runtime, number: int, last: str) -> AsyncIterator[str]:
+async def _events(service: Runtime, looker: Looker, last: str) -> AsyncIterator[str]:
     """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
     silent_since = time.monotonic()
     seen = _number(last)
     while not service.stopping.is_set():
         try:
-            now = await run_in_threadpool(look, service, number)
+            now = await looker.look()
         except UnknownBackfill:
             yield "event: gone\ndata: {}\n\n"
             return
@@ -157,6 +158,29 @@ class Look:
                 yield _event(event, "point", point)
         if self.revision > seen:
             yield _event(self.revision, "progress", self.shown)
+
+
+class Looker:
+    """Looks at one backfill for all who watch it: they share each look."""
+
+    def __init__(self, service: Runtime, number: int) -> None:
+        self._service = service
+        self._number = number
+        self._looking = asyncio.Lock()
+        self._seen: Look | None = None
+        self._due = 0.0
+
+    async def look(self, *, anew: bool = False) -> Look:
+        """What there is to see, as of less than `LOOK_SECONDS` ago, or now: for whoever comes. Raises UnknownBackfill.
+
+        Somebody who comes back may have seen more through another process than was seen here.
+        """
+        async with self._looking:
+            if anew or self._seen is None or time.monotonic() >= self._due:
+                self._due = time.monotonic() + LOOK_SECONDS
+                self._seen = None
+                self._seen = await run_in_threadpool(look, self._service, self._number)
+            return self._seen
 
 
 def _event(number: int, name: str, data: BaseModel) -> str:

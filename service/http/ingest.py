@@ -22,6 +22,7 @@ from service.http.forms import Form
 from service.http.parsing import parse_any_json
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
+from service.registry.placement import route_to
 from service.registry.registry import Registered
 from service.registry.sight import Sight
 from service.runtime import Runtime
@@ -201,7 +202,7 @@ def _version(service: Runtime, name: object, current: Registered) -> Registered:
     if not isinstance(name, str):
         raise InvalidBody("version must be the name of a registered version", pointer="/version")
     version = service.catalog.named(name)
-    if version is not current and service.catalog.route(current.name, name) is None:
+    if version is not current and route_to(service.catalog, current, version) is None:
         why = f"no route leads from the current version {current.name!r} to {name!r}: the items could not be found"
         raise NoRoute(why, pointer="/version")
     return version

@@ -78,9 +78,11 @@ def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, c
 
 
 def route_to(catalog: Catalog, current: Registered, held: Registered, graph: Graph | None = None) -> Route | None:
-    """How image queries reach items of `held`; a version without encoder takes no images, so `dual` cannot help it.
+    """How image queries reach items of `held`, or else text queries; `dual` helps what the version can embed at all.
 
     `graph`: the edges to go by, by default those there are.
     """
-    encoders = catalog.encoders() if current.card.encoder else frozenset[str]()
-    return (graph or catalog.graph()).route(current.name, held.name, encoders)
+    images = catalog.encoders() if current.card.encoder else frozenset[str]()
+    texts = catalog.text_encoders() if current.card.text else frozenset[str]()
+    edges = graph or catalog.graph()
+    return edges.route(current.name, held.name, images) or edges.route(current.name, held.name, texts)

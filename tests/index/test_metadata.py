@@ -303,3 +303,14 @@ def test_a_long_string_among_many_short_ones_takes_no_more_than_its_own_room() -
     texts = [f"{n}" for n in range(10_000)] + ["x" * 1_000_000]
     slots = metadata.put(range(10_001), {n: Item(json.dumps({"a": text})) for n, text in enumerate(texts)})
     assert metadata.select(parse_filter({"field": "a", "prefix": "xx"}))[slots].sum() == 1
+
+
+def test_values_belong_to_their_items_after_a_sweep() -> None:
+    """Every item has one number and one word, so entries and slots are the same until the first ones are swept out."""
+    metadata, slots = Metadata(), dict[int, int]()
+    put(metadata, slots, {key: {"n": key, "word": f"w{key}"} for key in range(3000)})
+    metadata.drop(range(1600))
+    for key in (1600, 2000, 2999):
+        live = {other: slot for other, slot in slots.items() if other >= 1600}
+        assert found(metadata, live, {"field": "n", "eq": key}) == {key}
+        assert found(metadata, live, {"field": "word", "eq": f"w{key}"}) == {key}

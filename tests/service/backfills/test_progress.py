@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +75,18 @@ def test_a_watcher_sees_each_state_until_the_end(served: Any, started: int) -> N
 
 def turn(served: Any, number: int, action: str) -> None:
     assert served.http.post(f"/backfills/{number}/{action}").status_code == 200
+
+
+def test_watchers_share_their_looks(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.1)
+    looks, look = [], progress.look
+    monkeypatch.setattr(progress, "look", lambda *about: looks.append(1) or look(*about))
+    with contextlib.ExitStack() as watching:
+        told = [events(watching.enter_context(stream(served, started)).iter_lines()) for _ in range(6)]
+        assert {next(found)[0] for found in told} == {"progress"}
+        looks.clear()
+        time.sleep(0.5)
+        assert 1 <= len(looks) <= 8
 
 
 def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> None:

@@ -331,3 +331,34 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
 
     assert sizes == [10, 10, 5, 0, 25]
     assert world.replica.find("g").gallery.mix() == {"v1": 25}
+
+
+def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    g = world.create()
+    world.store(g, 1, a=[1, 0])
+    world.replica._look()
+    live, apply = world.replica.find("g"), Replica._apply
+    read, go = threading.Event(), threading.Event()
+
+    def late(replica: Replica, live: Live, *about: Any) -> None:
+        if not read.is_set():
+            read.set()
+            assert go.wait(5)
+        apply(replica, live, *about)
+
+    monkeypatch.setattr(Replica, "_apply", late)
+    world.store(g, 1, b=[1, 0])
+    slow = threading.Thread(target=world.replica.refresh, args=(g,))
+    slow.start()
+    assert read.wait(5)
+    world.delete(g, "b")
+    quick = threading.Thread(target=world.replica.refresh, args=(g,))
+    quick.start()
+    quick.join(0.2)  # it waits for the other, or has applied the newer state by now
+    go.set()
+    slow.join()
+    quick.join()
+
+    assert live.gallery.mix() == {"v1": 1}

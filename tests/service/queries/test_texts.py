@@ -156,3 +156,23 @@ def test_a_folder_with_a_wrong_text_entrance_is_not_registered(
 
     problem(served.register(version), 422, "invalid_version_folder", "/text/tokenizer.json")
     assert served.http.get("/versions/mute").status_code == 404
+
+
+def test_versions_with_nothing_but_a_text_entrance_reach_older_items_by_it(
+    served: Any, tmp_path: Path, make_version: Callable[..., Version], add_text: Callable[..., Version]
+) -> None:
+    for name in ("words1", "words2"):
+        made = make_version(tmp_path / name, name, 4, encoder=False)
+        assert served.register(add_text(made, {"class0": np.eye(1, 4, dtype=np.float32)[0]})).status_code == 201
+    path = served.gallery("words1")
+    items = [{"id": f"e{n}", "embedding": np.eye(4)[n].tolist()} for n in range(2)]
+    assert served.http.post(f"{path}/items", json={"items": items}).json()["stored"] == 2
+
+    assert served.http.post(f"{path}/deployments", json={"version": "words2"}).status_code == 201
+    late = {"version": "words1", "items": [{"id": "e2", "embedding": [0, 0, 1, 0]}]}
+    assert served.http.post(f"{path}/items", json=late).status_code == 200
+
+    answer = ask(served, path, "class0", k=3).json()
+    assert (answer["version"], answer["degraded"]) == ("words2", [])
+    assert [m["route"] for m in answer["results"][0]["matches"]] == [["dual"]] * 3
+    assert answer["results"][0]["matches"][0]["id"] == "e0"
