@@ -12,6 +12,8 @@ from functools import partial
 from textwrap import shorten
 from typing import Self
 
+import safetensors
+import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
@@ -166,10 +168,70 @@ def _wide_cnn(
     return trunk.to(memory_format=torch.channels_last), features
 
 
+class Residual(nn.Module):
+    """Two 3x3 convolutions beside a shortcut (He 2016, arXiv 1512.03385, its basic block)."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(before, after, 3, stride, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(after, after, 3, padding=1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != after:
+            self.shortcut = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """(B, before, H, W) -> (B, after, H / stride, W / stride)."""
+        return F.relu(self.body(image_BCHW) + self.shortcut(image_BCHW), inplace=True)
+
+
+def _slim_resnet(channels: int, start: str, widths: Sequence[int]) -> tuple[nn.Module, int]:
+    """A 7x7 convolution that keeps every fourth pixel, then one residual block a width, each but the first halving.
+
+    It starts from a version's weights.safetensors, if from any: the trunk of one that has the same backbone.
+
+    Raises:
+        InvalidArgument: there are no such weights.
+    """
+    if start == DOWNLOAD:
+        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    stem = nn.Conv2d(channels, widths[0], 7, 4, padding=3, bias=False)
+    blocks = [
+        Residual(before, after, 1 if block == 0 else 2)
+        for block, (before, after) in enumerate(itertools.pairwise((widths[0], *widths)))
+    ]
+    trunk = nn.Sequential(stem, nn.BatchNorm2d(widths[0]), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if start != FRESH:
+        trunk.load_state_dict(_trunk_of_version(start, trunk))
+    return trunk.to(memory_format=torch.channels_last), widths[-1]
+
+
+def _trunk_of_version(path: str, wanted: nn.Module) -> dict[str, Tensor]:
+    """The trunk's weights out of a version's weights.safetensors.
+
+    Raises:
+        InvalidArgument: they cannot be read, or are of another backbone.
+    """
+    try:
+        held = safetensors.torch.load_file(path)
+    except (OSError, safetensors.SafetensorError) as error:
+        raise InvalidArgument(f"weights {path} cannot be read: {error}", pointer="/weights") from error
+    found = {name.partition(".trunk.")[2]: tensor for name, tensor in held.items() if ".trunk." in name}
+    shapes = [{name: tensor.shape for name, tensor in trunk.items()} for trunk in (found, wanted.state_dict())]
+    if shapes[0] != shapes[1]:
+        raise InvalidArgument(f"weights {path} are of another backbone than this recipe's", pointer="/weights")
+    return found
+
+
 BACKBONES: dict[str, Callable[[int, str], tuple[nn.Module, int]]] = {
     "small_cnn": partial(_cnn, widths=(16, 32, 32), pooled={1}),
     "quick_cnn_28": partial(_wide_cnn, widths=(16, 32, 64, 64), grid=3, pooled=(0, 1)),
     "small_cnn_32": partial(_wide_cnn, widths=(32, 64, 64, 128), grid=2),
+    "slim_resnet_64": partial(_slim_resnet, widths=(32, 64, 96)),
     "resnet18_32": _resnet18_32,
     "vit_b16_enlarged": _vit_b16_enlarged,
 }

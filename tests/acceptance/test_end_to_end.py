@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -10,11 +13,15 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
+from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
 
 ROOT = Path(__file__).parent.parent.parent
+README = (ROOT / "README.md").read_text()
 LABELS = ("ant", "bee", "cat")
 
 
@@ -38,7 +45,13 @@ class Running:
                 stderr=log,
                 cwd=ROOT,
             )
-        self.wait(self.is_ready)
+        try:
+            self.wait(self.is_ready)
+        except BaseException:
+            # Nobody else knows the process yet.
+            self.process.kill()
+            self.process.wait()
+            raise
 
     def is_ready(self) -> bool:
         assert self.process.poll() is None, self.log.read_text()
@@ -48,7 +61,7 @@ class Running:
         except (Unreachable, Problem):
             return False
 
-    def wait(self, holds, seconds: float = 30.0) -> None:
+    def wait(self, holds, seconds: float = 90.0) -> None:
         deadline = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < deadline, self.log.read_text()
@@ -115,6 +128,36 @@ def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images
     assert running.regraft("query", "zoo", query, "-k", 4) == new
 
     assert running.regraft("rollback", "nowhere", code=1).startswith("regraft: there is no gallery")
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Six views of each of two photographs as JPEG files, in a folder for each; and one more view."""
+    places = np.random.default_rng(0).integers(0, 200, size=(2, 7, 2))
+    for name, pixels, corners in zip("ab", load_sample_images().images, places, strict=True):
+        (tmp_path / "my-photos" / name).mkdir(parents=True)
+        for number, (top, left) in enumerate(corners):
+            view = Image.fromarray(pixels[top : top + 220, left : left + 400])
+            view.save(tmp_path / ("some-photo.jpg" if number == 6 else f"my-photos/{name}/{number}.jpg"))
+    return tmp_path
+
+
+def test_the_readme_can_be_pasted(running, photos):
+    _, shell, python = re.findall(r"^```(?:python)?\n(.*?)^```", README.split("## Use it")[1], re.DOTALL | re.MULTILINE)
+    for name in ("my-photos", "some-photo.jpg"):
+        shell, python = (text.replace(name, str(photos / name)) for text in (shell, python))
+    said = [running.regraft(*shlex.split(line, comments=True)[1:]) for line in shell.splitlines() if "regraft " in line]
+
+    assert len(said) == 10
+    assert "stored 12 images in photos, 0 failed" in said[3]
+    assert said[4].splitlines()[1].startswith("b/")
+    assert "12 done" in said[8]
+
+    code = python.replace("http://127.0.0.1:8080", running.url)
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    matches = ast.literal_eval(printed)
+    assert [Path(match).parent.name for match, _ in matches] == ["a"] * 3
+    assert matches[0][1] == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

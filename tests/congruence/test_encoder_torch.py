@@ -34,7 +34,7 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(axis=1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-@pytest.mark.parametrize("name", ["v1", "v2-bct", "v2-oca", "v2-fct"])
+@pytest.mark.parametrize("name", ["v1", "v2-bct", "v2-oca", "v2-fct", "photos-v1", "photos-v2"])
 def test_an_example_encodes_every_digit_as_its_trained_weights_do(name: str) -> None:
     images = [Image.fromarray(array) for array in load_digits_split().query.images]
     files = [io.BytesIO() for _ in images]

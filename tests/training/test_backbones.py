@@ -22,7 +22,7 @@ def test_a_backbone_gives_one_raw_embedding_an_image(name: str, channels: int) -
     assert not torch.allclose(z_BD.norm(dim=1), torch.ones(4))
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28"])
+@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28", "slim_resnet_64"])
 def test_a_small_cnn_takes_images_of_any_size(name: str) -> None:
     made = build_backbone(name, 1, 5).eval()
 
@@ -115,6 +115,30 @@ def test_a_download_that_fails_says_how_to_do_without(monkeypatch: pytest.Monkey
 def test_a_small_cnn_has_no_pretrained_weights(name: str) -> None:
     with pytest.raises(InvalidArgument, match="no pretrained weights"):
         build_backbone(name, 3, 5, pretrained=True)
+
+
+def test_a_slim_resnet_makes_features_of_any_size_of_image_and_halves_it_block_by_block() -> None:
+    made = build_backbone("slim_resnet_64", 3, 5).eval()
+    sizes: list[tuple[int, ...]] = []
+    for block in made.trunk[:6]:
+        block.register_forward_hook(lambda _module, _given, output: sizes.append(tuple(output.shape[1:])))
+
+    assert made(torch.randn(2, 3, 64, 64)).shape == made(torch.randn(2, 3, 50, 97)).shape == (2, 5)
+    assert sizes[:6] == [(32, 16, 16)] * 4 + [(64, 8, 8), (96, 4, 4)]
+
+
+def test_a_slim_resnet_starts_from_the_trunk_of_a_version_and_from_nothing_else(tmp_path: Path) -> None:
+    old, place = build_backbone("slim_resnet_64", 3, 5), tmp_path / "weights.safetensors"
+    safetensors.torch.save_file({f"raw.0.{name}": x.contiguous() for name, x in old.state_dict().items()}, place)
+
+    new = build_backbone("slim_resnet_64", 3, 7, weights=str(place))
+
+    image_BCHW = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(new.trunk.eval()(image_BCHW), old.trunk.eval()(image_BCHW))
+    with pytest.raises(InvalidArgument, match="of another backbone"):
+        build_backbone("slim_resnet_64", 1, 7, weights=str(place))
+    with pytest.raises(InvalidArgument, match="cannot be read"):
+        build_backbone("slim_resnet_64", 3, 7, weights=str(tmp_path / "missing"))
 
 
 def test_a_frozen_model_keeps_its_statistics_whatever_its_owner_is_switched_to() -> None:

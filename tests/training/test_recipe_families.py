@@ -28,8 +28,8 @@ def dim_of(recipe: Recipe) -> int:
 def old_of(recipe: Recipe) -> Old | None:
     if not recipe.old:
         return None
-    # digits_v1 is committed as examples/v1.
-    old = RECIPES["digits_v1" if recipe.old == "examples/v1" else recipe.old]()
+    committed = {"examples/v1": "digits_v1", "examples/photos-v1": "photos_v1"}
+    old = RECIPES[committed.get(recipe.old, recipe.old)]()
     assert old.preprocess == recipe.preprocess
     shape = torch.ones(CLASSES, dim_of(old))
     rows = torch.tensor([0, 1, -1])

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from index.errors import InvalidArgument, nearest
-from training.recipes import cifar100, digits, folders, omniglot
+from training.recipes import cifar100, digits, folders, omniglot, photos
 from training.recipes.family import Family
 from training.recipes.recipe import Recipe, meanings, method_options, recipe_from_json, with_overrides
 
@@ -43,6 +43,7 @@ FAMILIES: dict[str, Family] = {
 
 GROUPS: dict[str, Group] = {
     "digits": Group("scikit-learn's digits, seconds on a CPU", digits.RECIPES),
+    "photos": Group("colour photos of any size, CIFAR-100 and Tiny ImageNet together, on a CPU", photos.RECIPES),
     **{name: Group(family.title, family.recipes()) for name, family in FAMILIES.items()},
 }
 """name -> its recipes; each recipe is in one of them."""
