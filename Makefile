@@ -42,14 +42,12 @@ examples: $(DEV)  ## train the version folders under examples/ again
 	$(BIN)/regraft train digits_oca --out examples/v2-oca
 	$(BIN)/regraft train digits_fct --out examples/v2-fct
 
-<<<<<<< HEAD
 openapi: $(DEMO)  ## write docs/openapi.json again, after a change of a route
 	$(BIN)/python -m service.http.openapi_file docs/openapi.json
-=======
+
 photos: $(DEV)  ## train examples/photos-* again, from photo-sets/ (docs/photos.md); about an hour
 	$(BIN)/regraft train photos_v1 --out examples/photos-v1
 	$(BIN)/regraft train photos_oca --out examples/photos-v2
->>>>>>> c36462d (Two small encoders for photos, examples/photos-v1 and -v2, with their recipes and what they find; the README's steps use them and are run as a test)
 
 sizes: $(DEMO)  ## module and function lengths; fails above 400 lines a module
 	$(BIN)/python benchmarks/sizes.py
