@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -32,11 +32,14 @@ __all__ = ["DEFAULT_URL", "Client", "ImageItem", "InvalidInput", "Json", "Proble
 
 @dataclass(frozen=True)
 class ImageItem:
-    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object)."""
+    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object).
+
+    `metadata` None: those of an item that is there stay.
+    """
 
     id: str
     image: bytes
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] | None = None
 
 
 class QueryOptions(TypedDict, total=False):
@@ -121,25 +124,41 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     # items
 
-    def ingest(self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False) -> Json:
-        """POST /v1/galleries/{gallery}/items with image files; returns {stored, failed, seq, errors}.
+    def ingest(
+        self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False, replace: bool | None = None
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/items with image files.
 
-        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
+        Returns {stored, new, updated, replaced, failed, seq, errors}: items that could not be stored are listed in
+        `errors` by their index. With `atomic`, one bad item refuses all. An image takes the place of what an item of
+        its id holds; with `replace` nothing stays, metadata neither, and with `replace=False` such an item is an error.
         """
-        told = [given.metadata(i.metadata, f"items[{n}].metadata") for n, i in enumerate(items)]
-        described = [{"id": i.id, "metadata": told[n], "image": str(n)} for n, i in enumerate(items)]
+        described: list[Json] = [{"id": i.id, "image": str(n)} for n, i in enumerate(items)]
+        for n, i in enumerate(items):
+            if i.metadata is not None:
+                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
         files = [given.image(i.image, f"items[{n}].image") for n, i in enumerate(items)]
         images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
         # An empty batch is sent too, as JSON, so that it is the service that refuses it.
         body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
-        return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, **body)
+        return self._json("POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body)
 
     def ingest_embeddings(
-        self, gallery: str, items: Sequence[Mapping[str, Any]], *, version: str | None = None, atomic: bool = False
+        self,
+        gallery: str,
+        items: Sequence[Mapping[str, Any]],
+        *,
+        version: str | None = None,
+        atomic: bool = False,
+        replace: bool | None = None,
     ) -> Json:
-        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; `version` made them."""
-        body = {"version": version, "items": given.embedded(items)}
-        return self._json("POST", path_of("galleries", gallery, "items"), params={"atomic": flag(atomic)}, json=body)
+        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
+
+        `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
+        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error.
+        """
+        body: Json = {"items": given.embedded(items), **({} if version is None else {"version": version})}
+        return self._json("POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), json=body)
 
     def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> Json:
         """GET /v1/galleries/{gallery}/items: one page, {items, next}; pass `next` as the next cursor."""
@@ -206,3 +225,8 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         given.queries(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
         return self._json("POST", path_of("galleries", gallery, "query"), json=body)
+
+
+def _kept(atomic: bool, replace: bool | None) -> dict[str, str]:
+    """The parameters of an ingest."""
+    return {"atomic": flag(atomic), **({} if replace is None else {"replace": flag(replace)})}

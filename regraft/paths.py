@@ -4,9 +4,16 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
+from index.errors import InvalidArgument
+from index.item_id import climbs, is_writable
+
 
 def path_of(*parts: object) -> str:
-    """The path below /v1/ of these segments, each escaped."""
+    """The path below /v1/ of these segments, each escaped.
+
+    Raises:
+        InvalidArgument: one of them would climb out of its place, once somebody on the way decodes it.
+    """
     return "/".join(_segment(str(part)) for part in parts)
 
 
@@ -21,5 +28,9 @@ def terms(dry_run: bool) -> dict[str, str]:
 
 
 def _segment(part: str) -> str:
-    # An id may hold any character, also "/"; escaped it stays one segment. "." and ".." would otherwise climb.
-    return part.replace(".", "%2E") if part in {".", ".."} else quote(part, safe=":")
+    if not part or not is_writable(part) or climbs(part):
+        raise InvalidArgument(
+            f"{part!r} names nothing: a name is not empty, and holds no control characters and no part that is . or .."
+        )
+    # An id may hold nearly any character, also "/"; escaped it stays one segment.
+    return quote(part, safe=":")

@@ -140,9 +140,21 @@ class UpgradeRoutes(Connection):
         path = path_of("galleries", gallery, "deployments", deployment, "advance")
         return self._change(path, body, dry_run, if_match)
 
-    def rollback(self, gallery: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None) -> Json:
-        """POST /v1/galleries/{gallery}/rollback: end what is on its way, or back to the version current before."""
-        return self._change(path_of("galleries", gallery, "rollback"), {"reason": reason}, dry_run, if_match)
+    def rollback(
+        self,
+        gallery: str,
+        reason: str = "",
+        *,
+        force: bool = False,
+        dry_run: bool = False,
+        if_match: str | None = None,
+    ) -> Json:
+        """POST /v1/galleries/{gallery}/rollback: end what is on its way, or back to the version current before.
+
+        Refused (409 `reach_lost`) without `force` when items would be out of reach; `out_of_reach` counts them.
+        """
+        body = {"reason": reason, "force": force}
+        return self._change(path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
 
     def retire(
         self, gallery: str, version: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None

@@ -127,6 +127,13 @@ class DuplicateId(RegraftError):
     code = "duplicate_id"
 
 
+class ItemExists(RegraftError):
+    """An item of this id is there, and it was asked not to replace any."""
+
+    status = 409
+    code = "item_exists"
+
+
 class InvalidItem(RegraftError):
     """The item is not what it should be."""
 

@@ -135,9 +135,16 @@ class ImageWarning(BaseModel):
 
 
 class Ingested(BaseModel):
-    """What became of a batch; `seq` is the number of its last write in the gallery's feed."""
+    """What became of a batch; `seq` is the number of its last write in the gallery's feed.
+
+    Of the items `stored`, `new` were not there, `updated` got an embedding beside those they held, and of those
+    `replaced` nothing stayed but, where none were named, the metadata.
+    """
 
     stored: int
+    new: int
+    updated: int
+    replaced: int
     failed: int
     seq: int
     errors: list[ItemError]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -64,6 +66,15 @@ def delete(
 def ingest(
     name: Gallery,
     paths: Annotated[list[Path], typer.Argument(metavar="FOLDER|FILES", help="Image files, or folders of them.")],
+    prefix: Annotated[str, typer.Option(help="Put before each id, to tell folders apart.", show_default=False)] = "",
+    replace: Annotated[
+        bool | None,
+        typer.Option(
+            "--replace/--no-replace",
+            help="Items that are there: nothing of them stays, or they are refused.",
+            show_default=False,
+        ),
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images a request.")] = 64,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -72,21 +83,22 @@ def ingest(
 
     Example: regraft ingest photos my-images/
     """
-    files = list(find_images(paths))
-    failed = stored = 0
+    files = [(prefix + key, path) for key, path in find_images(paths)]
+    counts: Counter[str] = Counter()
     lost: dict[tuple[str, str], Json] = {}
     with connect(url, api_key) as client, progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
-            errors, warnings = _store(client, name, chunk)
-            _add_up(lost, warnings)
-            for error in errors:
+            answer = _store(client, name, chunk, replace)
+            _add_up(lost, answer.get("warnings", []))
+            for error in answer["errors"]:
                 err.print(f"{chunk[error['index']][1]}: {error['detail']}")
-            failed, stored = failed + len(errors), stored + len(chunk) - len(errors)
+            counts.update({kind: answer[kind] for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    out.print(f"stored {stored} images in {name}, {failed} failed")
+    told = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
+    out.print(f"stored {counts['stored']} images in {name}, {told}")
     _print_warnings(lost.values())
-    if failed:
+    if counts["failed"]:
         raise typer.Exit(1)
 
 
@@ -156,21 +168,31 @@ def _read_filter(text: str) -> Any:
 
 
 def find_images(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """(id, file) of every image: below a folder the id is the path relative to it, else the path as given.
+    """(id, file) of every image: below a folder the id is the path relative to it, else the path without its `..`.
 
     Raises:
-        InvalidArgument: a path does not exist, or there is no image at all.
+        InvalidArgument: a path does not exist, there is no image at all, or two files would be one item.
     """
-    none = True
+    found: dict[str, Path] = {}
     for path in paths:
         if not path.exists():
             raise InvalidArgument(f"{path} does not exist")
         below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
         for file in below if path.is_dir() else [path]:
-            none = False
-            yield (file.relative_to(path) if path.is_dir() else file).as_posix(), file
-    if none:
+            key = (file.relative_to(path) if path.is_dir() else _without_climbing(file)).as_posix()
+            if found.setdefault(key, file) != file:
+                raise InvalidArgument(
+                    f"{found[key]} and {file} would both be stored as {key}: ingest them one by one, each with its own "
+                    f"--prefix"
+                )
+            yield key, file
+    if not found:
         raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+
+
+def _without_climbing(file: Path) -> Path:
+    """A path as it can be an id: none holds `..`."""
+    return Path(*(part for part in Path(os.path.normpath(file)).parts if part != ".."))
 
 
 def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple[str, Path]]]:
@@ -188,16 +210,14 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
         yield chunk
 
 
-def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]]) -> tuple[list[Json], list[Json]]:
-    """The errors and the warnings of one batch."""
+def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> Json:
     items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
     try:
-        answer = client.ingest(name, items)
-        return answer["errors"], answer.get("warnings", [])
+        return client.ingest(name, items, replace=replace)
     except Problem as problem:
         # A batch of nothing but bad images is refused as a whole, with the same list.
         if problem.errors and all("index" in error for error in problem.errors):
-            return problem.errors, []
+            return {"stored": 0, "new": 0, "replaced": 0, "failed": len(chunk), "errors": problem.errors}
         raise
 
 

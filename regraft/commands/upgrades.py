@@ -187,14 +187,17 @@ def advance(
 def rollback(
     name: Gallery,
     reason: Reason = "",
+    force: Annotated[bool, typer.Option("--force", help="Also where items get out of reach.")] = False,
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """End what is on its way, or go back to the version before."""
     with connect(url, api_key) as client:
-        deployed = client.rollback(name, reason, dry_run=dry_run)
+        deployed = client.rollback(name, reason, force=force, dry_run=dry_run)
     _print_deployment(name, deployed)
+    for version, items in deployed["out_of_reach"].items():
+        err.print(f"out of reach: {items} items of {version}")
 
 
 def retire(

@@ -75,6 +75,7 @@ def create_app(settings: Settings) -> FastAPI:
         finally:
             await run_in_threadpool(process.__exit__, None, None, None)
 
+    # No path is sent on to the one without a slash at its end: an item's, shortened on its way, would be a gallery's.
     app = FastAPI(
         title="Regraft",
         version=health.VERSION,
@@ -83,6 +84,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         generate_unique_id_function=openapi.operation_id,
+        redirect_slashes=False,
     )
     app.add_middleware(Guard, settings=settings)
     errors.install(app)

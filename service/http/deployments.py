@@ -38,9 +38,10 @@ class UnknownDeployment(RegraftError):
 
 
 class RollbackIn(Body):
-    """Why a gallery goes back."""
+    """Why a gallery goes back; `force`: also where items get out of reach."""
 
     reason: Reason = ""
+    force: bool = False
 
 
 class RetireIn(Body):
@@ -66,6 +67,12 @@ class DeploymentOut(BaseModel):
     created: float
     activated: int
     notes: list[str] = []
+
+
+class RolledBack(DeploymentOut):
+    """What a gallery went back to; `out_of_reach` counts by version the items its queries do not reach any more."""
+
+    out_of_reach: dict[str, int]
 
 
 class Deployments(BaseModel):
@@ -173,15 +180,19 @@ def advance(
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
     name: str, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
-) -> DeploymentOut:
+) -> RolledBack:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
-    Items that hold embeddings of the version that is current again return to it at once.
+    Items that hold embeddings of the version that is current again return to it at once. Refused without `force` when
+    its queries could not reach items that are reached now.
     """
+    body = body or RollbackIn()
     with _change(service, name, response, terms) as (connection, gallery_id):
-        order = Order(terms.who, body.reason if body else "", terms.if_match)
+        order = Order(terms.who, body.reason, terms.if_match, force=body.force)
         row = roll_back(connection, service.catalog, gallery_id, order)
-    return _answer(service, response, gallery_id, row, terms)
+        lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
+    answer = _answer(service, response, gallery_id, row, terms)
+    return RolledBack(**answer.model_dump(), out_of_reach=lost)
 
 
 @router.post("/galleries/{name}/retire")

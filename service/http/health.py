@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter
 from pydantic import BaseModel
@@ -10,6 +10,8 @@ from sqlalchemy import text
 
 from index.errors import RegraftError
 from service.http.requests import CheckedRoute
+from service.registry.placement import route_to
+from service.registry.registry import Catalog, Registered
 from service.runtime import Runtime, Service
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
@@ -68,7 +70,17 @@ def _problems(service: Runtime) -> Iterator[str]:
     for live in service.replica.all():
         if missing := live.gallery.missing():
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
+        if live.current is not None:
+            yield from _out_of_reach(service.catalog, live.name, live.current, live.gallery.mix())
     if service.blobs.problem:
         yield service.blobs.problem
     if full := service.space.problem():
         yield full
+
+
+def _out_of_reach(catalog: Catalog, gallery: str, current: Registered, mix: Mapping[str, int]) -> Iterator[str]:
+    for version, items in mix.items():
+        if route_to(catalog, current, catalog.named(version)) is None:
+            encoders = catalog.encoders() if current.card.encoder else frozenset[str]()
+            why = catalog.graph().unreachable(current.name, version, encoders)
+            yield f"gallery {gallery}: {items} items of {version} are out of reach: {why}"

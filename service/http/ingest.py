@@ -14,33 +14,42 @@ from typing import Any, cast
 from starlette.datastructures import UploadFile
 
 from index.encoder import BATCH
-from index.errors import NoRoute, RegraftError
+from index.errors import RegraftError
 from index.image import Pixels
+from index.item_id import LEGAL_ID, MAX_ID, is_item_id
 from index.space import Space, Vectors, space_from_json
-from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused, NoCurrentVersion
+from service.errors import (
+    BodyTooLarge,
+    DuplicateId,
+    InvalidBody,
+    InvalidItem,
+    ItemExists,
+    ItemsRefused,
+    NoCurrentVersion,
+)
 from service.http.forms import Form
 from service.http.parsing import parse_any_json
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
-from service.registry.placement import route_to
 from service.registry.registry import Registered
 from service.registry.sight import Sight
+from service.registry.storing import Stored, store
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.settings import Settings
-from service.store.repository import NewItem, gallery_named, gallery_row, store_items, take_seq
-
-MAX_ID = 256
-"""Characters in an item's id."""
+from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
 
 
 @dataclass(frozen=True)
 class Draft:
-    """An item as the client described it: `content` is its image's file name or its embedding, still unchecked."""
+    """An item as the client described it: `content` is its image's file name or its embedding, still unchecked.
+
+    `metadata` None: none were named.
+    """
 
     index: int
     id: str
-    metadata: dict[str, Any]
+    metadata: dict[str, Any] | None
     content: Any
 
 
@@ -76,28 +85,25 @@ class Batch:
 class Ingested:
     """What became of a batch."""
 
-    stored: int
+    stored: Stored
     seq: int
     errors: Sequence[Mapping[str, Any]]
     warnings: Sequence[Mapping[str, Any]]
 
     def as_json(self) -> dict[str, Any]:
         """The response."""
-        return {
-            "stored": self.stored,
-            "failed": len(self.errors),
-            "seq": self.seq,
-            "errors": self.errors,
-            "warnings": self.warnings,
-        }
+        kinds = ("new", "updated", "replaced")
+        counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
+        told = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
+        return {**counts, **told}
 
 
 class _CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Ingested:
-    """Store images, embedded by the gallery's current version.
+def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replacing: bool | None = None) -> Ingested:
+    """Store images, embedded by the gallery's current version; `replacing` as in `service.registry.storing.store`.
 
     Raises:
         UnknownGallery: there is no such gallery.
@@ -111,12 +117,13 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Inge
         gallery_id, current = _open(service, name)
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
+        _leave_out(service, gallery_id, batch, replacing)
         items = _encode(batch, files, current, service.settings.max_image_pixels)
         batch.settle(atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
-        stored = [replace(item, blob=key) for (_, item), key in zip(items, keys, strict=True)]
+        stored = [(draft, replace(item, blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
         try:
-            return _store(service, gallery_id, current, current, stored, batch)
+            return _store(service, gallery_id, current, current, stored, batch, atomic, replacing)
         except (_CurrentChanged, RegraftError):
             service.blobs.remove(keys)
             raise
@@ -124,13 +131,12 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool) -> Inge
     return _while_current_holds(attempt)
 
 
-def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool) -> Ingested:
+def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, replacing: bool | None = None) -> Ingested:
     """Store embeddings made elsewhere, of the named version or else the gallery's current one.
 
     Raises:
         UnknownGallery, UnknownVersion: there is no such gallery or version.
         NoCurrentVersion: nothing is deployed yet.
-        NoRoute: queries by the current version could not reach items of the named one.
         InvalidBody: the JSON is not what this route reads.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
@@ -138,11 +144,11 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool) -> 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
         body = take_object(parse_any_json(raw), {"version", "items"}, "")
-        version = _version(service, body.get("version", current.name), current)
+        version = _version(service, body.get("version", current.name))
         batch = read_batch(body.get("items"), "embedding", service.settings)
         items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space))
         batch.settle(atomic)
-        return _store(service, gallery_id, current, version, items, batch)
+        return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
 
     return _while_current_holds(attempt)
 
@@ -177,8 +183,8 @@ def read_batch(listed: object, content: str, settings: Settings) -> Batch:
 def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
     fields = take_object(value, {"id", "metadata", content}, "")
     given = fields.get("id")
-    if not isinstance(given, str) or not 1 <= len(given) <= MAX_ID or not given.isprintable():
-        raise InvalidItem(f"id must be a string of 1 to {MAX_ID} printable characters", pointer="/id")
+    if not is_item_id(given):
+        raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
     if content not in fields:
         raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
     metadata = fields.get("metadata", {})
@@ -186,7 +192,7 @@ def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
     if why := why_not_stored(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
-    return Draft(index, given, metadata, fields[content])
+    return Draft(index, given, fields.get("metadata"), fields[content])
 
 
 def _open(service: Runtime, name: str) -> tuple[int, Registered]:
@@ -198,14 +204,10 @@ def _open(service: Runtime, name: str) -> tuple[int, Registered]:
     return row.id, service.catalog.by_id(row.current_id)
 
 
-def _version(service: Runtime, name: object, current: Registered) -> Registered:
+def _version(service: Runtime, name: object) -> Registered:
     if not isinstance(name, str):
         raise InvalidBody("version must be the name of a registered version", pointer="/version")
-    version = service.catalog.named(name)
-    if version is not current and route_to(service.catalog, current, version) is None:
-        why = f"no route leads from the current version {current.name!r} to {name!r}: the items could not be found"
-        raise NoRoute(why, pointer="/version")
-    return version
+    return service.catalog.named(name)
 
 
 def _listed(form: Form) -> str:
@@ -224,6 +226,18 @@ def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
         missing = InvalidItem("image must be the file name of one of the form's files", pointer="/image")
         batch.refuse(draft.index, draft.id, missing)
     return files
+
+
+def _leave_out(service: Runtime, gallery_id: int, batch: Batch, replacing: bool | None) -> None:
+    """Refuse the items that are there before they are encoded, where they would be in the end."""
+    if replacing is not False:
+        return
+    with service.database.read() as connection:
+        rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
+    there = {row.external_id for row in rows if not row.deleted}
+    for draft in (draft for draft in batch.drafts if draft.id in there):
+        batch.refuse(draft.index, draft.id, ItemExists(pointer="/id"))
+    batch.drafts = [draft for draft in batch.drafts if draft.id not in there]
 
 
 def _encode(
@@ -261,15 +275,15 @@ def _read(file: UploadFile) -> bytes:
     return file.file.read()
 
 
-def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[NewItem]:
+def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[tuple[Draft, NewItem]]:
     """All at once when all are good, which is the rule, else one by one to say which are not."""
     drafts, vectors = batch.drafts, None
     with suppress(RegraftError):
         vectors = check_embeddings([draft.content for draft in drafts], dim, space, "")
     if vectors is None:
         good = [(draft, _one_embedding(batch, draft, dim, space)) for draft in drafts]
-        return [NewItem(d.id, d.metadata, "supplied", vector) for d, vector in good if vector is not None]
-    return [NewItem(d.id, d.metadata, "supplied", vector) for d, vector in zip(drafts, vectors, strict=True)]
+        return [(d, NewItem(d.id, d.metadata, "supplied", vector)) for d, vector in good if vector is not None]
+    return [(d, NewItem(d.id, d.metadata, "supplied", vector)) for d, vector in zip(drafts, vectors, strict=True)]
 
 
 def _one_embedding(batch: Batch, draft: Draft, dim: int, space: Space) -> Vectors | None:
@@ -288,18 +302,25 @@ def _store(
     gallery_id: int,
     current: Registered,
     version: Registered,
-    items: Sequence[NewItem],
+    items: Sequence[tuple[Draft, NewItem]],
     batch: Batch,
+    atomic: bool,
+    replacing: bool | None,
 ) -> Ingested:
     with service.database.write() as connection:
         first = take_seq(connection, gallery_id, len(items))
         row = gallery_row(connection, gallery_id)
         if row is None or row.current_id != current.id:
             raise _CurrentChanged
-        orphans = store_items(connection, gallery_id, version.id, items, first)
-    service.blobs.remove(orphans)
+        new = [item for _, item in items]
+        stored = store(connection, service.catalog, gallery_id, current, version, new, first, replacing=replacing)
+        for draft, _ in items:
+            if draft.id in stored.refused:
+                batch.refuse(draft.index, draft.id, stored.refused[draft.id])
+        batch.settle(atomic)
+    service.blobs.remove(stored.orphans)
     service.replica.refresh(gallery_id)
-    return Ingested(len(items), first + len(items) - 1, batch.errors, batch.sight.as_json())
+    return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
 
 
 def _while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:

@@ -27,6 +27,9 @@ router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
 MAX_PAGE = 1000
 
+Replace = Annotated[
+    bool | None, Query(description="items that are there: true: nothing of them stays; false: they are refused")
+]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
@@ -52,12 +55,18 @@ INGEST_BODY = reads(
 
 
 @router.post("/galleries/{name}/items", response_model=Ingested, openapi_extra=INGEST_BODY)
-async def ingest(name: str, request: Request, service: Service, atomic: bool = False) -> Response:
-    """Store items, replacing those of the same id; with `atomic` either all or none."""
+async def ingest(
+    name: str, request: Request, service: Service, atomic: bool = False, replace: Replace = None
+) -> Response:
+    """Store items; with `atomic` either all or none.
+
+    An embedding for an item that is there is put beside those by other versions, an image takes the place of whatever
+    the item holds, and metadata that are not named stay.
+    """
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.hop(lambda: _told(ingest_embeddings(service, name, raw, atomic).as_json()))
+        return await service.hop(lambda: _told(ingest_embeddings(service, name, raw, atomic, replace).as_json()))
     async with read_form(
         request,
         files="images",
@@ -65,7 +74,7 @@ async def ingest(name: str, request: Request, service: Service, atomic: bool = F
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.hop(lambda: _told(ingest_images(service, name, form, atomic).as_json()))
+        return await service.hop(lambda: _told(ingest_images(service, name, form, atomic, replace).as_json()))
 
 
 def _told(done: dict[str, Any]) -> Response:

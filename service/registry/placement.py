@@ -7,13 +7,53 @@ and what the item holds, and a rollback restores exactly what was before without
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, case, exists, false, func, select, update
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
-from index.errors import NoRoute
+from sqlalchemy import Connection, Row, case, exists, false, func, select, update
+
+from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import Catalog, Registered
 from service.store.repository import live_mix, take_seq
 from service.store.tables import embedding, item
+
+
+class ReachLost(RegraftError):
+    """Queries of the version to go back to could not reach some items that are reached now."""
+
+    status = 409
+    code = "reach_lost"
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where items belong while one version is current: version ids, the one reached best first.
+
+    Attributes:
+        order: every version.
+        reached: those that queries of the current version reach.
+    """
+
+    order: tuple[int, ...]
+    reached: frozenset[int]
+
+    @cached_property
+    def _rank(self) -> Mapping[int, int]:
+        return {version_id: rank for rank, version_id in enumerate(self.order)}
+
+    def best(self, held: Collection[int]) -> int:
+        """The version an item is active in that holds embeddings of these."""
+        return min(held, key=self._rank.__getitem__)
+
+
+def places_of(catalog: Catalog, current: Registered, graph: Graph | None = None) -> Places:
+    """The rule as it is now."""
+    order = preference(catalog, current, graph)
+    reached = (held.id for held in order if route_to(catalog, current, held, graph) is not None)
+    return Places(tuple(held.id for held in order), frozenset(reached))
 
 
 def activate(
@@ -65,16 +105,47 @@ def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, c
 
     An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
     """
-    reached = {held.id for held in catalog.all() if route_to(catalog, current, held) is not None}
-    if live_mix(connection, gallery_id).keys() <= reached:  # as a rule, and it saves a look at every item
-        return
-    in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
-    stuck = live_mix(connection, gallery_id, item.c.active_id.not_in(reached), ~in_reach)
-    lost = [f"{catalog.by_id(version_id).name!r} ({items} items)" for version_id, items in stuck.items()]
-    if lost:
-        raise NoRoute(
-            f"no route leads from queries of {current.name!r} to items of {', '.join(sorted(lost))}", pointer="/version"
+    if lost := _out_of_reach(connection, catalog, gallery_id, current):
+        raise NoRoute(f"no route leads from queries of {current.name!r} to items of {_told(lost)}", pointer="/version")
+
+
+def check_kept(
+    connection: Connection, catalog: Catalog, gallery: Row[Any], after: Registered, force: bool
+) -> dict[str, dict[str, int]]:
+    """What of a gallery gets out of reach when it goes back to a version, as the evidence of that step.
+
+    Raises:
+        ReachLost: something does, and it is not forced.
+    """
+    lost = _out_of_reach(connection, catalog, gallery.id, after, catalog.by_id(gallery.current_id))
+    if lost and not force:
+        raise ReachLost(
+            f"queries of {after.name!r} would not reach items of {_told(lost)}: first send embeddings of them by "
+            f"{after.name!r}, or add an edge that leads from it to theirs; force=true goes back all the same",
+            pointer="/force",
         )
+    return {"out_of_reach": lost}
+
+
+def _out_of_reach(
+    connection: Connection, catalog: Catalog, gallery_id: int, current: Registered, before: Registered | None = None
+) -> dict[str, int]:
+    """Version -> live items active in it that hold no embedding that queries of `current` reach.
+
+    `before`: only those that queries of this version reach.
+    """
+    reached, mix = places_of(catalog, current).reached, live_mix(connection, gallery_id)
+    asked = mix.keys() if before is None else mix.keys() & places_of(catalog, before).reached
+    if asked <= reached:  # as a rule, and it saves a look at every item
+        return {}
+    in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
+    stuck = live_mix(connection, gallery_id, item.c.active_id.in_(asked - reached), ~in_reach)
+    return {catalog.by_id(version_id).name: items for version_id, items in stuck.items()}
+
+
+def _told(lost: Mapping[str, int]) -> str:
+    """Version -> items, in words."""
+    return ", ".join(f"{name!r} ({items} items)" for name, items in sorted(lost.items()))
 
 
 def route_to(catalog: Catalog, current: Registered, held: Registered, graph: Graph | None = None) -> Route | None:

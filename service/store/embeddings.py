@@ -26,6 +26,7 @@ from sqlalchemy import (
     update,
 )
 
+from index.item_id import is_writable
 from index.space import Vectors
 from service.store.sql_arrays import Listed, blocks, listed
 from service.store.tables import embedding, item
@@ -99,7 +100,7 @@ def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]
         .order_by(embedding.c.version_id)
     )
     found: dict[str, list[Any]] = {}
-    for block in blocks([external_id for external_id in external_ids if external_id.isprintable()]):
+    for block in blocks([external_id for external_id in external_ids if is_writable(external_id)]):
         for row in connection.execute(statement.where(item.c.external_id.in_(block))):
             found.setdefault(row.external_id, []).append(row)
     return found

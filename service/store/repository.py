@@ -24,6 +24,7 @@ from sqlalchemy import (
     update,
 )
 
+from index.item_id import is_writable
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
@@ -60,10 +61,13 @@ STREAMED = {"stream_results": True}
 
 @dataclass(frozen=True)
 class NewItem:
-    """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None."""
+    """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None.
+
+    `metadata` None: none were named.
+    """
 
     external_id: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, Any] | None
     origin: str
     vector: Vectors
     side: Vectors | None = None
@@ -165,12 +169,12 @@ def store_items(
     any more.
     """
     now = time.time()
-    known = {row.external_id: row for row in _rows_of(connection, gallery_id, [n.external_id for n in new])}
+    known = {row.external_id: row for row in rows_of(connection, gallery_id, [n.external_id for n in new])}
     rows = [
         {
             "gallery_id": gallery_id,
             "external_id": n.external_id,
-            "metadata": dict(n.metadata),
+            "metadata": dict(n.metadata or {}),
             "blob": n.blob,
             "active_id": version_id,
             "seq": first_seq + number,
@@ -182,7 +186,7 @@ def store_items(
     replaced = [known[row["external_id"]] for row in rows if row["external_id"] in known]
     remove_embeddings(connection, [row.id for row in replaced])
     if replaced:
-        _replace(
+        overwrite(
             connection, [{**row, "key": known[row["external_id"]].id} for row in rows if row["external_id"] in known]
         )
     keys = {row.external_id: row.id for row in replaced}
@@ -210,7 +214,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
         The ids that were there, and the blobs that nothing refers to any more.
     """
     first = take_seq(connection, gallery_id, len(external_ids))
-    live = [row for row in _rows_of(connection, gallery_id, external_ids) if not row.deleted]
+    live = [row for row in rows_of(connection, gallery_id, external_ids) if not row.deleted]
     remove_embeddings(connection, [row.id for row in live])
     if live:
         tombstone = update(item).where(item.c.id == bindparam("key"))
@@ -223,7 +227,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
 
 def live_item(connection: Connection, gallery_id: int, external_id: str) -> Row[Any]:
     """The item's row. Raises UnknownItem."""
-    rows = _rows_of(connection, gallery_id, [external_id])
+    rows = rows_of(connection, gallery_id, [external_id])
     if not rows or rows[0].deleted:
         raise UnknownItem(f"the gallery holds no item {external_id!r}")
     return rows[0]
@@ -271,10 +275,10 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
     yield from streamed.partitions(FEED_BLOCK)
 
 
-def _rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[Row[Any]]:
+def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[Row[Any]]:
     """Rows of the given ids, also of deleted items."""
     # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
-    external_ids = [external_id for external_id in external_ids if external_id.isprintable()]
+    external_ids = [external_id for external_id in external_ids if is_writable(external_id)]
     statement = select(item).where(item.c.gallery_id == gallery_id)
     found: list[Row[Any]] = []
     for block in blocks(external_ids):
@@ -282,7 +286,8 @@ def _rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str
     return found
 
 
-def _replace(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write metadata, blob, active_id, seq and deleted of the items of these keys (`key`)."""
     columns = ("metadata", "blob", "active_id", "seq", "deleted")
     statement = (
         update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})

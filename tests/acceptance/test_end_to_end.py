@@ -107,7 +107,7 @@ def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images
     assert "zoo has no current version" in running.regraft("ingest", "zoo", images, code=1).replace("'", "")
     running.regraft("version", "register", v1.folder)
     running.regraft("deploy", "zoo", "v1")
-    assert running.regraft("ingest", "zoo", images) == "stored 12 images in zoo, 0 failed\n"
+    assert running.regraft("ingest", "zoo", images) == "stored 12 images in zoo, 0 failed (12 new, 0 replaced)\n"
     old = running.regraft("query", "zoo", query, "-k", 4)
     assert [line.split("/")[0] for line in old.splitlines()[1:]] == ["bee"] * 4
 

@@ -120,7 +120,7 @@ class Run:
         self.pictures += 1
         name, version = self.pick(), self.draw.choice(list(self.world.versions))
         vector = self.world.encode(version, self.pictures)
-        listed = [{"id": name, "metadata": {}, "embedding": [float(x) for x in vector]}]
+        listed = [{"id": name, "embedding": [float(x) for x in vector]}]
         self.post(
             self.model.store_embedding(name, version, vector), "/galleries/g/items", version=version, items=listed
         )

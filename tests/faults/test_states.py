@@ -100,7 +100,7 @@ class Life(Living):
 
     @step(names=st.lists(NAME, min_size=1, max_size=3, unique=True), doom=DOOM)
     def store(self, names: list[str], doom: float | None) -> None:
-        """Items with pictures; known ids are replaced."""
+        """Items with pictures, which take the place of what known ids hold."""
         numbers = {name: self.pictures + n for n, name in enumerate(names)}
         self.pictures += len(names)
         about = {name: {"label": number % 7} for name, number in numbers.items()}
@@ -117,9 +117,10 @@ class Life(Living):
 
     @step(name=NAME, version=VERSION, doom=DOOM)
     def store_embedding(self, name: str, version: str, doom: float | None) -> None:
+        """Beside what a known id holds."""
         self.pictures += 1
         vector = self.world.encode(version, self.pictures)
-        listed = [{"id": name, "metadata": {}, "embedding": [float(x) for x in vector]}]
+        listed = [{"id": name, "embedding": [float(x) for x in vector]}]
         request = self.post("items", version=version, items=listed)
         self.act(request, lambda model: model.store_embedding(name, version, vector), doom=doom)
 

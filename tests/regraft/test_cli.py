@@ -127,11 +127,14 @@ def described(request: httpx.Request) -> list[dict]:
 
 
 def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
-    service.answers["POST /v1/galleries/g/items"] = {"stored": 0, "failed": 0, "seq": 1, "errors": []}
+    service.answers["POST /v1/galleries/g/items"] = [
+        httpx.Response(200, json={"stored": stored, "new": stored - 1, "replaced": 1, "failed": 0, "errors": []})
+        for stored in (3, 1)
+    ]
 
     code, shown, _ = run("ingest", "g", folder, "--batch", 3)
 
-    assert (code, shown) == (0, "stored 4 images in g, 0 failed\n")
+    assert (code, shown) == (0, "stored 4 images in g, 0 failed (2 new, 2 replaced)\n")
     assert [[(i["id"], i["metadata"]["label"]) for i in described(r)] for r in service.requests] == [
         [("cats/1.png", "cats"), ("cats/2.PNG", "cats"), ("dogs/3.jpg", "dogs")],
         [("dogs/old/4.webp", "old")],
@@ -140,7 +143,14 @@ def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
 
 def test_ingest_says_once_how_many_images_of_all_batches_lose_much(run, service, folder):
     warning = {"code": "image_mostly_unseen", "version": "v1", "count": 2, "detail": "they are cropped"}
-    service.answers["POST /v1/galleries/g/items"] = {"errors": [], "warnings": [warning]}
+    service.answers["POST /v1/galleries/g/items"] = {
+        "stored": 2,
+        "new": 2,
+        "replaced": 0,
+        "failed": 0,
+        "errors": [],
+        "warnings": [warning],
+    }
 
     code, _, said = run("ingest", "g", folder, "--batch", 2)
 
@@ -167,11 +177,17 @@ def test_batches_are_cut_by_their_bytes_each_counted_from_its_own_first_image(tm
 
 def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service, folder):
     errors = [{"index": 1, "id": "cats/2.PNG", "detail": "not an image"}]
-    service.answers["POST /v1/galleries/g/items"] = {"stored": 3, "failed": 1, "seq": 1, "errors": errors}
+    service.answers["POST /v1/galleries/g/items"] = {
+        "stored": 3,
+        "new": 3,
+        "replaced": 0,
+        "failed": 1,
+        "errors": errors,
+    }
 
     code, shown, said = run("ingest", "g", folder)
 
-    assert (code, shown) == (1, "stored 3 images in g, 1 failed\n")
+    assert (code, shown) == (1, "stored 3 images in g, 1 failed (3 new, 0 replaced)\n")
     assert f"{folder / 'cats' / '2.PNG'}: not an image" in said.replace("\n", "")
 
 
@@ -179,10 +195,10 @@ def test_a_batch_of_nothing_but_bad_images_does_not_stop_the_others(run, service
     errors = [{"index": n, "id": "x", "detail": "not an image"} for n in range(2)]
     service.answers["POST /v1/galleries/g/items"] = [
         problem(422, code="invalid_items", detail="no item could be stored", errors=errors),
-        httpx.Response(200, json={"stored": 2, "failed": 0, "seq": 1, "errors": []}),
+        httpx.Response(200, json={"stored": 2, "new": 2, "replaced": 0, "failed": 0, "errors": []}),
     ]
 
-    assert run("ingest", "g", folder, "--batch", 2)[:2] == (1, "stored 2 images in g, 2 failed\n")
+    assert run("ingest", "g", folder, "--batch", 2)[:2] == (1, "stored 2 images in g, 2 failed (2 new, 0 replaced)\n")
 
 
 def test_a_refused_request_stops_the_ingest(run, service, folder):
@@ -205,6 +221,38 @@ def test_a_single_file_is_taken_whatever_its_name(tmp_path):
     (tmp_path / "photo").write_bytes(b"x")
 
     assert list(galleries.find_images([tmp_path / "photo"])) == [((tmp_path / "photo").as_posix(), tmp_path / "photo")]
+
+
+def test_a_file_outside_gets_an_id_that_climbs_nowhere(tmp_path, monkeypatch):
+    (tmp_path / "inside").mkdir()
+    (tmp_path / "photo.png").write_bytes(b"x")
+    monkeypatch.chdir(tmp_path / "inside")
+
+    assert [key for key, _ in galleries.find_images([Path("../photo.png")])] == ["photo.png"]
+
+
+def test_two_files_that_would_be_one_item_are_refused_before_anything_is_sent(run, service, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").write_bytes(b"x")
+
+    code, _, said = run("ingest", "g", tmp_path / "a", tmp_path / "b")
+
+    assert (code, service.requests) == (1, [])
+    assert "--prefix" in said
+
+
+def test_a_prefix_tells_folders_apart_and_what_is_there_may_be_kept(run, service, folder):
+    refused = [{"index": 0, "id": "x", "detail": "an item of this id is there"}]
+    answer = {"stored": 3, "new": 3, "replaced": 0, "failed": 1, "errors": refused}
+    service.answers["POST /v1/galleries/g/items"] = answer
+
+    assert run("ingest", "g", folder, "--prefix", "2024/", "--no-replace")[0] == 1
+    run("ingest", "g", folder, "--replace")
+
+    first, second = service.requests
+    assert described(first)[0]["id"] == "2024/cats/1.png"
+    assert [r.url.params.get("replace") for r in (first, second)] == ["false", "true"]
 
 
 def test_batches_are_cut_by_bytes_too(tmp_path, monkeypatch):
@@ -330,13 +378,16 @@ def test_gate_names_slices_as_they_were_written_and_what_was_left_out(run, servi
 def test_deploy_and_rollback_say_from_where_to_where(run, service):
     deployed = {"id": 1, "version": "v2", "previous": "v1", "activated": 0, "state": "current"}
     service.answers["POST /v1/galleries/g/deployments"] = deployed
-    service.answers["POST /v1/galleries/g/rollback"] = {**deployed, "version": "v1", "previous": "v2", "activated": 5}
+    back = {**deployed, "version": "v1", "previous": "v2", "activated": 5, "out_of_reach": {"v2": 3}}
+    service.answers["POST /v1/galleries/g/rollback"] = back
 
     assert run("deploy", "g", "v2", "--gate", 4, "--override", "why")[1] == "g: v1 -> v2\n"
-    assert run("rollback", "g", "--reason", "bad")[1] == "g: v2 -> v1, 5 items moved to embeddings they held\n"
+    _, shown, said = run("rollback", "g", "--reason", "bad", "--force")
+    assert shown == "g: v2 -> v1, 5 items moved to embeddings they held\n"
+    assert said == "out of reach: 3 items of v2\n"
     sent = [json.loads(r.content) for r in service.requests]
     asked = {"version": "v2", "gate": 4, "override": "why", "until": "current", "reason": ""}
-    assert sent == [asked, {"reason": "bad"}]
+    assert sent == [asked, {"reason": "bad", "force": True}]
 
 
 def test_a_canary_is_begun_with_its_limits_and_advanced(run, service):

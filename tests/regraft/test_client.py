@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import regraft
-from index.errors import RegraftError
+from index.errors import InvalidArgument, RegraftError
 from regraft import connection
 from regraft.client import Client, ImageItem, Problem, Unreachable
 
@@ -72,7 +72,9 @@ ROUTES = [
         "DELETE /v1/edges/v2/v1/matrix?dry_run=false&force=true&reason=x",
     ),
     (lambda c: c.ingest("g", [ImageItem("a", b"x")]), "POST /v1/galleries/g/items?atomic=false"),
+    (lambda c: c.ingest("g", [], replace=True), "POST /v1/galleries/g/items?atomic=false&replace=true"),
     (lambda c: c.ingest_embeddings("g", [], atomic=True), "POST /v1/galleries/g/items?atomic=true"),
+    (lambda c: c.ingest_embeddings("g", [], replace=False), "POST /v1/galleries/g/items?atomic=false&replace=false"),
     (lambda c: c.items("g", limit=5, cursor="n"), "GET /v1/galleries/g/items?limit=5&cursor=n"),
     (lambda c: c.item("g", "a"), "GET /v1/galleries/g/items/a"),
     (lambda c: c.item_image("g", "a"), "GET /v1/galleries/g/items/a/image"),
@@ -132,10 +134,21 @@ def test_images_travel_as_parts_that_the_item_list_names():
     (request,) = seen
     described = json.loads(named(request, "items")[0].get_content())
     images = {p.get_filename(): p.get_payload(decode=True) for p in named(request, "images")}
-    assert [(i["id"], i["metadata"], images[i["image"]]) for i in described] == [
+    assert [(i["id"], i.get("metadata"), images[i["image"]]) for i in described] == [
         ("a", {"digit": 3}, b"AAA"),
-        ("b/ä", {}, b"BBB"),
+        ("b/ä", None, b"BBB"),
     ]
+
+
+def test_embeddings_are_of_the_current_version_unless_one_is_named():
+    seen, handler = answering({"stored": 1})
+    client = connected(handler)
+
+    client.ingest_embeddings("g", [{"id": "a", "embedding": [1.0]}])
+    client.ingest_embeddings("g", [], version="v2")
+
+    listed = [{"id": "a", "embedding": [1.0]}]
+    assert [json.loads(request.content) for request in seen] == [{"items": listed}, {"items": [], "version": "v2"}]
 
 
 def test_an_empty_batch_is_left_to_the_service_to_refuse():
@@ -193,7 +206,7 @@ def test_a_version_archive_is_sent_as_it_is(tmp_path):
 
 @pytest.mark.parametrize(
     ("item", "path"),
-    [("a/b", b"a%2Fb"), ("..", b"%2E%2E"), (".", b"%2E"), ("a?b#c", b"a%3Fb%23c"), ("ä ", b"%C3%A4%20")],
+    [("a/b", b"a%2Fb"), ("...", b"..."), (".a", b".a"), ("a?b#c", b"a%3Fb%23c"), ("ä ", b"%C3%A4%20")],
 )
 def test_any_id_stays_one_segment_of_the_path(item, path):
     seen, handler = answering({})
@@ -201,6 +214,20 @@ def test_any_id_stays_one_segment_of_the_path(item, path):
     connected(handler).item("g", item)
 
     assert seen[0].url.raw_path == b"/v1/galleries/g/items/" + path
+
+
+@pytest.mark.parametrize("item", ["", ".", "..", "a/../b", "%2e%2E", "..%2f..", "..?x", "a\n", "\ud800"])
+def test_what_would_climb_out_of_its_path_is_not_sent(item):
+    seen, handler = answering({})
+    client = connected(handler)
+
+    for call in (client.item, client.item_image, client.delete_item):
+        with pytest.raises(InvalidArgument):
+            call("g", item)
+    with pytest.raises(InvalidArgument):
+        client.delete_gallery(item)
+
+    assert seen == []
 
 
 def test_the_key_travels_as_a_bearer_token_and_only_when_given():

@@ -52,7 +52,13 @@ COMMANDS = [
     ("gallery delete g --yes", {"DELETE /v1/galleries/g": {}}),
     (
         "ingest g {folder}",
-        {"POST /v1/galleries/g/items": {"stored": 0, "failed": 1, "errors": [{"index": 0, "detail": H}]}},
+        {
+            "POST /v1/galleries/g/items": {
+                **dict.fromkeys(("stored", "new", "replaced"), 0),
+                "failed": 1,
+                "errors": [{"index": 0, "detail": H}],
+            }
+        },
     ),
     ("query g --like a --explain", {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": ANSWER}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),
@@ -75,7 +81,7 @@ COMMANDS = [
         {"GET /v1/galleries/g/deployments/1": DEPLOYED | {"transitions": [STEP], "trial": {"shadow": {H: H}}}},
     ),
     ("deployment advance g 1 current", {"POST /v1/galleries/g/deployments/1/advance": DEPLOYED}),
-    ("rollback g", {"POST /v1/galleries/g/rollback": DEPLOYED}),
+    ("rollback g", {"POST /v1/galleries/g/rollback": DEPLOYED | {"out_of_reach": {H: 1}}}),
     ("retire g v1", {"POST /v1/galleries/g/retire": {"embeddings": 7, "bytes": 112}}),
     (
         "backfill start g --watch",

@@ -49,6 +49,8 @@ class Actions:
         dim = self.model.world.versions[version].card.dim
         vectors = [np.zeros(dim) if self.random.random() < 0.15 else self.random.normal(size=dim) for _ in names]
         listed = [{"id": name, "embedding": v.tolist()} for name, v in zip(names, vectors, strict=True)]
+        about = {"e": int(self.random.integers(9))} if self.random.random() < 0.5 else None
+        listed = [item if about is None else {**item, "metadata": about} for item in listed]
         response = self.served.http.post(f"{self.path}/items", json={"version": version, "items": listed})
         bad = {n for n, name in enumerate(names) if name in names[:n]} | {
             n for n, v in enumerate(vectors) if not v.any()
@@ -57,7 +59,7 @@ class Actions:
         for n, name in enumerate(names):
             if n not in bad:
                 unit = (vectors[n] / np.linalg.norm(vectors[n])).astype(np.float32)
-                self.model.store_embedding(name, version, unit)
+                self.model.store_embedding(name, version, unit, about)
 
     def check_ingest(self, response: Any, size: int, bad: set[int], atomic: bool) -> None:
         told = response.json()

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, Row, delete, insert, select, update
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
-from service.registry.placement import activate, check_reachable
+from service.registry.placement import activate, check_kept, check_reachable
 from service.registry.registry import Catalog, Registered, registered_sha256
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
@@ -69,7 +69,10 @@ class ChangedMeanwhile(RegraftError):
 
 @dataclass(frozen=True)
 class Order:
-    """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial."""
+    """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial.
+
+    `force`: go back, whatever gets out of reach.
+    """
 
     who: str
     why: str = ""
@@ -78,6 +81,7 @@ class Order:
     override: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     checked: Evidence = field(default_factory=dict)
+    force: bool = False
 
 
 @dataclass
@@ -155,11 +159,14 @@ def become_current(moving: Moving) -> Evidence:
     stopped = cancel_backfills(connection, moving.gallery.id, moving.row.version_id)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
     moving.catalog.sync_edges()
+    lost = {}
+    if moving.row.undoes_id is not None:
+        lost = check_kept(connection, moving.catalog, moving.gallery, moving.version, moving.order.force)
     moved = activate(connection, moving.catalog, moving.gallery.id, moving.version)
     moving.change(since=now, previous_id=moving.gallery.current_id, activated=moved)
     if moving.row.undoes_id is None:
         check_reachable(connection, moving.catalog, moving.gallery.id, moving.version)
-    return {**said, "activated": moved, "backfills_cancelled": stopped, **_measured(moving)}
+    return {**said, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(moving)}
 
 
 def end_current(moving: Moving) -> Evidence:
@@ -266,13 +273,14 @@ def move(moving: Moving, after: State) -> None:
 def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: Order) -> Row[Any]:
     """Undo the newest decision: end the deployment on its way, or make the version before the current one current.
 
-    It is never refused for a missing route: items that only newer versions know are reported as degraded by queries.
+    Items that only newer versions know may be out of reach then: that needs the order's `force`.
 
     Returns:
         The deployment that was ended, or the new one that made the version before current again.
 
     Raises:
         NothingToRollBack: no version was current before, or its embeddings were freed.
+        ReachLost: says how many items, by version.
         ChangedMeanwhile: see `lock`.
     """
     locked = lock(connection, gallery_id, order.if_match)

@@ -131,11 +131,18 @@ def _draw(connection: Connection, new: Registered, old: Registered, asked: FitIn
         labelled = "" if asked.label is None else f", {len(held.names)} of them with metadata field {asked.label!r}"
         raise TooFewPairs(
             f"{there} {where} hold embeddings by both {new.name!r} and {old.name!r}{labelled}; a fit needs "
-            f"{MIN_PAIRS}. A reencode backfill to one of them leaves the other's embeddings with the items: start one, "
-            f"and pause it once there are enough",
+            f"{MIN_PAIRS}. {_how_to_get_more(new, old)}",
             pointer="/label" if there >= MIN_PAIRS else "/gallery",
         )
     return held, there
+
+
+def _how_to_get_more(new: Registered, old: Registered) -> str:
+    beside = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
+    encoding = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder)
+    if not encoding:
+        return beside
+    return f"{beside}. Where items have images, a reencode backfill to {encoding} makes them once that is current"
 
 
 def _options(asked: FitIn) -> Mapping[str, int | float]:

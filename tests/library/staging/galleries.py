@@ -93,13 +93,24 @@ class Model:
     # Operations
 
     def store_picture(self, name: str, number: int, metadata: dict[str, Any]) -> None:
+        """It takes the place of whatever the item holds."""
         vector = self.world.encode(self.current, number)
         self._store(name, Held(number, metadata, {self.current: vector}, {self.current: "encoded"}))
 
-    def store_embedding(self, name: str, version: str, vector: np.ndarray) -> str | None:
-        if self.world.route(self.current, version) is None:
-            return "no_route"
-        self._store(name, Held(None, {}, {version: vector}, {version: "supplied"}))
+    def store_embedding(
+        self, name: str, version: str, vector: np.ndarray, metadata: dict[str, Any] | None = None
+    ) -> str | None:
+        """It is put beside what the item holds, and what transforms made of another by its version goes."""
+        held = copy.deepcopy(self.items.get(name, Held(None, {}, {}, {})))
+        if version in held.vectors:
+            stale = [made for made, origin in held.origins.items() if origin == "transformed"]
+            held.vectors = {v: x for v, x in held.vectors.items() if v not in stale}
+            held.origins = {v: origin for v, origin in held.origins.items() if v not in stale}
+        held.vectors[version], held.origins[version] = vector, "supplied"
+        if all(self.world.route(self.current, v) is None for v in held.vectors):
+            return "items_refused"
+        held.metadata = held.metadata if metadata is None else metadata
+        self._store(name, held)
         return None
 
     def _store(self, name: str, held: Held) -> None:

@@ -131,8 +131,11 @@ def test_a_current_version_answers_no_images_and_everything_else(
         assert alike.status_code == 200
         assert best(served, "whole", pictures[2]) == ("i2", "v1")
 
-        assert served.http.post("/galleries/mixed/rollback").status_code == 201
+        # What only v2 has embedded needs its encoder from now on.
+        problem(served.http.post("/galleries/mixed/rollback"), 409, "reach_lost", "/force")
+        assert served.http.post("/galleries/mixed/rollback", json={"force": True}).json()["out_of_reach"] == {"v2": 1}
         assert best(served, "mixed", pictures[2]) == ("i2", "v1")
+        assert any("gallery mixed: 1 items of v2" in p for p in served.http.get("/health/ready").json()["problems"])
         problem(served.http.post("/galleries/mixed/deployments", json={"version": "v2"}), 503, "version_broken")
 
 

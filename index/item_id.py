@@ -1,0 +1,42 @@
+r"""The id of an item: which texts are legal, said once for the service, the client and the docs.
+
+An id becomes a part of a path. Clients and proxies decode and shorten paths before a service sees them: `..` takes the
+part before it away (RFC 3986, section 5.2.4), and the URL standard also takes `\` for `/` and `%2e` for `.`. An id with
+such a part would make the address of an item that of its gallery, so none is legal, however it is written.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TypeGuard
+from urllib.parse import unquote
+
+MAX_ID = 256
+"""Characters in an id."""
+LEGAL_ID = (
+    f"a string of 1 to {MAX_ID} characters, without control characters, line breaks and halves of surrogate pairs "
+    "(U+0000 to U+001F, U+007F to U+009F, U+2028, U+2029, U+D800 to U+DFFF), and with no part that is . or .. between "
+    "slashes, also when they are percent-encoded"
+)
+"""What an id is, for errors."""
+
+_UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+# What ends a part of a path, or the path itself.
+_ENDS = re.compile(r"[/\\?#;]")
+
+
+def is_item_id(value: object) -> TypeGuard[str]:
+    """Whether an item may be stored under this id."""
+    return isinstance(value, str) and 1 <= len(value) <= MAX_ID and is_writable(value) and not climbs(value)
+
+
+def is_writable(text: str) -> bool:
+    """Whether it holds nothing that a database or a terminal could stumble over; no other id was ever stored."""
+    return _UNWRITABLE.search(text) is None
+
+
+def climbs(text: str) -> bool:
+    """Whether a part of it is `.` or `..`, in plain or percent-encoded however often: it would change its path."""
+    while (decoded := unquote(text)) != text:
+        text = decoded
+    return any(part.strip() in {".", ".."} for part in _ENDS.split(text))

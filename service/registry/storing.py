@@ -1,0 +1,165 @@
+"""What a batch makes of the items that are there already: added beside, replaced or refused, and where each belongs.
+
+An embedding says one more thing about an item, so it is put beside the others; an image is what the others were made
+from, so it takes their place. Whatever comes, an item must hold something that queries of the current version reach.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, Row, case, delete, select
+
+from index.errors import NoRoute, RegraftError
+from index.version import Origin
+from service.errors import ItemExists
+from service.registry.placement import Places, places_of
+from service.registry.registry import Catalog, Registered
+from service.store.embeddings import put_embeddings
+from service.store.repository import NewItem, overwrite, rows_of, store_items
+from service.store.sql_arrays import listed
+from service.store.tables import embedding
+from service.store.vector_codec import to_bytes
+
+
+@dataclass(frozen=True)
+class There:
+    """A live item that is there: its row, and version id -> (origin, vector if it was asked for) of what it holds."""
+
+    row: Row[Any]
+    held: Mapping[int, tuple[str, bytes | None]]
+
+
+@dataclass
+class Stored:
+    """What became of a batch: items by what happened to them, why others were refused, and blobs nobody needs now."""
+
+    new: list[NewItem] = field(default_factory=list)
+    updated: list[NewItem] = field(default_factory=list)
+    replaced: list[NewItem] = field(default_factory=list)
+    refused: dict[str, RegraftError] = field(default_factory=dict)
+    orphans: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        """How many items were stored."""
+        return len(self.new) + len(self.updated) + len(self.replaced)
+
+
+def store(
+    connection: Connection,
+    catalog: Catalog,
+    gallery_id: int,
+    current: Registered,
+    version: Registered,
+    items: Sequence[NewItem],
+    first_seq: int,
+    *,
+    replacing: bool | None,
+) -> Stored:
+    """Write items of different ids, each with an embedding by `version`, and put them where they belong.
+
+    To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
+    for as many. `replacing`: True: nothing stays of an item that is there; False: it is refused; None: it is updated.
+    """
+    there = items_there(connection, gallery_id, items, version.id)
+    if there or version is not current:
+        catalog.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
+    for version_id in {held for known in there.values() for held in known.held}:
+        catalog.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
+    places, stored = places_of(catalog, current), Stored()
+    for new in items:
+        known = there.get(new.external_id)
+        if known is not None and replacing is False:
+            stored.refused[new.external_id] = ItemExists(pointer="/id")
+        elif places.reached.isdisjoint(_after(known, new, version.id, replacing)):
+            stored.refused[new.external_id] = _unreachable(current, version)
+        elif known is None:
+            stored.new.append(new)
+        elif _is_whole(new, replacing):
+            metadata = new.metadata if replacing or new.metadata is not None else known.row.metadata
+            stored.replaced.append(replace(new, metadata=metadata))
+        else:
+            stored.updated.append(new)
+    whole = [*stored.new, *stored.replaced]
+    stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq)
+    stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
+    _add(
+        connection,
+        places,
+        version.id,
+        [(there[new.external_id], new) for new in stored.updated],
+        first_seq + len(whole),
+    )
+    return stored
+
+
+def items_there(connection: Connection, gallery_id: int, items: Sequence[NewItem], version_id: int) -> dict[str, There]:
+    """Those of the items that are there, by their ids, with the vectors they hold of one version."""
+    rows = {row.id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items]) if not row.deleted}
+    vector = case((embedding.c.version_id == version_id, embedding.c.vector))
+    mine = embedding.c.item_id.in_(listed(connection, list(rows)).keys)
+    held: dict[int, dict[int, tuple[str, bytes | None]]] = {key: {} for key in rows}
+    columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, vector)
+    for key, held_id, origin, stored in connection.execute(select(*columns).where(mine)):
+        held[key][held_id] = origin, stored
+    return {row.external_id: There(row, held[key]) for key, row in rows.items()}
+
+
+def _is_whole(new: NewItem, replacing: bool | None) -> bool:
+    """Whether nothing of what the item holds stays."""
+    return bool(replacing) or new.origin == Origin.ENCODED
+
+
+def _after(known: There | None, new: NewItem, version_id: int, replacing: bool | None) -> set[int]:
+    """The versions the item will hold embeddings of."""
+    if known is None or _is_whole(new, replacing):
+        return {version_id}
+    if version_id not in known.held or _is_same(known, new, version_id):
+        return {version_id, *known.held}
+    # Transforms read an embedding: what they made of it says nothing once that is another.
+    return {version_id, *(key for key, (origin, _) in known.held.items() if origin != Origin.TRANSFORMED)}
+
+
+def _is_same(known: There, new: NewItem, version_id: int) -> bool:
+    """Whether the item holds this very vector of the version."""
+    _, vector = known.held.get(version_id, ("", None))
+    return vector is not None and bytes(vector) == to_bytes(new.vector)
+
+
+def _add(
+    connection: Connection, places: Places, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int
+) -> None:
+    """Put embeddings beside those the items hold, in the place of one by the same version."""
+    if not updated:
+        return
+    changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
+    other = listed(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
+    stale = (embedding.c.item_id.in_(other), embedding.c.origin == Origin.TRANSFORMED.value)
+    connection.execute(delete(embedding).where(*stale))
+    if changed:
+        keys, vectors = [known.row.id for known, _ in changed], np.stack([new.vector for _, new in changed])
+        put_embeddings(connection, version_id, Origin.SUPPLIED.value, keys, vectors)
+    rows = [
+        {
+            "key": known.row.id,
+            "metadata": known.row.metadata if new.metadata is None else dict(new.metadata),
+            "blob": known.row.blob,
+            "active_id": places.best(_after(known, new, version_id, None)),
+            "seq": first_seq + number,
+            "deleted": False,
+        }
+        for number, (known, new) in enumerate(updated)
+    ]
+    overwrite(connection, rows)
+
+
+def _unreachable(current: Registered, version: Registered) -> NoRoute:
+    return NoRoute(
+        f"no route leads from queries of the current version {current.name!r} to {version.name!r}, and the item holds "
+        f"no other embedding in their reach: send it by {current.name!r} first, or add an edge",
+        pointer="/embedding",
+    )
