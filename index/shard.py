@@ -13,8 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from index.scan import Mask, scan, scan_some
-from index.space import Space, Vectors
+from index.scan import Mask, Rows, scan, scan_some
+from index.space import Lorentz, Space, Vectors
 
 Keys = NDArray[np.int64]
 
@@ -22,6 +22,8 @@ MISSING = -1
 """The key that fills a result row when the shard holds fewer than k items."""
 
 
+MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
+"""So many more than are wanted are scored exactly where the scan rounds, and so many times more where it may err."""
 MIN_ROWS = 4
 """A process may hold many galleries of a few items."""
 
@@ -85,19 +87,44 @@ class FaissShard:
     def search(self, queries_QD: Vectors, k: int, allowed: Mask | None = None) -> tuple[Vectors, Keys]:
         """Scan all rows, or those allowed; see Shard."""
         count = len(self._row_of)
-        queries_QW, rows_RW = self.space.queries(queries_QD), self._rows_RW[:count]
+        queries_QW = self.space.queries(queries_QD)
         allowed_R = None if allowed is None else allowed[self._slots_R[:count]]
         scores_QK = np.zeros((len(queries_QW), k), np.float32)
         keys_QK = np.full((len(queries_QW), k), MISSING, np.int64)
         found = min(k, count if allowed_R is None else int(np.count_nonzero(allowed_R)))
         if found and len(queries_QW):
-            if allowed_R is None:
-                scanned, at = scan(queries_QW, rows_RW, found, inner_product=self.space.inner_product)
+            if isinstance(self.space, Lorentz):
+                scores_QK[:, :found], at = self._rescored(self.space, queries_QD, queries_QW, allowed_R, found)
             else:
-                scanned, at = scan_some(queries_QW, rows_RW, allowed_R, found, inner_product=self.space.inner_product)
-            scores_QK[:, :found] = self.space.score(scanned)
+                scanned, at = self._scan(queries_QW, allowed_R, found)
+                scores_QK[:, :found] = self.space.score(scanned)
             keys_QK[:, :found] = self._keys_R[at]
         return scores_QK, keys_QK
+
+    def _scan(self, queries_QW: Vectors, allowed_R: Mask | None, k: int) -> tuple[Vectors, Rows]:
+        rows_RW, inner_product = self._rows_RW[: len(self._row_of)], self.space.inner_product
+        if allowed_R is None:
+            return scan(queries_QW, rows_RW, k, inner_product=inner_product)
+        return scan_some(queries_QW, rows_RW, allowed_R, k, inner_product=inner_product)
+
+    def _rescored(
+        self, space: Lorentz, queries_QD: Vectors, queries_QW: Vectors, allowed_R: Mask | None, k: int
+    ) -> tuple[Vectors, Rows]:
+        """The k best by exact distance: as many candidates as it takes until no other row can be among them."""
+        count = len(self._row_of) if allowed_R is None else int(np.count_nonzero(allowed_R))
+        scores_QK, at_QK = np.empty((len(queries_QD), k), np.float32), np.empty((len(queries_QD), k), np.int64)
+        waiting, depth = np.arange(len(queries_QD)), min(count, k + MIN_CANDIDATES)
+        while len(waiting):
+            scanned, at = self._scan(queries_QW[waiting], allowed_R, depth)
+            left = []
+            for number, row_scanned, row_at in zip(waiting.tolist(), scanned, at, strict=True):
+                distances = space.distances(queries_QD[number], self._rows_RW[row_at])
+                best = np.argsort(distances, kind="stable")[:k]
+                scores_QK[number], at_QK[number] = distances[best], row_at[best]
+                if depth < count and space.nearest(queries_QD[number], float(row_scanned[-1])) < distances[best[-1]]:
+                    left.append(number)
+            waiting, depth = np.array(left, np.int64), min(count, CANDIDATES_GROW * depth)
+        return scores_QK, at_QK
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""

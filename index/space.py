@@ -5,7 +5,8 @@ turns what the scan returns into what a user reads. Each space states its order 
 
 Lorentz layout (curvature K > 0): the stored vector is the space part x, and the time part t = sqrt(1/K + |x|^2) is
 recomputed. Items become [x, t], queries [q, -t(q)], so the Lorentz inner product <q, x>_L is a plain inner product
-and distance = acosh(-K <q, x>_L) / sqrt(K) falls as it rises.
+and distance = acosh(-K <q, x>_L) / sqrt(K) falls as it rises. Far from the origin that product is a small difference of
+large numbers, so the scan only finds candidates, and `Lorentz.distances` scores them without the cancellation.
 
 Shape suffixes: N vectors, D the version's dimension, W the width of a stored row.
 """
@@ -143,8 +144,35 @@ class Lorentz:
         distance: Vectors = (np.arccosh(argument) / np.sqrt(self.curvature)).astype(np.float32)
         return distance
 
+    def distances(self, query_D: Vectors, rows_NW: Vectors) -> NDArray[np.float64]:
+        """The distance of one query to stored rows, (N,), in float64.
+
+        2 (-<q, x>_L - 1/K) = |q - x|^2 - (t(q) - t(x))^2, the difference of times by (|q|^2 - |x|^2) / (t(q) + t(x)).
+        """
+        q_1D, x_ND = query_D[None].astype(np.float64), rows_NW[:, :-1].astype(np.float64)
+        across_ND = q_1D - x_ND
+        q_time, x_time_N1 = self._exact_time(q_1D), self._exact_time(x_ND)
+        along_N = (across_ND * (q_1D + x_ND)).sum(axis=1) / (q_time + x_time_N1)[:, 0]
+        chord_N = np.maximum(np.square(across_ND).sum(axis=1) - np.square(along_N), 0.0)
+        distance: NDArray[np.float64] = 2 * np.arcsinh(np.sqrt(self.curvature * chord_N) / 2) / np.sqrt(self.curvature)
+        return distance
+
+    def nearest(self, query_D: Vectors, scanned: float) -> float:
+        """The least distance that a row can have which the scan gave the product `scanned`, or a smaller one.
+
+        The scan errs by at most e = 2 u (W + 2) t(q) t(x) for W numbers of unit roundoff u (Higham 2002, 3.1), and
+        -<q, x>_L >= t(x) / (2 K t(q)): the true -K <q, x>_L is at least -K scanned / (1 + 4 u (W + 2) K t(q)^2).
+        """
+        time = float(self._exact_time(query_D[None].astype(np.float64))[0, 0])
+        slack = 4 * 2.0**-24 * (len(query_D) + 3) * self.curvature * time**2
+        return float(np.arccosh(max(-self.curvature * scanned / (1 + slack), 1.0)) / np.sqrt(self.curvature))
+
     def as_json(self) -> dict[str, Any]:
         return {"kind": self.kind, "curvature": self.curvature}
+
+    def _exact_time(self, x_ND: NDArray[np.float64]) -> NDArray[np.float64]:
+        time_N1: NDArray[np.float64] = np.sqrt(1.0 / self.curvature + np.square(x_ND).sum(axis=1, keepdims=True))
+        return time_N1
 
     def _time(self, x_ND: Vectors) -> Vectors:
         square_N1 = np.sum(np.square(x_ND, dtype=np.float64), axis=1, keepdims=True)

@@ -209,3 +209,27 @@ def test_a_shard_of_one_item_is_small_and_grows_by_factors() -> None:
         shard.upsert([key], x)
         grown.add(id(shard._rows_RW))
     assert len(grown) < 20
+
+
+@pytest.mark.parametrize("norm", [1.0, 1_000.0, 30_000.0])
+@pytest.mark.parametrize("filtered", [False, True])
+def test_lorentz_far_from_the_origin_ranks_as_float64_does(norm: float, filtered: bool) -> None:
+    generator = np.random.default_rng(3)
+    centres = generator.standard_normal((4, 32))
+    centres *= norm / np.linalg.norm(centres, axis=1, keepdims=True)
+    # Neighbours within a few units of hyperbolic distance, where float32 products tell nothing apart.
+    x = np.float32(np.repeat(centres, 200, axis=0) + generator.standard_normal((800, 32)))
+    q = np.float32(centres + generator.standard_normal((4, 32)))
+    shard = FaissShard(32, Lorentz(0.5))
+    shard.upsert(np.arange(len(x)), x)
+    allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), bool)
+
+    scores, keys = shard.search(q, 10, allowed if filtered else None)
+
+    a, b = (v.astype(np.longdouble) for v in (q, x))
+    times = [np.sqrt(2 + (v**2).sum(axis=1)) for v in (a, b)]
+    product = np.multiply.outer(*times) - a @ b.T
+    expected = np.where(allowed, np.arccosh(np.maximum(product / 2, 1)) * np.sqrt(np.longdouble(2)), np.inf)
+    order = np.argsort(expected, axis=1)[:, :10]
+    np.testing.assert_array_equal(keys, order)
+    np.testing.assert_allclose(scores, np.take_along_axis(expected, order, axis=1).astype(float), rtol=2e-6)
