@@ -41,7 +41,8 @@ class MovedIn(Body):
     seq: int
     vector: str
     side: str | None = None
-    uncertainty: Annotated[float | None, Field(ge=0)] = None
+    # Kept as float32: beyond, it would become infinite, and all such alike.
+    uncertainty: Annotated[float | None, Field(ge=0, le=float(np.finfo(np.float32).max))] = None
 
 
 class FailedIn(Body):

@@ -159,6 +159,19 @@ class TestRefusal:
 
         assert served.http.post(f"{path}/rollback").json()["version"] == "wrong"
 
+    def test_a_rollback_brings_back_the_gate_that_the_version_before_rested_on(
+        self, served: Any, filled: str, pictures: list[bytes]
+    ) -> None:
+        first = served.http.post(f"{filled}/gates", json={"version": "v2", "label": "digit"}).json()["id"]
+        deploy(served, filled, "v2", gate=first, override="a test")
+        second = served.http.post(f"{filled}/gates", json={"version": "wrong", "label": "digit"}).json()["id"]
+        assert deploy(served, filled, gate=second, override="a test").json()["gate"] == second
+
+        back = served.http.post(f"{filled}/rollback").json()
+
+        assert (back["version"], back["gate"]) == ("v2", first)
+        assert served.query(filled, pictures[0], mode="calibrated").status_code == 200
+
 
 class TestNotes:
     def test_a_deployment_says_what_it_does_not_reach_and_what_no_gate_has_measured(

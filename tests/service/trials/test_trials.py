@@ -221,6 +221,12 @@ class TestCanary:
         assert 0.99 < max(shares) < 1
         assert np.histogram(shares, bins=10, range=(0, 1))[0] == pytest.approx(400, abs=100)
 
+    def test_another_canary_draws_other_clients(self) -> None:
+        keys = [str(n).encode() for n in range(4000)]
+        early, late = ({k for k in keys if share_of(SimpleNamespace(deployment=d), k) < 0.1} for d in (7, 8))
+
+        assert len(early & late) < 0.2 * len(early)
+
     def test_what_the_new_version_cannot_answer_the_old_one_does_until_the_limit_ends_it(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -346,6 +346,7 @@ class TestChecks:
             ({"vector": base64.b64encode(b"abc").decode()}, "/moved/0/vector", "3 bytes"),
             ({"side": vector(1)}, "/moved/0/side", "0 numbers"),
             ({"uncertainty": -1}, "/moved/0/uncertainty", "greater"),
+            ({"uncertainty": 1e300}, "/moved/0/uncertainty", "less"),
         ],
     )
     def test_a_wrong_vector_is_refused_and_named(
