@@ -189,7 +189,8 @@ def check_order(found: Found, tables: list[np.ndarray], keys_of: list[list[int]]
             else:
                 # Which of two near-equal items has which place is the shard's; the places themselves are not.
                 rest = [keys[n] for n in by_score if keys[n] not in own]
-                good |= {key: 1 / (60 + place) for place, key in enumerate([*own, *rest], 1)}
+                share = sum(map(len, keys_of)) / len(keys)
+                good |= {key: 1 / (60 + place * share) for place, key in enumerate([*own, *rest], 1)}
         best = sorted(good.values(), reverse=True)[:k]
         listed = [key for key in found.keys_QK[row].tolist() if key != MISSING]
         assert len(set(listed)) == len(listed) == len(best)

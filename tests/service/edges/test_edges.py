@@ -202,7 +202,7 @@ class TestFit:
         assert (edge["origin"], edge["support"]) == ("fitted", 48)
         assert edge["warning"].startswith("48 pairs: fewer than 4000")
         assert set(edge["files"]) == {"edge.json", "edge.npz"}
-        assert set(edge["calibration"]) == {"edge", "own"}
+        assert set(edge["calibration"]) == {"edge", "own", "mode"}
         for score in edge["scores"].values():
             assert 0 <= score["low"] <= score["value"] <= score["high"] <= 1
         assert edge["scores"]["cmc@1"]["value"] > 0.5

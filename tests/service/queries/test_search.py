@@ -310,7 +310,9 @@ def test_each_mode_ranks_by_its_own_score(
     assert "legal now: raw, rank" in told["detail"]
     fused = served.query(upgraded, pictures[3], k=20, mode="rank").json()
     assert fused["mode"] == "rank"
-    assert [m["score"] for m in fused["results"][0]["matches"]] == sorted([1 / (61 + n) for n in range(10)] * 2)[::-1]
+    assert [m["score"] for m in fused["results"][0]["matches"]] == sorted([1 / (62 + 2 * n) for n in range(10)] * 2)[
+        ::-1
+    ]
 
     gallery = served.runtime.replica.find(upgraded.rpartition("/")[2]).gallery
     through = ("v2", "v1", "encoded", (("v2", "v1", "truncate"),))
@@ -319,7 +321,7 @@ def test_each_mode_ranks_by_its_own_score(
         gallery.calibrate(
             {key: Calibration(np.array([at]), np.array([0.5]), slope) for key, (slope, at) in maps.items()}
         )
-        answer = served.query(upgraded, pictures[3], k=20, explain=True).json()
+        answer = served.query(upgraded, pictures[3], k=20, explain=True, mode="calibrated").json()
         body = {"version": "v2", "embeddings": [[1, 0, 0, 0, 0, 1]], "mode": "raw"}
         raw = served.http.post(f"{upgraded}/query", json=body).json()
     finally:
