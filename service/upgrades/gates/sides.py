@@ -48,6 +48,7 @@ class Drawn:
         unlabelled: how many were left out because they have no label.
         whole: whether every item that can be compared is there.
         exhausted: whether every item that can ask does.
+        paired: whether only items that the new version embeds too are of use.
     """
 
     entries: list[Entry] = field(default_factory=list)
@@ -57,6 +58,7 @@ class Drawn:
     unlabelled: int = 0
     whole: bool = True
     exhausted: bool = True
+    paired: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ def draw_sides(connection: Connection, gallery_id: int, old: Registered, new: Re
     Raises:
         InvalidArgument: fewer than two can ask.
     """
-    drawn = Drawn(stored={old.name: {}, new.name: {}})
+    drawn = Drawn(stored={old.name: {}, new.name: {}}, paired=wanted.paired)
     most = max(wanted.sample, MOST_PAIRS // wanted.sample)
     made = dict.fromkeys(drawn.stored, 0)
     for entry in _entries(connection, gallery_id, (old, new), wanted, drawn):
@@ -119,7 +121,8 @@ def embed_sides(
 ) -> Sample:
     """Embed what is not stored: queries by every version, other items by those that it takes.
 
-    An image that cannot be read is left out as a query, and as an item too where nothing is stored of it.
+    An image that cannot be read is left out as a query, and as an item too where nothing is stored of it or only items
+    of both versions are of use.
 
     Raises:
         NoEncoder: a version is needed that takes embeddings only.
@@ -235,8 +238,10 @@ def _left(
     drawn: Drawn, known: Mapping[str, Mapping[int, Row]], unreadable: set[int], old: Registered
 ) -> tuple[list[Entry], int, int]:
     """The entries that can be compared - queries first, then those of both versions - and how many these are."""
-    there = [entry for entry in drawn.entries if entry.number in known[old.name]]
-    rank = [2 - (e.number in drawn.both - unreadable) - (e.number in drawn.asking - unreadable) for e in there]
+    both, asking = drawn.both - unreadable, drawn.asking - unreadable
+    usable = both if drawn.paired else known[old.name].keys()
+    there = [entry for entry in drawn.entries if entry.number in known[old.name] and entry.number in usable]
+    rank = [2 - (entry.number in both) - (entry.number in asking) for entry in there]
     order: NDArray[np.int64] = np.argsort(rank, kind="stable")
     return [there[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
 
