@@ -230,6 +230,21 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     assert full(0.99) > 0.6 > 0.2 > full(0.0)
 
 
+def test_the_items_drawn_stand_for_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 0.5 query `a` has its one right item, and query `b` a hundred wrong ones, of which one is drawn."""
+    monkeypatch.setattr("index.matching.SURE", 1)
+    monkeypatch.setattr("index.matching.DRAWN", 1)
+    degrees = np.deg2rad([120, 60, *[0] * 100])
+    items = np.stack([np.cos(degrees), np.sin(degrees)], axis=1).astype(np.float32)
+    queries = np.repeat(np.array([[-1, 0], items[1]], np.float32), 100, axis=0)
+    right = matching([0] * 100 + [1] * 100, [0, 1, *[2] * 100])
+
+    (fitted,) = fit_maps([Compared(queries, items, Cosine())], right, np.arange(200))
+
+    assert fitted(0.5) < 0.03
+    assert fitted(1.0) > 0.9
+
+
 def test_a_query_does_not_teach_the_map_that_it_matches_itself() -> None:
     """Every class has one image: seen without itself, no match is ever right."""
     x = draw(Cosine(), np.arange(30), 0.0, 1)
