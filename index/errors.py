@@ -9,6 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+OUT_OF_MEMORY = ("bad_alloc", "bad allocation", "Failed to allocate memory")
+"""What libraries in C++ say when there is no memory left."""
+
 
 class RegraftError(Exception):
     """The request could not be carried out."""
@@ -20,6 +23,12 @@ class RegraftError(Exception):
         self.message = message or (self.__doc__ or "").strip().splitlines()[0]
         self.pointer = pointer
         super().__init__(self.message)
+
+
+def raise_if_out_of_memory(error: Exception) -> None:
+    """Raise MemoryError in the place of an error that only says so in words, as onnxruntime's does."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in OUT_OF_MEMORY):
+        raise MemoryError(str(error)) from error
 
 
 class InvalidVersionFolder(RegraftError):

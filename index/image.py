@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
-from index.errors import InvalidImage
+from index.errors import InvalidImage, raise_if_out_of_memory
 from index.version import Preprocess
 
 Pixels = NDArray[np.float32]
@@ -66,6 +66,7 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         image.load()
         return ImageOps.exif_transpose(_eight_bit(image))
     except Exception as error:  # decoders raise whatever the broken bytes lead them to
+        raise_if_out_of_memory(error)
         raise InvalidImage(f"the image is corrupt or truncated ({error})") from error
 
 
@@ -126,6 +127,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise InvalidImage(f"the image has too many pixels; at most {max_pixels} are decoded") from error
     except Exception as error:  # parsers of headers raise whatever the broken bytes lead them to
+        raise_if_out_of_memory(error)
         raise InvalidImage(f"the bytes are not a readable image; legal formats: {', '.join(FORMATS)}") from error
 
 

@@ -13,7 +13,7 @@ import onnxruntime as ort
 from numpy.typing import NDArray
 
 from index.artifacts import open_model
-from index.errors import InvalidArgument, InvalidVersionFolder
+from index.errors import InvalidArgument, InvalidVersionFolder, raise_if_out_of_memory
 from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
 from index.version import Card, Version
 
@@ -53,6 +53,7 @@ class Model:
         try:
             (given,) = self.session.run(None, dict(inputs))
         except Exception as error:  # onnxruntime's own exception types share no public base
+            raise_if_out_of_memory(error)
             raise wrong(self.name, f"fails on a batch of {count} ({error})") from error
         if given.shape != (count, self.width):
             raise wrong(self.name, f"gives shape {given.shape} for {count} {what}s, not (N, {self.width})")

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from index.artifacts import open_model, read_arrays
-from index.errors import InvalidVector, InvalidVersionFolder
+from index.errors import InvalidVector, InvalidVersionFolder, raise_if_out_of_memory
 from index.space import Cosine, Space, Vectors, space_from_json
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind
 
@@ -252,6 +252,7 @@ class _EdgeModel:
         try:
             first, *others = self.session.run(None, feeds)
         except Exception as error:  # onnxruntime's own exception types share no public base
+            raise_if_out_of_memory(error)
             raise self._wrong(f"fails on a batch of {len(x_ND)} ({error})") from error
         extras = dict(zip(self.widths, others, strict=True))
         for name, given, width in (("", first, self.to_dim), *((n, extras[n], w) for n, w in self.widths.items())):

@@ -176,6 +176,27 @@ class ForeignOrigin(RegraftError):
     code = "foreign_origin"
 
 
+class OutOfMemory(RegraftError):
+    """The service has too little memory for this request now; nothing was changed."""
+
+    status = 503
+    code = "out_of_memory"
+
+
+class OutOfMemoryCommitted(RegraftError):
+    """The change was committed; then the service had too little memory for the rest, or to say so."""
+
+    status = 503
+    code = "out_of_memory_committed"
+
+
+class OutOfMemoryUnknown(RegraftError):
+    """The service had too little memory while it committed; whether the change was made is unknown."""
+
+    status = 503
+    code = "out_of_memory_unknown"
+
+
 class DatabaseUnavailable(RegraftError):
     """The database does not answer now; whether a change that was asked for was made is unknown."""
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ParamSpec, TypeVar, cast
 from weakref import WeakValueDictionary
@@ -54,7 +55,8 @@ class Runtime:
 
     async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: work(*args, **kwargs))
+        run = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: run(work, *args, **kwargs))
 
 
 @contextmanager

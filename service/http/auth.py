@@ -16,8 +16,18 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from index.errors import RegraftError
-from service.errors import BodyTooLarge, ForeignOrigin, Unauthorized, problem, problem_of
+from service.errors import (
+    BodyTooLarge,
+    ForeignOrigin,
+    OutOfMemory,
+    OutOfMemoryCommitted,
+    OutOfMemoryUnknown,
+    Unauthorized,
+    problem,
+    problem_of,
+)
 from service.settings import Settings
+from service.store.database import FATE, Fate
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +96,8 @@ class Guard:
             await self.app(scope, receive, send)
             return
         exchange = _Exchange(receive, send, self._limit(scope["path"]))
+        fate = Fate()
+        FATE.set(fate)
         who = "local" if self._expected is None else "api_key"
         scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who, exchange=exchange)
         try:
@@ -99,6 +111,12 @@ class Guard:
             if not exchange.started:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
             raise
+        except MemoryError:
+            logger.exception("request %s: %s %s: no memory", exchange.request_id, scope["method"], scope["path"])
+            if exchange.started:
+                raise
+            kind = OutOfMemoryUnknown if fate.committing else OutOfMemoryCommitted if fate.committed else OutOfMemory
+            await problem_of(kind(), exchange.request_id)(scope, receive, exchange.send)
         except Exception:
             logger.exception("request %s: %s %s failed", exchange.request_id, scope["method"], scope["path"])
             if exchange.started:

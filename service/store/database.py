@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,6 +37,16 @@ MIGRATING = 0x7265_6772_6166_74
 MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 
+class Fate:
+    """What became of the changes of one request: some are `committed`, or it was cut off while `committing`."""
+
+    committed = False
+    committing = False
+
+
+FATE = ContextVar("FATE", default=Fate())  # noqa: B039 - the default is of all that is no request, and nobody reads it
+
+
 class Database:
     """The connections of one process."""
 
@@ -53,10 +64,14 @@ class Database:
     @contextmanager
     def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
         """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`."""
-        with self._turn, self._writer.connect() as connection, connection.begin() as transaction:
-            yield connection
-            if dry_run:
-                transaction.rollback()
+        fate = FATE.get()
+        with self._turn, self._writer.connect() as connection:
+            with connection.begin() as transaction:
+                yield connection
+                if dry_run:
+                    transaction.rollback()
+                fate.committing = not dry_run
+            fate.committed, fate.committing = fate.committed or fate.committing, False
 
     @contextmanager
     def read(self) -> Iterator[Connection]:

@@ -150,6 +150,50 @@ def test_a_failure_nobody_expected_tells_nothing_but_its_number(
     assert "secret" in caplog.text
 
 
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError
+
+
+BAD_ALLOC = RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_alloc")
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "stored"),
+    [
+        ("service.http.parsing._Reader.whole", "out_of_memory", 0),
+        ("service.http.ingest.store_items", "out_of_memory", 0),
+        ("sqlalchemy.engine.default.DefaultDialect.do_commit", "out_of_memory_unknown", 0),
+        ("service.replica.replica.Replica.refresh", "out_of_memory_committed", 1),
+    ],
+)
+def test_where_memory_ends_it_is_said_whether_the_change_was_made(
+    served: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch, place: str, code: str, stored: int
+) -> None:
+    path = served.gallery("plain")
+    items = {"items": [{"id": "a", "embedding": [1, 2, 3]}]}
+    with monkeypatch.context() as short:
+        short.setattr(place, no_memory)
+        problem(served.http.post(f"{path}/items", json=items), 503, code)
+
+    assert len(served.http.get(f"{path}/items").json()["items"]) == stored
+    assert served.http.post(f"{path}/items", json=items).json()["stored"] == 1
+
+
+@pytest.mark.parametrize("error", [MemoryError(), BAD_ALLOC], ids=["memory error", "bad_alloc"])
+@pytest.mark.parametrize("place", ["onnxruntime.InferenceSession.run", "PIL.Image.open", "PIL.ImageOps.exif_transpose"])
+def test_memory_that_ends_in_a_library_is_told_from_what_is_wrong_with_the_input(
+    served: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes], place: str, error: Exception
+) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    path = served.gallery()
+    served.ingest(path, {"a": pictures[0]})
+    monkeypatch.setattr(place, fail)
+
+    problem(served.query(path, pictures[0], k=1), 503, "out_of_memory")
+
+
 def test_each_request_has_its_own_number(served: Any) -> None:
     numbers = {served.http.get("/health").headers["x-request-id"] for _ in range(3)}
 
