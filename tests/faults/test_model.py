@@ -56,6 +56,7 @@ class Run:
     def __init__(self, world: World, data: Path, seed: int, stack: ExitStack) -> None:
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
         self.settings = Settings(data=data)
+        data.mkdir()
         self.stack = stack
         self.flaky: list[Flaky] = []
         self.database = stack.enter_context(_closing(Database(self.settings.database_url)))

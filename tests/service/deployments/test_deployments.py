@@ -108,6 +108,7 @@ class TestDeploy:
             "reason": "",
             "created": 0,
             "activated": 0,
+            "notes": [],
         }
         assert shown(served, path)["current"] == "v1"
 
