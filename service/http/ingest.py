@@ -143,14 +143,19 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, rep
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
-        body = take_object(parse_any_json(raw), {"version", "items"}, "")
-        version = _version(service, body.get("version", current.name))
-        batch = read_batch(body.get("items"), "embedding", service.settings)
+        version, batch = _described(service, raw, current)
         items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space))
         batch.settle(atomic)
         return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
 
     return _while_current_holds(attempt)
+
+
+def _described(service: Runtime, raw: bytes, current: Registered) -> tuple[Registered, Batch]:
+    """The version of a batch in JSON, and the batch."""
+    body = take_object(parse_any_json(raw), {"version", "items"}, "")
+    version = _version(service, body.get("version", current.name))
+    return version, read_batch(body.get("items"), "embedding", service.settings)
 
 
 def read_batch(listed: object, content: str, settings: Settings) -> Batch:
@@ -276,14 +281,23 @@ def _read(file: UploadFile) -> bytes:
 
 
 def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[tuple[Draft, NewItem]]:
-    """All at once when all are good, which is the rule, else one by one to say which are not."""
+    """All at once when all are good, which is the rule, else one by one to say which are not.
+
+    The lists of numbers go then: Python's collector of garbage looks at each of a million numbers, and all wait for it.
+    """
     drafts, vectors = batch.drafts, None
+    batch.drafts = []
     with suppress(RegraftError):
         vectors = check_embeddings([draft.content for draft in drafts], dim, space, "")
     if vectors is None:
         good = [(draft, _one_embedding(batch, draft, dim, space)) for draft in drafts]
-        return [(d, NewItem(d.id, d.metadata, "supplied", vector)) for d, vector in good if vector is not None]
-    return [(d, NewItem(d.id, d.metadata, "supplied", vector)) for d, vector in zip(drafts, vectors, strict=True)]
+    else:
+        good = list(zip(drafts, vectors, strict=True))
+    return [
+        (replace(draft, content=None), NewItem(draft.id, draft.metadata, "supplied", vector))
+        for draft, vector in good
+        if vector is not None
+    ]
 
 
 def _one_embedding(batch: Batch, draft: Draft, dim: int, space: Space) -> Vectors | None:

@@ -1,0 +1,121 @@
+"""Queries of one gallery while another one takes large batches of embeddings as JSON: how long they wait.
+
+    python benchmarks/ingest.py [ITEMS] [DIM] [SECONDS]
+
+One service and two client processes on one machine: one asks a gallery of 1,000 items by an embedding, again and again;
+the other sends batches of ITEMS embeddings of DIM numbers (about 20 bytes each) to another gallery, one by one,
+for SECONDS. The first line is without it. The service's own interpreter is what both share.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from index.archive import pack_version
+from index.folder import load_version, write_card
+from index.version import Card
+
+BEFORE_SECONDS = 5.0
+
+
+def main(items: str = "10000", dim: str = "128", seconds: str = "30") -> None:
+    with tempfile.TemporaryDirectory() as scratch:
+        port = free_port()
+        command = [sys.executable, "-m", "regraft", "serve", "--port", str(port), "--workers", "0", "--data", scratch]
+        service = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        url = f"http://127.0.0.1:{port}/v1"
+        try:
+            fill(url, int(dim), Path(scratch))
+            print(f"| queries beside | queries | p50 ms | p99 ms | longest ms | batches |\n|{' --- |' * 6}")
+            show("nothing", *query(url, int(dim), BEFORE_SECONDS, None))
+            context = multiprocessing.get_context("spawn")
+            sent = context.Value("i", 0)
+            sender = context.Process(target=send, args=(url, int(items), int(dim), float(seconds), sent))
+            sender.start()
+            while not sent.value:
+                time.sleep(0.1)
+            before = sent.value
+            show(f"batches of {items} x {dim}", *query(url, int(dim), float(seconds) / 2, (sent, before)))
+            sender.join()
+        finally:
+            service.terminate()
+            service.wait()
+
+
+def fill(url: str, dim: int, scratch: Path) -> None:
+    folder = scratch / "plain-folder"
+    folder.mkdir()
+    write_card(folder, Card("plain", dim, {"kind": "l2"}, None, method="independent"))
+    pack_version(load_version(folder).folder, archive := scratch / "plain.zip")
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        while not answers(http):
+            time.sleep(0.1)
+        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+        for name in ("asked", "filled"):
+            http.post("/galleries", json={"name": name}).raise_for_status()
+            http.post(f"/galleries/{name}/deployments", json={"version": "plain"}).raise_for_status()
+        http.post("/galleries/asked/items", json=batch(1000, dim)).raise_for_status()
+
+
+def answers(http: httpx.Client) -> bool:
+    try:
+        return http.get("/health/ready").is_success
+    except httpx.TransportError:
+        return False
+
+
+def batch(items: int, dim: int) -> dict[str, Any]:
+    vectors = np.random.default_rng(0).normal(size=(items, dim)).tolist()
+    described = ({"id": f"i{n}", "metadata": {"label": n % 7}, "embedding": v} for n, v in enumerate(vectors))
+    return {"items": list(described)}
+
+
+def send(url: str, items: int, dim: int, seconds: float, sent: Any) -> None:
+    os.nice(5)
+    with httpx.Client(base_url=url, timeout=600, trust_env=False) as http:
+        request = http.build_request("POST", "/galleries/filled/items", json=batch(items, dim))
+        content, kind = request.read(), {"content-type": "application/json"}
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            http.post("/galleries/filled/items", content=content, headers=kind).raise_for_status()
+            sent.value += 1
+
+
+def query(url: str, dim: int, seconds: float, counted: tuple[Any, int] | None) -> tuple[list[float], int]:
+    """Milliseconds of each query, and how many batches were sent meanwhile."""
+    took = []
+    asked = {"embeddings": [[0.5] * dim], "version": "plain", "k": 10}
+    with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            started = time.perf_counter()
+            http.post("/galleries/asked/query", json=asked).raise_for_status()
+            took.append(1000 * (time.perf_counter() - started))
+            time.sleep(0.005)
+    return took, counted[0].value - counted[1] if counted else 0
+
+
+def show(beside: str, took: list[float], batches: int) -> None:
+    p50, p99 = np.percentile(took, [50, 99])
+    print(f"| {beside} | {len(took)} | {p50:.1f} | {p99:.1f} | {max(took):.1f} | {batches} |", flush=True)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
