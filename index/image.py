@@ -54,6 +54,11 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     Raises:
         InvalidImage: empty, not one of `FORMATS`, corrupt or truncated, too many pixels, or a side below `MIN_SIDE`.
     """
+    return load_image(open_image(data, max_pixels=max_pixels))
+
+
+def open_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+    """The first half of `decode_image`: what the header says, with no pixel decoded yet."""
     if not data:
         raise InvalidImage("the image is empty (0 bytes)")
     image = _open(data, max_pixels)
@@ -62,6 +67,11 @@ def decode_image(data: bytes, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise InvalidImage(f"the image has {width} x {height} pixels; at most {max_pixels} pixels are decoded")
     if min(width, height) < MIN_SIDE:
         raise InvalidImage(f"the image is {width} x {height} pixels; each side needs at least {MIN_SIDE}")
+    return image
+
+
+def load_image(image: Image.Image) -> Image.Image:
+    """The second half: the pixels, upright and of 8 bits."""
     try:
         image.load()
         return ImageOps.exif_transpose(_eight_bit(image))

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from index.decoding import Decoder
 from index.errors import RegraftError
 from index.isolated import Limits
 from index.transform import Forward
@@ -95,7 +96,7 @@ class RemoteWorker:
         self._originals = originals
         self._folders = Folders(client, folder, threads, limits)
         self._transforms: dict[int, Forward] = {}
-        self._max_pixels = max_pixels
+        self._decoder = Decoder(max_pixels)
         self._leases: Leases[Task] | None = None
         self._refused: RegraftError | None = None
 
@@ -141,7 +142,7 @@ class RemoteWorker:
         target = self._folders.version(task.version, task.card_sha256)
         versions = TaskVersions(self._folders, task.version, task.edges)
         items = self._client.work(task.chunk, task.lease, inputs=self._originals is None)["items"]
-        mover = Mover(versions, _Sent(items, self._originals), self._max_pixels, self._transforms)
+        mover = Mover(versions, _Sent(items, self._originals), self._decoder, self._transforms)
         if task.kind == "reencode":
             yield from mover.reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
         else:

@@ -14,6 +14,7 @@ from weakref import WeakValueDictionary
 
 from fastapi import Depends, Request
 
+from index.decoding import Decoder
 from service.backfills.moving import Mover
 from service.backfills.traffic import Traffic
 from service.registry.registry import Catalog
@@ -39,6 +40,7 @@ class Runtime:
     settings: Settings
     database: Database
     blobs: Blobs
+    decoder: Decoder
     catalog: Catalog
     mover: Mover
     replica: Replica
@@ -71,10 +73,11 @@ def running(settings: Settings) -> Iterator[Runtime]:
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
             blobs.check()
-        mover = Mover(catalog, blobs, settings.max_image_pixels)
+        decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
+        mover = Mover(catalog, blobs, decoder)
         rester = Rester(catalog, replica, settings.encoder_idle_seconds)
         traffic = Traffic(database)
-        curves = Curves(database, catalog, replica, blobs, settings.max_image_pixels)
+        curves = Curves(database, catalog, replica, blobs, decoder)
         freeing = Freeing(database)
         with ExitStack() as started:
             for part in (replica, rester, watch, traffic, curves, freeing):
@@ -82,7 +85,19 @@ def running(settings: Settings) -> Iterator[Runtime]:
                 started.callback(part.stop)
             space = Space(settings.data, settings.min_free_bytes)
             yield Runtime(
-                settings, database, blobs, catalog, mover, replica, traffic, watch, curves, freeing, space, threads
+                settings,
+                database,
+                blobs,
+                decoder,
+                catalog,
+                mover,
+                replica,
+                traffic,
+                watch,
+                curves,
+                freeing,
+                space,
+                threads,
             )
 
 

@@ -8,6 +8,7 @@ from typing import Self
 from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from index.decoding import MAX_DECODED_BYTES
 from index.isolated import Limits
 
 MIN_KEY = 16
@@ -35,6 +36,8 @@ class Settings(BaseSettings):
     """What remote workers send instead of the API key; it opens the routes below /v1/work and no others."""
 
     max_image_pixels: int = Field(50_000_000, ge=1)
+    max_decoded_bytes: int = Field(MAX_DECODED_BYTES, ge=1)
+    """Memory of the images that one process decodes at the same time; a larger one is decoded alone."""
     max_body_bytes: int = Field(256 << 20, ge=1)
     """Largest request of all but version archives."""
     max_json_bytes: int = Field(32 << 20, ge=1)

@@ -14,9 +14,10 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from index.decoding import Decoder
 from index.encoder import BATCH, Encoder
 from index.errors import InvalidImage, InvalidVersionFolder, RegraftError
-from index.image import Pixels, decode_image, preprocess
+from index.image import Pixels
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
@@ -105,12 +106,12 @@ class Mover:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
     def __init__(
-        self, catalog: Versions, images: Images, max_pixels: int, transforms: dict[int, Forward] | None = None
+        self, catalog: Versions, images: Images, decoder: Decoder, transforms: dict[int, Forward] | None = None
     ) -> None:
         """`transforms`: the edges that are open, by number, where several movers share them."""
         self._catalog = catalog
         self._images = images
-        self._max_pixels = max_pixels
+        self._decoder = decoder
         self._transforms = {} if transforms is None else transforms
 
     def reencode(self, target: Known, rows: Sequence[Pictured]) -> Iterator[Compute]:
@@ -169,7 +170,7 @@ class Mover:
             data = self._images.read(blob)
         except FileNotFoundError as error:
             raise MissingImage("the stored image is missing") from error
-        return preprocess(decode_image(data, max_pixels=self._max_pixels), spec)
+        return self._decoder.pixels(data, spec)
 
     def _forward(self, old: Known, new: Known) -> Callable[[Sequence[Stored]], Carried]:
         transform = self.forward(old, new)

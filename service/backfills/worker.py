@@ -18,6 +18,7 @@ from typing import TypeVar
 from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
+from index.decoding import Decoder
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.drained import look_after
@@ -62,7 +63,8 @@ class Worker:
         self._stop = stop
         self._database = Database(settings.database_url)
         self._catalog = Catalog(self._database, settings)
-        self._mover = Mover(self._catalog, open_blobs(self._database, settings.blobs_url), settings.max_image_pixels)
+        decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
+        self._mover = Mover(self._catalog, open_blobs(self._database, settings.blobs_url), decoder)
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:

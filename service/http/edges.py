@@ -246,7 +246,7 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
     evidence, scores = verify(
         service.database,
         service.blobs,
-        service.settings.max_image_pixels,
+        service.decoder,
         new,
         old,
         asked.verify or VerifyIn(),

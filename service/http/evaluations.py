@@ -16,7 +16,6 @@ from pydantic import BaseModel
 from sqlalchemy import Connection, Row, delete, insert, select
 
 from index.errors import RegraftError
-from index.image import decode_image
 from index.space import Vectors, space_from_json
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
@@ -25,7 +24,7 @@ from service.http.parsing import parse_json
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute, read_body
 from service.http.stored_json import why_not_stored
-from service.registry.embedding import DECODING, pointing
+from service.registry.embedding import pointing
 from service.runtime import Runtime, Service
 from service.schemas import Number, check_embeddings, take_object
 from service.settings import Settings
@@ -177,8 +176,8 @@ def by_images(service: Runtime, form: Form) -> Draft:
         file = files[entry["image"]].file
         file.seek(0)
         images.append(file.read())
-        with pointing(f"/entries/{number}/image"), DECODING:
-            decode_image(images[-1], max_pixels=service.settings.max_image_pixels)
+        with pointing(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
+            pass
     return Draft(_name(form.fields.get("name", "")), listed, images, {})
 
 

@@ -233,10 +233,9 @@ def take(
             if held.kind == "embeddings":
                 sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
                 return replace(sample, unlabelled=len(entries) - len(used))
-    most = service.settings.max_image_pixels
     if asked.evaluation is None:
-        return embed_sides(service.blobs, most, drawn, old, new, list(helping))
-    sample = embed(service.blobs, most, used, [old, new, *helping])
+        return embed_sides(service.blobs, service.decoder, drawn, old, new, list(helping))
+    sample = embed(service.blobs, service.decoder, used, [old, new, *helping])
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     return replace(sample, unlabelled=len(entries) - len(used))

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from starlette.datastructures import UploadFile
 
+from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
@@ -118,7 +119,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replaci
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
         _leave_out(service, gallery_id, batch, replacing)
-        items = _encode(batch, files, current, service.settings.max_image_pixels)
+        items = _encode(batch, files, current, service.decoder)
         batch.settle(atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
         stored = [(draft, replace(item, blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
@@ -246,15 +247,15 @@ def _leave_out(service: Runtime, gallery_id: int, batch: Batch, replacing: bool 
 
 
 def _encode(
-    batch: Batch, files: Mapping[str, UploadFile], current: Registered, max_pixels: int
+    batch: Batch, files: Mapping[str, UploadFile], current: Registered, decoder: Decoder
 ) -> list[tuple[Draft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
     blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
-    return [item for block in blocks for item in _encode_block(batch, block, files, current, max_pixels)]
+    return [item for block in blocks for item in _encode_block(batch, block, files, current, decoder)]
 
 
 def _encode_block(
-    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: Registered, max_pixels: int
+    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: Registered, decoder: Decoder
 ) -> list[tuple[Draft, NewItem]]:
     images = current.images()
     spec = images.encoder.spec
@@ -263,7 +264,7 @@ def _encode_block(
         try:
             with pointing("/image"):
                 note = functools.partial(batch.sight.note, current.name, spec, f"/items/{draft.index}/image")
-                readable.append((draft, read_pixels(files[draft.content], spec, max_pixels, note)))
+                readable.append((draft, read_pixels(files[draft.content], spec, decoder, note)))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     if not readable:

@@ -149,9 +149,9 @@ def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequenc
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
     """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
-    content = ImageContent(service.catalog, files, service.settings.max_image_pixels)
+    content = ImageContent(service.catalog, files, service.decoder)
     sight = Sight()
-    encode = embed_images(service.catalog, files, service.settings.max_image_pixels, sight)
+    encode = embed_images(service.catalog, files, service.decoder, sight)
     pointers = _pointers("images", len(files))
     return Part(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
 

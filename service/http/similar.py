@@ -11,7 +11,6 @@ import numpy as np
 
 from index.encoder import BATCH
 from index.gallery import Encode
-from index.image import decode_image
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
@@ -84,11 +83,12 @@ def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vector
     made: dict[str, Vectors] = {}
     for start in range(0, len(missing), BATCH):
         block = missing[start : start + BATCH]
-        images = []
+        encoder = service.catalog.named(version).encoder()
+        pixels = []
         for member in block:
             with pointing(member.pointer):
-                images.append(decode_image(_image(service, member), max_pixels=service.settings.max_image_pixels))
-        vectors = service.catalog.named(version).encoder().encode(images).vectors
+                pixels.append(service.decoder.pixels(_image(service, member), encoder.spec))
+        vectors = encoder.vectors(np.stack(pixels))
         made.update(zip((member.pointer for member in block), vectors, strict=True))
     return np.stack([made[m.pointer] if m.pointer in made else m.held[version] for m in members])
 

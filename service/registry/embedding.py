@@ -6,17 +6,17 @@ Both functions give what `Live.search` asks for: `encode(version)`, which embeds
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 from starlette.datastructures import UploadFile
 
+from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import NoTextEntrance, RegraftError
 from index.gallery import Encode
-from index.image import Pixels, decode_image, preprocess
+from index.image import Pixels, preprocess
 from index.space import Vectors
 from index.text import Tokens
 from index.version import Preprocess
@@ -24,21 +24,16 @@ from service.registry.encoders.batching import X
 from service.registry.registry import Catalog, Registered
 from service.registry.sight import Sight, Size
 
-DECODING = threading.BoundedSemaphore(4)
-"""How many images are decoded at a time: a decoded image may take hundreds of megabytes."""
 
-
-def read_pixels(file: UploadFile, spec: Preprocess, max_pixels: int, note: Callable[[Size], None]) -> Pixels:
+def read_pixels(file: UploadFile, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:
     """An uploaded image as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
     file.file.seek(0)
-    data = file.file.read()
-    with DECODING:
-        image = decode_image(data, max_pixels=max_pixels)
+    with decoder.decoded(file.file.read()) as image:
         note(image.size)
         return preprocess(image, spec)
 
 
-def embed_images(catalog: Catalog, files: Sequence[UploadFile], max_pixels: int, sight: Sight) -> Encode:
+def embed_images(catalog: Catalog, files: Sequence[UploadFile], decoder: Decoder, sight: Sight) -> Encode:
     """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
 
     What a version does not see of them is noted in `sight`.
@@ -51,7 +46,7 @@ def embed_images(catalog: Catalog, files: Sequence[UploadFile], max_pixels: int,
             pointer, spec = f"/images/{number}", images.encoder.spec
             with pointing(pointer):
                 note = functools.partial(sight.note, version.name, spec, pointer)
-                return read_pixels(files[number], spec, max_pixels, note)
+                return read_pixels(files[number], spec, decoder, note)
 
         return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
 

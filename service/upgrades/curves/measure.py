@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row
 
+from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from service.errors import UnknownGallery
 from service.registry.registry import Catalog, Registered
@@ -76,14 +77,12 @@ class Stopping(Exception):
 class Curves:
     """The curves of one process."""
 
-    def __init__(
-        self, database: Database, catalog: Catalog, replica: Replica, blobs: Blobs, max_image_pixels: int
-    ) -> None:
+    def __init__(self, database: Database, catalog: Catalog, replica: Replica, blobs: Blobs, decoder: Decoder) -> None:
         self._database = database
         self._catalog = catalog
         self._replica = replica
         self._blobs = blobs
-        self._max_pixels = max_image_pixels
+        self._decoder = decoder
         self._owner = uuid.uuid4().hex
         self._held: dict[int, Held] = {}
         self._troubles: dict[int, Trouble] = {}
@@ -223,7 +222,7 @@ class Curves:
             entries = probes.read(connection, live.id, held.asked, held.chosen)
             made = probes.brought(connection, self._catalog, live.id, held.asked, target)
         if made is None:
-            made = probes.embedded(self._blobs, self._max_pixels, held.asked, entries, needed)
+            made = probes.embedded(self._blobs, self._decoder, held.asked, entries, needed)
         return replace(held, probes=made)
 
     def _ask(self, live: Live, target: Registered, held: Held) -> tuple[int, Worth]:

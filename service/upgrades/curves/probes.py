@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from sqlalchemy import Connection, false, func, select
 
+from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation import MEAN_AP
 from index.filter import value_at
@@ -183,7 +184,7 @@ def brought(
 
 
 def embedded(
-    blobs: Blobs, max_pixels: int, asked: CurveIn, entries: Sequence[Entry], needed: Sequence[Registered]
+    blobs: Blobs, decoder: Decoder, asked: CurveIn, entries: Sequence[Entry], needed: Sequence[Registered]
 ) -> Probes:
     """The queries that can be read, embedded by every version that is needed.
 
@@ -191,7 +192,7 @@ def embedded(
         InvalidArgument: fewer than two can be read.
         NoEncoder: the target takes embeddings only.
     """
-    made = embed(blobs, max_pixels, entries, needed, timed=0)
+    made = embed(blobs, decoder, entries, needed, timed=0)
     if len(made) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/sample")
     return Probes(made.entries, {v: found.vectors for v, found in made.embedded.items()}, asked.evaluation is None)

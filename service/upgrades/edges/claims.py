@@ -11,20 +11,20 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import numpy as np
-from PIL.Image import Image
 from pydantic import Field
 from sqlalchemy import Row
 
 from index.artifacts import read_arrays
+from index.decoding import Decoder
 from index.encoder import BATCH
-from index.errors import InvalidImage, RegraftError
+from index.errors import RegraftError
 from index.evaluation import retrieval
 from index.fitting import intervals
-from index.image import decode_image
 from index.space import Space, Vectors, space_from_json
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import draw_held, pictured
 from service.registry.registry import Registered
+from service.registry.stored_images import Inputs, read_inputs
 from service.schemas import Body, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -69,7 +69,7 @@ class Twin:
 
 
 def verify(
-    database: Database, blobs: Blobs, max_pixels: int, new: Registered, old: Registered, asked: VerifyIn
+    database: Database, blobs: Blobs, decoder: Decoder, new: Registered, old: Registered, asked: VerifyIn
 ) -> tuple[dict[str, Any], dict[str, Score]]:
     """Compare two versions of one dimension and space.
 
@@ -82,7 +82,7 @@ def verify(
         NothingToVerifyOn: says what is missing.
     """
     twins = [
-        twin for twin in (_probes(new, old), _items(database, blobs, max_pixels, new, old, asked)) if twin is not None
+        twin for twin in (_probes(new, old), _items(database, blobs, decoder, new, old, asked)) if twin is not None
     ]
     if not twins:
         raise NothingToVerifyOn(
@@ -134,7 +134,7 @@ def _probe(version: Registered, shape: dict[str, tuple[int, ...]]) -> Vectors:
 
 
 def _items(
-    database: Database, blobs: Blobs, max_pixels: int, new: Registered, old: Registered, asked: VerifyIn
+    database: Database, blobs: Blobs, decoder: Decoder, new: Registered, old: Registered, asked: VerifyIn
 ) -> Twin | None:
     """Exactly as many items as asked for: those that hold both embeddings, then those whose image both can encode."""
     if asked.gallery is None:
@@ -148,7 +148,8 @@ def _items(
         rows = pictured(connection, gallery_id, asked.items + len(held.names), asked.seed) if encodes else ()
     names, new_parts, old_parts = list(held.names), [held.new], [held.old]
     known = set(names)
-    for readable in _readable(blobs, max_pixels, [row for row in rows if row.external_id not in known]):
+    versions = (new, old) if encodes else ()
+    for readable in _readable(blobs, decoder, [row for row in rows if row.external_id not in known], versions):
         some = readable[: asked.items - len(names)]
         if len(names) == asked.items:
             break
@@ -156,7 +157,7 @@ def _items(
             continue
         names += [name for name, _ in some]
         for version, parts in ((new, new_parts), (old, old_parts)):
-            parts.append(version.encoder().encode([image for _, image in some]).vectors)
+            parts.append(version.encoder().vectors(np.stack([inputs[version.name].pixels for _, inputs in some])))
     if len(names) < asked.items:
         raise NothingToVerifyOn(
             f"gallery {asked.gallery!r} has {len(names)} items that hold embeddings by both {new.name!r} and "
@@ -166,14 +167,12 @@ def _items(
     return Twin(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
 
 
-def _readable(blobs: Blobs, max_pixels: int, rows: Sequence[Row[Any]]) -> Iterator[list[tuple[str, Image]]]:
-    """Names and images in batches; images that cannot be read are left out."""
+def _readable(
+    blobs: Blobs, decoder: Decoder, rows: Sequence[Row[Any]], versions: Sequence[Registered]
+) -> Iterator[list[tuple[str, Inputs]]]:
+    """Names and encoder inputs in batches; images that cannot be read are left out."""
+    specs = {version.name: version.encoder().spec for version in versions}
     for start in range(0, len(rows), BATCH):
-        found = []
-        for row in rows[start : start + BATCH]:
-            try:
-                data = blobs.read(row.blob)
-                found.append((row.external_id, decode_image(data, max_pixels=max_pixels)))
-            except (OSError, InvalidImage):
-                continue
-        yield found
+        block = rows[start : start + BATCH]
+        read = ((row.external_id, read_inputs(blobs, decoder, row.blob, specs)) for row in block)
+        yield [(name, inputs) for name, inputs in read if inputs is not None]

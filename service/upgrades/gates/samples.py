@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from PIL.Image import Image
 from sqlalchemy import Connection, Row, false, select
 
+from index.decoding import Decoder
 from index.encoder import BATCH, Embedded, Encoder
-from index.errors import InvalidArgument, InvalidImage, RegraftError
+from index.errors import InvalidArgument, RegraftError
 from index.filter import value_at
-from index.image import decode_image
 from service.registry.registry import Catalog, Registered
+from service.registry.stored_images import Input, read_inputs
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
@@ -141,7 +141,7 @@ def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def embed(
-    blobs: Blobs, max_pixels: int, entries: Sequence[Entry], versions: Sequence[Registered], timed: int = TIMED
+    blobs: Blobs, decoder: Decoder, entries: Sequence[Entry], versions: Sequence[Registered], timed: int = TIMED
 ) -> Sample:
     """Encode the entries' images by each version; those that cannot be read are left out.
 
@@ -155,15 +155,15 @@ def embed(
     parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {name: [] for name in encoders}
+    specs = {name: encoder.spec for name, encoder in encoders.items()}
     for block in blocks(entries, BATCH):
-        readable = [
-            (image, entry) for entry in block if (image := read_image(blobs, max_pixels, entry.blob)) is not None
-        ]
-        images = [image for image, _ in readable]
+        read = [(read_inputs(blobs, decoder, entry.blob, specs), entry) for entry in block]
+        readable = [inputs for inputs, _ in read if inputs is not None]
         for name, encoder in encoders.items():
-            parts[name].append(encoder.encode(images))
-            seconds[name] += time_one(encoder, images[: timed - len(seconds[name])])
-        kept += [entry for _, entry in readable]
+            inputs = [each[name] for each in readable]
+            parts[name].append(encode(encoder, inputs))
+            seconds[name] += time_one(encoder, inputs[: timed - len(seconds[name])])
+        kept += [entry for inputs, entry in read if inputs is not None]
     embedded = {name: _joined(found) for name, found in parts.items()}
     return _sample(embedded, kept, quantiles(seconds), len(entries) - len(kept))
 
@@ -214,21 +214,20 @@ def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
     return None if found is None else as_text(found)
 
 
-def read_image(blobs: Blobs, max_pixels: int, blob: str | None) -> Image | None:
-    """A stored image, decoded; None where it is gone or cannot be read."""
-    try:
-        return decode_image(blobs.read(blob or ""), max_pixels=max_pixels)
-    except (OSError, InvalidImage):
-        return None
+def encode(encoder: Encoder, inputs: Sequence[Input]) -> Embedded:
+    """Embed images, of which there may be none."""
+    shape = (encoder.spec.channels, encoder.spec.height, encoder.spec.width)
+    pixels = np.stack([each.pixels for each in inputs]) if inputs else np.empty((0, *shape), np.float32)
+    return encoder.encode_arrays(pixels)
 
 
-def time_one(encoder: Encoder, images: Sequence[Image]) -> list[float]:
+def time_one(encoder: Encoder, inputs: Sequence[Input]) -> list[float]:
     """How long each image takes by itself, from decoded pixels to its embedding."""
     seconds = []
-    for image in images:
+    for each in inputs:
         started = time.perf_counter()
-        encoder.encode([image])
-        seconds.append(time.perf_counter() - started)
+        encoder.encode_arrays(each.pixels[None])
+        seconds.append(each.seconds + time.perf_counter() - started)
     return seconds
 
 

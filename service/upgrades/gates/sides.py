@@ -13,19 +13,20 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL.Image import Image
 from sqlalchemy import Connection, false, select
 
+from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument
 from index.space import Vectors
-from index.version import Origin
+from index.version import Origin, Preprocess
 from service.registry.registry import Registered
+from service.registry.stored_images import Input, Inputs, read_inputs
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes
-from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles, read_image, time_one
+from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, encode, field_text, quantiles, time_one
 
 MOST_PAIRS = 100_000_000
 """Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
@@ -117,7 +118,7 @@ def _beyond(items: int, most: int, old_has_room: bool, new_has_room: bool) -> bo
 
 
 def embed_sides(
-    blobs: Blobs, max_pixels: int, drawn: Drawn, old: Registered, new: Registered, helping: Sequence[Registered]
+    blobs: Blobs, decoder: Decoder, drawn: Drawn, old: Registered, new: Registered, helping: Sequence[Registered]
 ) -> Sample:
     """Embed what is not stored: queries by every version, other items by those that it takes.
 
@@ -133,13 +134,18 @@ def embed_sides(
     seconds: dict[str, list[float]] = {old.name: [], new.name: []}
     for block in blocks(drawn.entries, BATCH):
         missing = {entry.number: _missing(entry, drawn, known, old, new, helping) for entry in block}
-        images = {entry.number: read_image(blobs, max_pixels, entry.blob) for entry in block if missing[entry.number]}
+        timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
+        images = {
+            entry.number: read_inputs(blobs, decoder, entry.blob, _specs([*needed, *timed]))
+            for entry in block
+            if (needed := missing[entry.number])
+        }
         for version in {v.name: v for needed in missing.values() for v in needed}.values():
-            numbers = [n for n, needed in missing.items() if version in needed and images[n] is not None]
-            _encode(version, [images[n] for n in numbers], numbers, known)
-        for version in (old, new):
+            found = {n: images[n] for n, needed in missing.items() if version in needed}
+            _encode(version, {n: inputs[version.name] for n, inputs in found.items() if inputs is not None}, known)
+        for version in timed:
             seconds[version.name] += _timed(version, images.values(), TIMED - len(seconds[version.name]))
-        unreadable |= {number for number, image in images.items() if image is None}
+        unreadable |= {number for number, inputs in images.items() if inputs is None}
     entries, asking, both = _left(drawn, known, unreadable, old)
     if asking < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
@@ -215,23 +221,24 @@ def _missing(
     return [version for version in wanted if entry.number not in known.get(version.name, {})]
 
 
-def _encode(
-    version: Registered,
-    images: Sequence[Image | None],
-    numbers: Sequence[int],
-    known: dict[str, dict[int, Row]],
-) -> None:
-    made = version.encoder().encode([image for image in images if image is not None])
+def _specs(versions: Iterable[Registered]) -> dict[str, Preprocess]:
+    return {version.name: version.encoder().spec for version in versions}
+
+
+def _encode(version: Registered, inputs: Mapping[int, Input], known: dict[str, dict[int, Row]]) -> None:
+    made = encode(version.encoder(), list(inputs.values()))
     rows = known.setdefault(version.name, {})
-    for n, number in enumerate(numbers):
+    for n, number in enumerate(inputs):
         rows[number] = (made.vectors[n], None if made.side is None else made.side[n])
 
 
-def _timed(version: Registered, images: Iterable[Image | None], most: int) -> list[float]:
-    """How long single images take, also by a version whose embeddings are all stored."""
-    if not (version.card.encoder and version.opens("images") and most):
-        return []
-    return time_one(version.encoder(), [image for image in images if image is not None][:most])
+def _is_timed(version: Registered, seconds: Sequence[float]) -> bool:
+    """Whether single images are still to be timed, which a version is too whose embeddings are all stored."""
+    return bool(version.card.encoder) and version.opens("images") and len(seconds) < TIMED
+
+
+def _timed(version: Registered, images: Iterable[Inputs | None], most: int) -> list[float]:
+    return time_one(version.encoder(), [inputs[version.name] for inputs in images if inputs is not None][:most])
 
 
 def _left(

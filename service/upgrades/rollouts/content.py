@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from starlette.datastructures import UploadFile
 
+from index.decoding import Decoder
 from index.gallery import Encode
 from service.registry.embedding import embed_images, embed_texts
 from service.registry.registry import Catalog
@@ -17,10 +18,10 @@ from service.registry.sight import Sight
 class ImageContent:
     """The images of a form, which closes after the response."""
 
-    def __init__(self, catalog: Catalog, files: Sequence[UploadFile], max_pixels: int) -> None:
+    def __init__(self, catalog: Catalog, files: Sequence[UploadFile], decoder: Decoder) -> None:
         self._catalog = catalog
         self._files = files
-        self._max_pixels = max_pixels
+        self._decoder = decoder
         self.encoders = catalog.encoders()
         """Versions that can embed it."""
 
@@ -35,7 +36,7 @@ class ImageContent:
     def kept(self) -> Encode:
         """An encoder of the same images that outlives the form."""
         files = [UploadFile(io.BytesIO(_read(file))) for file in self._files]
-        return embed_images(self._catalog, files, self._max_pixels, Sight())
+        return embed_images(self._catalog, files, self._decoder, Sight())
 
 
 class TextContent:

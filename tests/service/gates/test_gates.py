@@ -179,15 +179,15 @@ class TestSample:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         path, counted = labelled(), Counter[int]()
-        whole, encode = gate(served, path, "v2", metric="mAP@1.0").json(), Encoder.encode
+        whole, encode = gate(served, path, "v2", metric="mAP@1.0").json(), Encoder.encode_arrays
         monkeypatch.setattr(sides, "TIMED", 0)
 
-        def counting(encoder: Encoder, images: Any) -> Any:
-            made = encode(encoder, images)
-            counted[made.vectors.shape[1]] += len(images)
+        def counting(encoder: Encoder, pixels: Any) -> Any:
+            made = encode(encoder, pixels)
+            counted.update([made.vectors.shape[1]] * len(pixels))
             return made
 
-        monkeypatch.setattr(Encoder, "encode", counting)
+        monkeypatch.setattr(Encoder, "encode_arrays", counting)
         monkeypatch.setattr(sides, "MOST_MADE", 0)
 
         report = gate(served, path, "v2", sample=8, metric="mAP@1.0").json()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from index.decoding import Decoder
 from index.errors import RegraftError
 from index.version import Version
 from service.backfills.moving import Mover
@@ -236,7 +237,7 @@ class TestEdgeFolder:
             assert "v4 -> v2" in problem(refused, 503, "edge_broken")["detail"]
         database = Database(added.database_url)
         catalog = Catalog(database, added)
-        mover = Mover(catalog, open_blobs(database, added.blobs_url), added.max_image_pixels)
+        mover = Mover(catalog, open_blobs(database, added.blobs_url), Decoder(added.max_image_pixels))
         with pytest.raises(EdgeBroken, match="v4 -> v2"):
             mover.forward(catalog.named("v2"), catalog.named("v4"))
         database.close()

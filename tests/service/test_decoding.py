@@ -1,0 +1,102 @@
+"""Whoever decodes images shares one bound on their memory, and holds one decoded image at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from index.decoding import Decoder
+from index.version import Version
+from service.backfills.worker import Worker
+from service.settings import Settings
+
+ASKED = 3
+SECONDS = 30.0
+
+
+@pytest.fixture
+def most(monkeypatch: pytest.MonkeyPatch) -> dict[Decoder, int]:
+    """By the decoder: how many images it held at a time, at most."""
+    most: dict[Decoder, int] = {}
+    now: dict[Decoder, int] = {}
+    counting, decoded = threading.Lock(), Decoder.decoded
+
+    def count(decoder: Decoder, change: int) -> None:
+        with counting:
+            now[decoder] = now.get(decoder, 0) + change
+            most[decoder] = max(most.get(decoder, 0), now[decoder])
+
+    @contextmanager
+    def counted(self: Decoder, data: bytes) -> Iterator[Any]:
+        with decoded(self, data) as image:
+            count(self, 1)
+            try:
+                threading.Event().wait(0.001)
+                yield image
+            finally:
+                count(self, -1)
+
+    monkeypatch.setattr(Decoder, "decoded", counted)
+    return most
+
+
+@pytest.fixture
+def server(serving: Any, versions: dict[str, Version], tmp_path: Path) -> Iterator[Any]:
+    with serving(Settings(data=tmp_path, max_decoded_bytes=1)) as running:
+        for name in ("v1", "v2"):
+            running.register(versions[name])
+        yield running
+
+
+def test_every_path_waits_for_the_same_room_and_none_for_itself(
+    server: Any, pictures: list[bytes], most: dict[Decoder, int]
+) -> None:
+    path = server.gallery("v1")
+    stored = {f"i{n}": picture for n, picture in enumerate(pictures[:ASKED])}
+    assert server.ingest(path, stored, label=1).status_code == 200
+    entries = [{"image": str(n), "label": 1} for n in range(ASKED)]
+    files = [("images", (str(n), picture)) for n, picture in enumerate(stored.values())]
+
+    def evaluation(**params: Any) -> Any:
+        data = {"entries": json.dumps(entries)}
+        return server.http.post(f"{path}/evaluations", data=data, files=files, params=params)
+
+    number = evaluation().json()["id"]
+    assert server.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    curve = {"evaluation": number, "label": "label", "marks": 1}
+    asks: list[Callable[[], Any]] = [
+        lambda: server.ingest(path, {f"more{n}": picture for n, picture in enumerate(stored.values())}),
+        lambda: server.query(path, *stored.values(), k=1),
+        lambda: server.http.post(f"{path}/query", json={"items": list(stored), "k": 1}),
+        lambda: evaluation(dry_run=True),
+        lambda: server.http.post(f"{path}/gates", json={"version": "v1", "sample": 3}),
+        lambda: server.http.post(f"{path}/gates", json={"version": "v1", "evaluation": number}),
+        lambda: server.http.post(f"{path}/backfills", json={"curve": curve}),
+    ]
+    with ThreadPoolExecutor(2 * len(asks)) as threads:
+        answers = list(threads.map(lambda ask: ask(), 2 * asks, timeout=SECONDS))
+
+    refused = [answer.text for answer in answers if not answer.is_success and answer.status_code != 409]
+    assert refused == []  # but for the second backfill of a gallery
+    assert most == {server.runtime.decoder: 1}
+
+
+def test_a_worker_has_a_bound_of_its_own(server: Any, pictures: list[bytes], most: dict[Decoder, int]) -> None:
+    path = server.gallery("v1")
+    server.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:ASKED])})
+    server.http.post(f"{path}/deployments", json={"version": "v2"})
+    started = server.http.post(f"{path}/backfills", json={"kind": "reencode"}).json()
+
+    with closing(Worker(server.runtime.settings, threading.Event())) as worker:
+        while worker.step():
+            pass
+
+    assert server.http.get(f"/backfills/{started['id']}").json()["done"] == ASKED
+    assert list(most.values()) == [1, 1]
