@@ -71,6 +71,13 @@ class UnknownVersion(RegraftError):
     code = "unknown_version"
 
 
+class DeletedMeanwhile(RegraftError):
+    """What this refers to was deleted at this very moment: nothing was changed, and asked again it says what is gone."""
+
+    status = 409
+    code = "deleted_meanwhile"
+
+
 class UnknownItem(RegraftError):
     """The gallery holds no item of this id."""
 

@@ -17,9 +17,11 @@ from typing import Any, Literal
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy.exc import IntegrityError
 
+from service.errors import DeletedMeanwhile
 from service.settings import Settings
-from service.store.faults import check_sqlite, damaged
+from service.store.faults import check_sqlite, damaged, is_lost_reference
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -63,11 +65,16 @@ class Database:
 
     @contextmanager
     def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
-        """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`."""
+        """One transaction: committed at the end, rolled back by any exception, and always by a `dry_run`.
+
+        Raises:
+            DeletedMeanwhile: a row was to refer to one that another process has deleted.
+        """
         fate = FATE.get()
         with self._turn, self._writer.connect() as connection:
             with connection.begin() as transaction:
-                yield connection
+                with _lost_references():
+                    yield connection
                 if dry_run:
                     transaction.rollback()
                 fate.committing = not dry_run
@@ -98,6 +105,16 @@ class Database:
             self._watcher.close()
         for engine in (self._writer, self._reader, self._finder):
             engine.dispose()
+
+
+@contextmanager
+def _lost_references() -> Iterator[None]:
+    try:
+        yield
+    except IntegrityError as error:
+        if is_lost_reference(error):
+            raise DeletedMeanwhile from error
+        raise
 
 
 def upgrade(settings: Settings) -> None:

@@ -16,6 +16,8 @@ from service.errors import DatabaseDamaged, StorageFull
 FULL = {errno.ENOSPC, errno.EDQUOT}
 FULL_SQLSTATE = "53100"
 """PostgreSQL's disk_full."""
+FOREIGN_KEY_SQLSTATE = "23503"
+"""PostgreSQL's foreign_key_violation."""
 PRIMARY = 0xFF
 """The part of SQLite's error codes that is not about details."""
 HEADER = b"SQLite format 3\0"
@@ -34,6 +36,13 @@ def is_full(error: BaseException) -> bool:
 def is_damage(error: BaseException) -> bool:
     """Whether an error says that a SQLite file is not what it should be."""
     return isinstance(error, DBAPIError) and _sqlite_code(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def is_lost_reference(error: DBAPIError) -> bool:
+    """Whether a row was to refer to one that is not there any more; not whether one is still referred to."""
+    broken = getattr(error.orig, "sqlite_errorcode", None) == sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY
+    broken = broken or getattr(error.orig, "sqlstate", None) == FOREIGN_KEY_SQLSTATE
+    return broken and not (error.statement or "").lstrip().upper().startswith("DELETE")
 
 
 def check_sqlite(url: str) -> None:

@@ -87,7 +87,9 @@ def test_small_images_do_not_hold_up_a_large_one(files: dict[tuple[int, int], by
             order.append(name)
 
     with decoder.decoded(files[SMALL]):
-        threads = [threading.Thread(target=decode, args=asked, daemon=True) for asked in (("large", LARGE), ("s", SMALL))]
+        threads = [
+            threading.Thread(target=decode, args=asked, daemon=True) for asked in (("large", LARGE), ("s", SMALL))
+        ]
         for count, thread in enumerate(threads, 1):
             thread.start()
             while len(decoder._waiting) < count:

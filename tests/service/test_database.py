@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sqlalchemy import insert, select, text, update
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import IntegrityError
 
+from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.tables import gallery, item
@@ -88,8 +89,17 @@ def test_every_connection_keeps_keys_and_survives_a_power_cut(database: Database
 
     assert pragmas == PRAGMAS
     row = {"external_id": "a", "metadata": {}, "active_id": 9, "seq": 1, "deleted": False, "created": 0}
-    with pytest.raises(IntegrityError), database.write() as connection:
+    with pytest.raises(DeletedMeanwhile), database.write() as connection:
         connection.execute(insert(item).values(gallery_id=9, **row))
+
+
+def test_a_row_that_others_refer_to_is_not_deleted_and_says_nothing_of_a_lost_one(database: Database) -> None:
+    add_gallery(database, "g")
+    row = {"external_id": "a", "metadata": {}, "seq": 1, "deleted": True, "created": 0, "gallery_id": 1}
+    with database.write() as connection:
+        connection.execute(insert(item).values(**row))
+    with pytest.raises(IntegrityError), database.write() as connection:
+        connection.execute(delete(gallery))
 
 
 PRAGMAS = {"foreign_keys": 1, "journal_mode": "wal", "synchronous": 2}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from sqlalchemy import select
 from index.version import Version
 from service.registry.registry import Catalog
 from service.settings import Settings
+from service.store.audit import Change
 from service.store.database import Database
 from service.store.tables import audit, edge, version
+from service.upgrades.removal import remove
 
 Problem = Callable[..., dict[str, Any]]
 MakeVersion = Callable[..., Version]
@@ -165,3 +167,21 @@ def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersi
     other.sync_edges()
 
     assert "edgeless" not in {registered.name for registered in other.all()}
+
+
+@pytest.mark.parametrize("how", ["deployment", "evaluation"])
+def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
+    served: Any, spare: Version, problem: Problem, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    path, settings = served.gallery(None), served.runtime.settings
+    with monkeypatch.context() as patch, closing(Database(settings.database_url)) as other:
+        patch.setattr(served.runtime.catalog, "sync", lambda: None)  # this process has not looked since
+        remove(settings.versions, other, Catalog(other, settings), spare.name, Change("other", dry_run=False))
+        bodies = {
+            "deployment": ("deployments", {"version": spare.name}),
+            "evaluation": ("evaluations", {"entries": [{}, {}], "embeddings": {spare.name: [[1, 0, 0, 0]] * 2}}),
+        }
+        route, body = bodies[how]
+        problem(served.http.post(f"{path}/{route}", json=body), 409, "deleted_meanwhile")
+    served.runtime.catalog.sync()
+    problem(served.http.post(f"{path}/{route}", json=body), 404, "unknown_version")
