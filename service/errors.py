@@ -72,7 +72,7 @@ class UnknownVersion(RegraftError):
 
 
 class DeletedMeanwhile(RegraftError):
-    """What this refers to was deleted at this very moment: nothing was changed, and asked again it says what is gone."""
+    """What this needs was deleted at this very moment. Nothing was changed; asked again, it says what is gone."""
 
     status = 409
     code = "deleted_meanwhile"

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from regraft.commands.options import needs, out
+from regraft.commands.options import err, needs, out
 
 DATA_HELP = "Folder of the database, images and versions."
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
@@ -29,6 +29,7 @@ def doctor(
 
     settings = checked_settings()
     with usable_database():
+        _check_file(settings.database_url)
         upgrade(settings)
         database = Database(settings.database_url)
         try:
@@ -44,3 +45,16 @@ def doctor(
         out.print("nothing is wrong")
     if any(f.severity == "error" and f.fixed < f.count for f in findings):
         raise typer.Exit(1)
+
+
+def _check_file(url: str) -> None:
+    """All of a SQLite file, however large. Raises DatabaseDamaged."""
+    from service.store.database import is_sqlite
+    from service.store.faults import check_sqlite, sqlite_file, takes_long
+
+    path = sqlite_file(url) if is_sqlite(url) else None
+    if path is None:
+        return
+    if takes_long(path):
+        err.print(f"checking all {path.stat().st_size >> 20} MiB of {path}: this may take minutes")
+    check_sqlite(url, thorough=True)

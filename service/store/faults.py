@@ -45,11 +45,26 @@ def is_lost_reference(error: DBAPIError) -> bool:
     return broken and not (error.statement or "").lstrip().upper().startswith("DELETE")
 
 
-def check_sqlite(url: str) -> None:
-    """Look at a SQLite file before anything is done with it. Raises DatabaseDamaged."""
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite database; None while there is nothing in it."""
     name = make_url(url).database
     path = Path(name or "")
-    if not name or name == ":memory:" or not path.is_file() or not path.stat().st_size:
+    there = name and name != ":memory:" and path.is_file() and path.stat().st_size
+    return path if there else None
+
+
+def takes_long(path: Path) -> bool:
+    """Whether a SQLite file is too large to be looked at as a whole each time it is opened."""
+    return path.stat().st_size > CHECKED_BYTES
+
+
+def check_sqlite(url: str, *, thorough: bool = False) -> None:
+    """Look at a SQLite file before anything is done with it; `thorough`: at all of it, its indexes too, however large.
+
+    Raises DatabaseDamaged.
+    """
+    path = sqlite_file(url)
+    if path is None:
         return
     with path.open("rb") as stream:
         if stream.read(len(HEADER)) != HEADER:
@@ -57,8 +72,9 @@ def check_sqlite(url: str) -> None:
     connection = sqlite3.connect(path, timeout=30)
     try:
         connection.execute("select count(*) from sqlite_master").fetchone()
-        if path.stat().st_size <= CHECKED_BYTES:
-            (found,) = connection.execute("pragma quick_check(1)").fetchone()
+        if thorough or not takes_long(path):
+            check = "integrity_check" if thorough else "quick_check"
+            (found,) = connection.execute(f"pragma {check}(1)").fetchone()
             if found != "ok":
                 raise damaged(url, " ".join(found.split()))
     except sqlite3.OperationalError:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 import service.http.edges
 import service.http.versions
 from index.version import Version
+from regraft.commands.doctor import doctor
 from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store import blobs, faults
@@ -121,6 +122,15 @@ def overwrite_pages(path: Path) -> None:
     path.write_bytes(content)
 
 
+def overwrite_an_index(path: Path) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        asked = "select rootpage from sqlite_master where name = 'ix_item_gallery_id_seq'"
+        (page,) = connection.execute(asked).fetchone()
+    content = bytearray(path.read_bytes())
+    content[(page - 1) * 4096 : page * 4096] = os.urandom(4096)
+    path.write_bytes(content)
+
+
 def cut_off(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
@@ -139,6 +149,21 @@ def test_a_damaged_database_is_named_with_what_to_do(tmp_path: Path, damage: Cal
     with pytest.raises(DatabaseDamaged, match=r"regraft\.db is damaged .* restore it from a backup") as caught:
         upgrade(settings)
     assert ".recover" in caught.value.message
+
+
+def test_the_doctor_looks_at_all_of_a_file_that_is_too_large_to_be_looked_at_when_it_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
+    doctor(None, fix=False)
+    assert "checking" not in capsys.readouterr().err
+    overwrite_an_index(tmp_path / "regraft.db")
+    monkeypatch.setattr(faults, "CHECKED_BYTES", 0)
+    faults.check_sqlite(Settings().database_url)
+
+    with pytest.raises(DatabaseDamaged, match=r"regraft\.db is damaged"):
+        doctor(None, fix=False)
+    assert "checking all 0 MiB" in capsys.readouterr().err
 
 
 def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:

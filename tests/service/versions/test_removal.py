@@ -169,19 +169,14 @@ def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersi
     assert "edgeless" not in {registered.name for registered in other.all()}
 
 
-@pytest.mark.parametrize("how", ["deployment", "evaluation"])
 def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
-    served: Any, spare: Version, problem: Problem, monkeypatch: pytest.MonkeyPatch, how: str
+    served: Any, spare: Version, problem: Problem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, settings = served.gallery(None), served.runtime.settings
     with monkeypatch.context() as patch, closing(Database(settings.database_url)) as other:
         patch.setattr(served.runtime.catalog, "sync", lambda: None)  # this process has not looked since
         remove(settings.versions, other, Catalog(other, settings), spare.name, Change("other", dry_run=False))
-        bodies = {
-            "deployment": ("deployments", {"version": spare.name}),
-            "evaluation": ("evaluations", {"entries": [{}, {}], "embeddings": {spare.name: [[1, 0, 0, 0]] * 2}}),
-        }
-        route, body = bodies[how]
-        problem(served.http.post(f"{path}/{route}", json=body), 409, "deleted_meanwhile")
+        body = {"entries": [{}, {}], "embeddings": {spare.name: [[1, 0, 0, 0]] * 2}}
+        problem(served.http.post(f"{path}/evaluations", json=body), 409, "deleted_meanwhile")
     served.runtime.catalog.sync()
-    problem(served.http.post(f"{path}/{route}", json=body), 404, "unknown_version")
+    problem(served.http.post(f"{path}/evaluations", json=body), 404, "unknown_version")
