@@ -35,8 +35,8 @@ from made_versions import FCT_EDGE, SMALL_EDGE, Net, picture, resnet50, small, w
 from sqlalchemy import create_engine, delete, select, text, update
 
 from index.archive import pack_version
-from index.cost import encoder_macs, forward_macs
 from index.encoder import BATCH, Encoder
+from index.evaluation.cost import encoder_macs, forward_macs
 from index.image import decode_image, preprocess
 from index.transform import load_forward
 from index.version import Version
@@ -120,7 +120,7 @@ def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     stop = threading.Event()
     worker = Worker(server.settings, stop)
     if kind == "reencode":
-        worker._catalog.by_id(2).encoder()  # noqa: SLF001 - loading is not what is measured
+        worker._registry.by_id(2).encoder()  # noqa: SLF001 - loading is not what is measured
     thread = threading.Thread(target=worker.work)
     begin = time.perf_counter()
     thread.start()

@@ -11,7 +11,7 @@ in the folder changes.
 Measured at 0, 5, ... 100 % of the items moved, mean of three random orders, on a subset: the items and queries of 100
 random classes, at most 2,000 and 500 of them, never one image on both sides. Modes: `raw`, `rank` (reciprocal rank
 fusion), `calibrated` (maps fitted with labels on one half of the queries rank the other half) and `label-free` (maps of
-`index.chance`, same halves, no labels). Kinds of backfill: items are encoded again; or, `fct by h`, moved by FCT's
+`index.evaluation.evalue_calibration`, same halves, no labels). Kinds of backfill: items are encoded again; or, `fct by h`, moved by FCT's
 forward transform. In both, unmoved FCT items are met by `dual`.
 
 First table: the area under the curve, in percent, and its paired difference to `raw`. Second: the lowest point of the
@@ -35,19 +35,19 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
-from index.evaluation import MEAN_AP, Compared, paired_bootstrap
+from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
+from index.evaluation.ordering import Waiting, backfill_order
 from index.folder import load_version
-from index.matching import Matching
-from index.ordering import Waiting, backfill_order
 from index.version import CARD, Score, Version
-from training.crossing import Crossings
+from training.cross_version import Crossings
 from training.data import Data, ImageSet
+from training.embeddings import embed_sides
 from training.fit_edge import fit_edge
 from training.matrix import match
 from training.pairs import embed_pairs
 from training.recipes import FAMILIES, find_recipe, with_overrides
-from training.sides import embed_sides
 from training.train import recipe_data, train
 
 Floats = NDArray[np.float64]

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.evaluation import MEAN_AP, Retrieval, mean_interval, p_com, p_up, paired_bootstrap
+from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import CARD, Score
 from training.data import Data
 from training.evaluate import both_sides, compare, measure

@@ -13,7 +13,7 @@ third of the features; new: all). The edges:
     forward    old items carried to the new space by ridge regression; unmoved ones by `dual`
 
 Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
-(`index.modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
+(`index.evaluation.modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
 curve (0, 10, ... 100 % moved in random order) of the default, the gain of each other mode over it with its interval
 over all seeds' queries, and how often each was chosen. `held` says that no other mode beats the default beyond it.
 """
@@ -33,11 +33,11 @@ from numpy.typing import NDArray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from index.curves import CALIBRATED, RANK, RAW, curve_values
 from index.edge_maps import safe_mode
-from index.evaluation import MEAN_AP, Compared, paired_bootstrap
-from index.matching import Matching
-from index.modes import choose
+from index.evaluation.curves import CALIBRATED, RANK, RAW, curve_values
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
+from index.evaluation.modes import choose
 from index.space import Cosine
 
 Floats = NDArray[np.float64]

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from index.evaluation import MEAN_AP, mean_interval, paired_bootstrap
+from index.evaluation.metrics import MEAN_AP, mean_interval, paired_bootstrap
 from index.version import Score
 from training.evaluate import measure
 from training.recipes import find_recipe, with_overrides

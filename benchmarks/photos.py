@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from index.encoder import Encoder
-from index.evaluation import MEAN_AP, Retrieval, mean_interval, paired_bootstrap, retrieval
+from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, paired_bootstrap, retrieval
 from index.folder import load_version
 from index.space import Cosine, Vectors
 from index.transform import load_transform

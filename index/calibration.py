@@ -16,7 +16,7 @@ log-odds per unit of score before the first and after the last knot. Between kno
 The field itself holds two such maps, because a gallery ranks what the edge reached beside the new version's own items:
 
     "calibration": {"edge": <queries of the new version, items of the old>, "own": <both of the new version>,
-                    "mode": <optional: the merge mode that serves both best, see `index.modes`>}
+                    "mode": <optional: the merge mode that serves both best, see `index.evaluation.modes`>}
 
 Shape suffixes: P pairs, K knots.
 """

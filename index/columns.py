@@ -114,7 +114,7 @@ class Entries:
             into_S[self._slots.values.take(np.flatnonzero(hit_E))] = True
 
 
-class Words(Entries):
+class StringColumn(Entries):
     """Strings, and what is neither string nor number: null, true, false, and that there is a container.
 
     Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared by NumPy.
@@ -209,7 +209,7 @@ class Numbers(Entries):
         self._mark(_inside(self._values.values, low, high), into_S)
 
 
-class Wide(Entries):
+class BigIntColumn(Entries):
     """Integers that no float64 is equal to, as Python's own; slower, and exact."""
 
     __slots__ = ()

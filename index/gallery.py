@@ -21,11 +21,11 @@ from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
 from index.errors import InvalidArgument, NoRoute
 from index.filter import Filter
-from index.found import Asked, Degraded, Found, Missing
 from index.graph import Graph, Route
 from index.lock import ReadWriteLock
 from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
 from index.metadata import Item, Metadata
+from index.search_result import Degraded, Missing, SearchResult, ShardTrace
 from index.shard import FaissShard, Keys, Shard
 from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
@@ -108,11 +108,11 @@ class Gallery:
         strict: bool = False,
         mode: str | None = None,
         where: Filter | None = None,
-    ) -> Found:
+    ) -> SearchResult:
         """`answer` to one `Ask` by one version."""
         return self.answer([(query_version, Ask(encode, k, encoders, strict, mode, where))])[0]
 
-    def answer(self, asks: Sequence[tuple[str, Ask]]) -> list[Found]:
+    def answer(self, asks: Sequence[tuple[str, Ask]]) -> list[SearchResult]:
         """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
 
         Raises:
@@ -132,7 +132,7 @@ class Gallery:
             if None not in found:
                 return [one for one in found if one is not None]
 
-    def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> Found | None:
+    def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> SearchResult | None:
         """Answer by what was embedded, under the lock; None: the routes of now need more."""
         mix = self._mix()
         depth = min(ask.k, sum(mix.values()))
@@ -157,10 +157,10 @@ class Gallery:
         merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, sizes, depth)
         merge_seconds = time.perf_counter() - started
         shards = tuple(
-            Asked(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
+            ShardTrace(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
             for ((version, origin), shard), calibration, (_, seconds) in zip(live.items(), used, scanned, strict=True)
         )
-        return Found(
+        return SearchResult(
             mode,
             **vars(merged),
             shards=shards,

@@ -26,7 +26,7 @@ from index.shard import MISSING, Keys
 from index.space import Space, Vectors
 
 Floats = NDArray[np.float64]
-Found = Sequence[tuple[Vectors, Keys]]
+SearchResult = Sequence[tuple[Vectors, Keys]]
 """Per shard the scores (Q, k), best first, and keys (Q, k) of `Shard.search`, padded with MISSING."""
 
 K0 = 60
@@ -89,7 +89,7 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
     return mode
 
 
-def merge_raw(found: Found, higher_is_better: Sequence[bool], k: int) -> Merged:
+def merge_raw(found: SearchResult, higher_is_better: Sequence[bool], k: int) -> Merged:
     """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
     signs = [1.0 if higher else -1.0 for higher in higher_is_better]
     merged = _merge(
@@ -98,7 +98,7 @@ def merge_raw(found: Found, higher_is_better: Sequence[bool], k: int) -> Merged:
     return Merged(merged.raw_QK.astype(np.float64), merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
-def merge_calibrated(found: Found, maps: Sequence[Calibration], k: int) -> Merged:
+def merge_calibrated(found: SearchResult, maps: Sequence[Calibration], k: int) -> Merged:
     """Rank by the log-odds that each shard's map gives. The score is the probability that the match is right."""
     odds = [calibrate.log_odds(scores) for calibrate, (scores, _) in zip(maps, found, strict=True)]
     # Rounding at a knot must not swap two results of one shard.
@@ -108,7 +108,7 @@ def merge_calibrated(found: Found, maps: Sequence[Calibration], k: int) -> Merge
     return Merged(probability_QK, merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
-def merge_rank(found: Found, sizes: Sequence[int], k: int) -> Merged:
+def merge_rank(found: SearchResult, sizes: Sequence[int], k: int) -> Merged:
     """Rank by 1 / (60 + weighed place), which is the score.
 
     A place in the own shard, from 1, weighs as the share of the shard it stands for: times the items of all shards,
@@ -121,7 +121,7 @@ def merge_rank(found: Found, sizes: Sequence[int], k: int) -> Merged:
     return _merge(found, goodness, k)
 
 
-def _merge(found: Found, goodness: Sequence[Floats], k: int) -> Merged:
+def _merge(found: SearchResult, goodness: Sequence[Floats], k: int) -> Merged:
     """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
     shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])

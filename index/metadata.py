@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from index.columns import CONTAINER, Mask, Numbers, Wide, Words, constant, is_wide, successor
+from index.columns import CONTAINER, BigIntColumn, Mask, Numbers, StringColumn, constant, is_wide, successor
 from index.filter import And, Bound, Condition, Exists, Filter, Not, OneOf, Or, Prefix, Range, Scalar, Test
 
 Slots = NDArray[np.int64]
@@ -51,21 +51,21 @@ class Field:
     def __init__(self) -> None:
         self.children: dict[str, Field] = {}
         # Made when the first value of their kind comes: a gallery may have many fields.
-        self.words: Words | None = None
+        self.words: StringColumn | None = None
         self.numbers: Numbers | None = None
-        self.wide: Wide | None = None
+        self.wide: BigIntColumn | None = None
 
     def add(self, slot: int, value: Scalar) -> None:
         """Note that the item at `slot` holds a value here."""
         if isinstance(value, str):
             if self.words is None:
-                self.words = Words()
+                self.words = StringColumn()
             self.words.add(slot, value)
         elif value is None or isinstance(value, bool):
             self.add_code(slot, constant(value))
         elif is_wide(value):
             if self.wide is None:
-                self.wide = Wide()
+                self.wide = BigIntColumn()
             self.wide.append(slot, value)
         else:
             if self.numbers is None:
@@ -75,7 +75,7 @@ class Field:
     def add_code(self, slot: int, code: int) -> None:
         """Note that the item at `slot` holds a constant here."""
         if self.words is None:
-            self.words = Words()
+            self.words = StringColumn()
         self.words.append(slot, code)
 
     def child(self, key: str) -> Field:
@@ -95,7 +95,7 @@ class Field:
         """Whether no item has this field or one below."""
         return not self.children and not any(table.count() for table in self.tables())
 
-    def tables(self) -> Iterator[Words | Numbers | Wide]:
+    def tables(self) -> Iterator[StringColumn | Numbers | BigIntColumn]:
         """Those there are."""
         return (table for table in (self.words, self.numbers, self.wide) if table is not None)
 

@@ -24,8 +24,8 @@ from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
 from regraft.remote_folders import Folders, NamedEdge, TaskVersions
-from service.backfills.moving import Mover
-from service.backfills.outcome import Compute, Failed, Moved, Outcome
+from service.backfills.embedder import Embedder
+from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.backfills.pipeline import Pipeline
 from service.store.leases import Leases
 
@@ -142,11 +142,11 @@ class RemoteWorker:
         target = self._folders.version(task.version, task.card_sha256)
         versions = TaskVersions(self._folders, task.version, task.edges)
         items = self._client.work(task.chunk, task.lease, inputs=self._originals is None)["items"]
-        mover = Mover(versions, _Sent(items, self._originals), self._decoder, self._transforms)
+        embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
         if task.kind == "reencode":
-            yield from mover.reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
+            yield from embedder.reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
         else:
-            yield from mover.transform(target, [self._stored(versions, i) for i in items])
+            yield from embedder.transform(target, [self._stored(versions, i) for i in items])
 
     def _stored(self, versions: TaskVersions, item: Json) -> Row:
         old = versions.start(item["from_version"])
@@ -215,7 +215,7 @@ class _Sent:
         """The service looked whether its store answers, and a device knows what it holds."""
 
 
-def _moved(moved: Moved) -> list[Json]:
+def _moved(moved: EmbeddedItems) -> list[Json]:
     return [
         {
             "item": moved.item_ids[number],

@@ -15,10 +15,10 @@ from weakref import WeakValueDictionary
 from fastapi import Depends, Request
 
 from index.decoding import Decoder
-from service.backfills.moving import Mover
+from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
-from service.registry.registry import Catalog
-from service.replica.eviction import Rester
+from service.registry.registry import Registry
+from service.replica.eviction import EncoderEvictor
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -26,8 +26,8 @@ from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
 from service.store.faults import Space
 from service.upgrades.curves.measure import Curves
-from service.upgrades.deployments.freeing import Freeing
-from service.upgrades.rollouts.monitor import Watch
+from service.upgrades.deployments.reaper import EmbeddingReaper
+from service.upgrades.rollouts.monitor import RolloutMonitor
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,13 +41,13 @@ class Runtime:
     database: Database
     blobs: Blobs
     decoder: Decoder
-    catalog: Catalog
-    mover: Mover
+    registry: Registry
+    embedder: Embedder
     replica: Replica
     traffic: Traffic
-    watch: Watch
+    rollouts: RolloutMonitor
     curves: Curves
-    freeing: Freeing
+    reaper: EmbeddingReaper
     space: Space
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -55,7 +55,7 @@ class Runtime:
     lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """What looks at a backfill for its watchers, as long as there are some."""
 
-    async def hop(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def in_thread(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
         run = copy_context().run
         return await asyncio.get_running_loop().run_in_executor(self.threads, lambda: run(work, *args, **kwargs))
@@ -67,20 +67,20 @@ def running(settings: Settings) -> Iterator[Runtime]:
     upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
     with closing(Database(settings.database_url)) as database, ThreadPoolExecutor(settings.threads, "query") as threads:
-        catalog = Catalog(database, settings)
-        replica = Replica(database, catalog, settings.poll_seconds)
-        watch = Watch(database, catalog, replica)
+        registry = Registry(database, settings)
+        replica = Replica(database, registry, settings.poll_seconds)
+        rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
             blobs.check()
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
-        mover = Mover(catalog, blobs, decoder)
-        rester = Rester(catalog, replica, settings.encoder_idle_seconds)
+        embedder = Embedder(registry, blobs, decoder)
+        evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
         traffic = Traffic(database)
-        curves = Curves(database, catalog, replica, blobs, decoder)
-        freeing = Freeing(database)
+        curves = Curves(database, registry, replica, blobs, decoder)
+        reaper = EmbeddingReaper(database)
         with ExitStack() as started:
-            for part in (replica, rester, watch, traffic, curves, freeing):
+            for part in (replica, evictor, rollouts, traffic, curves, reaper):
                 part.start()
                 started.callback(part.stop)
             space = Space(settings.data, settings.min_free_bytes)
@@ -89,13 +89,13 @@ def running(settings: Settings) -> Iterator[Runtime]:
                 database,
                 blobs,
                 decoder,
-                catalog,
-                mover,
+                registry,
+                embedder,
                 replica,
                 traffic,
-                watch,
+                rollouts,
                 curves,
-                freeing,
+                reaper,
                 space,
                 threads,
             )

@@ -1,4 +1,4 @@
-"""The adapter that needs torch: a residual MLP. `index.adapters` has those that do not.
+"""The adapter that needs torch: a residual MLP. `index.evaluation.adapters` has those that do not.
 
 Shape suffixes: S pairs, M new dimension, N old dimension, H hidden width.
 """
@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from index.adapters import check_pairs, orthogonal
+from index.evaluation.adapters import check_pairs, orthogonal
 from index.space import Vectors
 from index.version import EdgeKind
 

@@ -16,9 +16,9 @@ from index.errors import NoEncoder
 from index.space import Vectors
 from index.transform import Carried, Transform, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
+from training.embeddings import Sides, has_onnxruntime
 from training.export import UNFINISHED
 from training.method import ItemEdge
-from training.sides import Sides, has_onnxruntime
 from training.trained import WEIGHTS, Trained
 
 

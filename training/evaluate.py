@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from index.evaluation import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
-from index.fitting import calibration_field
-from index.matching import Matching
+from index.evaluation.fitting import calibration_field
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flips, paired_bootstrap, retrieval
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches

@@ -13,19 +13,19 @@ from typing import Any
 
 import torch
 
-from index.adapters import Affine, Slerp, few_pairs
 from index.errors import InvalidArgument
-from index.evaluation import Retrieval
-from index.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
+from index.evaluation.adapters import Affine, Slerp, few_pairs
+from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
+from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, space_from_json
 from index.transform import load_transform
 from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
 from training.adapters import FewPairsWarning, ResidualMlp, residual_mlp
-from training.crossing import oldest_first
+from training.cross_version import oldest_first
+from training.embeddings import has_onnxruntime
 from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, new_folder, write_model
-from training.sides import has_onnxruntime
 from training.tables import interval
 
 Adapter = Affine | ResidualMlp | Slerp

@@ -1,7 +1,7 @@
 """Lightning's loop around `training.module`: devices, precision, logs, checkpoints and Ctrl-C.
 
 A training that was stopped, by whatever means, goes on from its last finished epoch when it is started again, and ends
-in the same weights: batches follow from seed and epoch (`training.order`), and every step seeds its own random numbers.
+in the same weights: batches follow from seed and epoch (`training.batching`), and every step seeds its own random numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from training import processes
+from training.batching import training_batches
 from training.data import Data, ImageSet
 from training.evaluate import run_over
 from training.export import Unwritable
 from training.module import Loop
-from training.order import training_batches
 from training.recipes import Recipe
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from index.evaluation import Compared, comparable, costs
+from index.evaluation.metrics import Compared, comparable, costs
 from training.data import Data, ImageSet
 from training.matrix import Evaluation
 

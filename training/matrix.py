@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.curves import Curve, measure_curves
 from index.errors import InvalidArgument
-from index.evaluation import (
+from index.evaluation.curves import Curve, measure_curves
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import (
     Compared,
     CompatibilityMatrix,
     Retrieval,
@@ -25,15 +26,14 @@ from index.evaluation import (
     mixed_retrieval,
     negative_flips,
 )
-from index.matching import Matching
-from index.ordering import POINTS, Waiting, backfill_order
+from index.evaluation.ordering import POINTS, Waiting, backfill_order
 from index.version import Card, Score, Version
-from training.crossing import Crossing, Crossings, oldest_first
+from training.cross_version import Crossing, Crossings, oldest_first
 from training.data import Data
 from training.edges import with_unfinished
+from training.embeddings import embed_sides
 from training.evaluate import METRICS, gain
 from training.rates import verification_rates
-from training.sides import embed_sides
 
 ORDERS = ("random", "uncertainty")
 REENCODE, TRANSFORM, REFINE = "reencode", "transform", "reencode after transform"

@@ -99,7 +99,7 @@ class Old:
 
 
 @dataclass(frozen=True)
-class Setting:
+class MethodContext:
     """What a method is built for: sizes, the base loss's head, and the old version.
 
     Args:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from training.backbones import Frozen
+from training.batching import TrainingBatch, mixed
 from training.method import Batch, Method
-from training.order import TrainingBatch, mixed
 from training.recipes import Recipe
 from training.side_information import Objective, Psi
 
@@ -23,7 +23,7 @@ class Loop(lightning.LightningModule):
     """What every training shares: the optimiser from the recipe, and random numbers that survive a restart."""
 
     views = 1
-    """How often each image is in a batch, see `training.order.Drawn`."""
+    """How often each image is in a batch, see `training.batching.BatchDataset`."""
 
     def __init__(self, recipe: Recipe) -> None:
         super().__init__()

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.fitting import HELD_OUT, Pairs, split_pairs
+from index.evaluation.fitting import HELD_OUT, Pairs, split_pairs
 from index.space import check_vectors, space_from_json
 from index.version import Version
 from training.data import Data
+from training.embeddings import open_encoder
 from training.matrix import match
-from training.sides import open_encoder
 
 MOST_FITTED = 10_000
 """So many training images of a data set are embedded at most: choosing slerp's weight compares each with each."""

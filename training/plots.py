@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from index.curves import CALIBRATED, RAW
+from index.evaluation.curves import CALIBRATED, RAW
 from index.version import Score
 from training.evaluate import METRICS
 from training.learning import Learned

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from index.evaluation import Compared, blocks, comparable, costs
-from index.matching import Ints, Matching
+from index.evaluation.matching import Ints, Matching
+from index.evaluation.metrics import Compared, blocks, comparable, costs
+from index.evaluation.verification import best_scores, tar_at_far, tpir_at_fpir
 from index.space import Vectors
-from index.verification import best_scores, tar_at_far, tpir_at_fpir
 
 FARS = (1e-2, 1e-3)
 FPIRS = (1e-1, 1e-2)

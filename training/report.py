@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from index.curves import CALIBRATED, RAW
+from index.evaluation.curves import CALIBRATED, RAW
 from index.folder import load_version
 from index.version import Card, Version
 from training.data import Data

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from index.curves import CALIBRATED, RAW, Curve
+from index.evaluation.curves import CALIBRATED, RAW, Curve
 from index.version import Score
 from training.evaluate import METRICS
 from training.matrix import Cell, Evaluation, Upgrade

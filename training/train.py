@@ -62,15 +62,15 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
     lightning.seed_everything(recipe.seed, verbose=False)
     described = None if old is None else describe(old, data)
     method = build_method(recipe, len(data.classes), described, 0 if independent is None else independent.dim)
-    backbone = new_backbone(recipe) if method.trains_encoder else adopt(independent, recipe)
+    backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
     psi = train_psi(recipe, data, out, progress)
     stored = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
     module = Training(
         backbone,
         method,
         recipe,
-        None if isinstance(old, Stored) else look_on(old, recipe),
-        look_on(independent, recipe),
+        None if isinstance(old, Stored) else reference_model(old, recipe),
+        reference_model(independent, recipe),
         *(None if one is None else Frozen(one) for one in stored),
     )
     fit(module, data, out, progress)
@@ -180,7 +180,7 @@ def psi_of(out: Path) -> Path:
     return out.with_name(f"{out.name}-psi")
 
 
-def adopt(independent: Trained | None, recipe: Recipe) -> nn.Module:
+def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     """The backbone of the independently trained version, for a method that trains none of its own.
 
     Raises:
@@ -197,7 +197,7 @@ def adopt(independent: Trained | None, recipe: Recipe) -> nn.Module:
     return independent.backbone
 
 
-def look_on(trained: Trained | None, recipe: Recipe) -> Frozen | None:
+def reference_model(trained: Trained | None, recipe: Recipe) -> Frozen | None:
     """A version's raw embeddings of the very images that train the new one.
 
     Raises:

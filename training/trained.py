@@ -23,7 +23,7 @@ from index.version import CARD, EdgeKind, Version
 from training.backbones import build_backbone
 from training.data import ClassName
 from training.heads import HEADS
-from training.method import Classifier, Method, Old, Setting
+from training.method import Classifier, Method, MethodContext, Old
 from training.methods import METHODS
 from training.recipes import Recipe, method_options, recipe_from_json
 from training.side_information import Psi, build_psi, check_side, dim_of
@@ -140,7 +140,7 @@ class Trained(nn.Module):
 
 
 def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim: int | None = None) -> Method:
-    """The recipe's method for this many classes; `independent_dim` as in `Setting`.
+    """The recipe's method for this many classes; `independent_dim` as in `MethodContext`.
 
     Raises:
         InvalidArgument: an unknown method, head, option or value; lists the legal ones.
@@ -155,7 +155,7 @@ def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim:
     def classifier(dim: int) -> Classifier:
         return Classifier(HEADS[recipe.head](dim, classes), recipe.label_smoothing)
 
-    setting = Setting(
+    setting = MethodContext(
         recipe.dim, classes, classifier, old, recipe.space, dim_of(recipe), recipe.side_bits, independent_dim
     )
     return METHODS[recipe.method](setting, **recipe.options)

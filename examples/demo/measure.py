@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from examples.demo.pictures import Pictures
-from index.evaluation import MEAN_AP, Retrieval, paired_bootstrap, retrieval_from_rankings
+from index.evaluation.metrics import MEAN_AP, Retrieval, paired_bootstrap, retrieval_from_rankings
 from regraft import Client
 
 METRICS = {"cmc1": "cmc@1", "cmc5": "cmc@5", "map": MEAN_AP}

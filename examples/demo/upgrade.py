@@ -17,7 +17,7 @@ from examples.demo.measure import Answer, ask, measure, same_answers, stored_ids
 from examples.demo.pictures import Pictures
 from examples.demo.processes import Processes
 from examples.demo.traffic import MOST_VISITORS, Counts, Traffic
-from index.evaluation import Retrieval
+from index.evaluation.metrics import Retrieval
 from regraft import Client
 from regraft.backfill_routes import CurveOptions
 from regraft.client import Json

@@ -14,7 +14,7 @@ from index.errors import InvalidArgument
 from regraft.commands.options import out, print_table
 
 if TYPE_CHECKING:
-    from index.cost import Cost, Reckoned
+    from index.evaluation.cost import Cost, Reckoned
     from index.version import Version
 
 MEASURE_SECONDS = 1.0
@@ -85,8 +85,8 @@ def _retired(shown: dict[str, Any]) -> str:
 
 
 def _reencode(new: Version, rate: float | None) -> Cost | None:
-    from index.cost import Cost, encoder_macs
     from index.encoder import Encoder
+    from index.evaluation.cost import Cost, encoder_macs
 
     if not new.card.encoder:
         return None
@@ -100,7 +100,7 @@ def _reencode(new: Version, rate: float | None) -> Cost | None:
 
 
 def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
-    from index.cost import Cost, forward_macs
+    from index.evaluation.cost import Cost, forward_macs
     from index.transform import load_forward
     from index.version import EdgeKind
 
@@ -128,7 +128,7 @@ def _measure(run: Callable[[], object]) -> float:
 
 
 def _row(way: str, cost: Cost, old: Version, new: Version, items: int, workers: int, image_bytes: int) -> list[str]:
-    from index.cost import reckon
+    from index.evaluation.cost import reckon
 
     reckoned: Reckoned = reckon(
         items,

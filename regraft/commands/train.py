@@ -205,7 +205,7 @@ def _stored(file: Path | None, versions: list[Version]) -> tuple[Path, Version] 
 
 
 def _newest(versions: list[Version]) -> Version:
-    from training.crossing import oldest_first
+    from training.cross_version import oldest_first
 
     named = {version.name: version for version in versions}
     return named[oldest_first(named)[-1]]

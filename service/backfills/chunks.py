@@ -26,7 +26,7 @@ from sqlalchemy import (
 
 from index.errors import RegraftError
 from service.backfills.attempts import note_failed
-from service.backfills.outcome import Failed, Moved
+from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
@@ -186,7 +186,9 @@ def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:
     return list(connection.execute(select(item.c.id).where(_still(connection, chunk))).scalars())
 
 
-def commit(connection: Connection, chunk: Chunk, moved: Sequence[Moved], failed: Sequence[Failed]) -> dict[str, int]:
+def commit(
+    connection: Connection, chunk: Chunk, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]
+) -> dict[str, int]:
     """Write a chunk's results, of the items that are still as they were read, and count them.
 
     `retried` items are neither done nor failed: they wait to be planned again.
@@ -216,7 +218,7 @@ def _still(connection: Connection, chunk: Chunk) -> ColumnElement[bool]:
     return and_(mine, item.c.deleted == false(), QUALIFIES[chunk.kind](chunk.version_id))
 
 
-def _unchanged(connection: Connection, moved: Sequence[Moved], failed: Sequence[Failed]) -> set[int]:
+def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: Sequence[Failed]) -> set[int]:
     """The items that nobody wrote since: every write, a deletion too, stamps a new seq."""
     read_at = {f.item_id: f.seq for f in failed}
     for each in moved:
@@ -226,7 +228,9 @@ def _unchanged(connection: Connection, moved: Sequence[Moved], failed: Sequence[
     return {key for key, seq in connection.execute(statement).all() if read_at[key] == seq}
 
 
-def write_moved(connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[Moved]) -> int:
+def write_moved(
+    connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[EmbeddedItems]
+) -> int:
     """Store new embeddings and make them active; returns of how many items. Raises UnknownGallery."""
     count = sum(len(each.item_ids) for each in moved)
     seq = take_seq(connection, gallery_id, count)

@@ -11,14 +11,14 @@ import numpy as np
 from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, Row, and_, false, func, select
 
-from index.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from index.errors import RegraftError
+from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs
 from service.backfills.chunks import write_moved
+from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.filtering import passing
-from service.backfills.moving import Mover, outcome_of
 from service.backfills.orders import Scope
 from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
@@ -57,10 +57,10 @@ class EstimateOut(BaseModel):
 
 def estimate(
     database: Database,
-    catalog: Catalog,
+    registry: Registry,
     connection: Connection,
-    mover: Mover,
-    target: Registered,
+    embedder: Embedder,
+    target: LoadedVersion,
     scope: Scope,
     asked: Any,
 ) -> EstimateOut:
@@ -72,13 +72,13 @@ def estimate(
     by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
     items = most(sum(by_version.values()), asked.share, asked.limit)
     rows = _sample(connection, waiting, kind, target, passed) if items else []
-    sampled, seconds = _measure(database, mover, target, scope, rows)
-    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(catalog, target, by_version))
+    sampled, seconds = _measure(database, embedder, target, scope, rows)
+    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
     total = None if seconds is None else items * seconds
     if asked.rate is not None:
         total = max(total or 0.0, items / asked.rate)
-    now, with_target = _bytes_now(catalog, connection, scope, target)
+    now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     replaced = _already_held(connection, waiting, target)
@@ -107,13 +107,13 @@ def _by_version(connection: Connection, waiting: ColumnElement[bool], read: Colu
 
 
 def _measure(
-    database: Database, mover: Mover, target: Registered, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
+    database: Database, embedder: Embedder, target: LoadedVersion, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
 ) -> tuple[int, float | None]:
     """Seconds an item takes: read, computed, and written in a transaction that is taken back."""
     if not rows:
         return 0, None
     kind = Kind(scope.kind)
-    move = mover.reencode if kind is Kind.REENCODE else mover.transform
+    move = embedder.reencode if kind is Kind.REENCODE else embedder.transform
     outcome_of(move(target, rows[:1]))  # loads the models
     started = time.perf_counter()
     moved, _ = outcome_of(move(target, rows))
@@ -126,7 +126,7 @@ def _sample(
     connection: Connection,
     waiting: ColumnElement[bool],
     kind: Kind,
-    target: Registered,
+    target: LoadedVersion,
     passed: Mapping[int, int] | None,
 ) -> Sequence[Row[*tuple[Any, ...]]]:
     ids = sorted(passed or connection.execute(select(item.c.id).where(waiting)).scalars())
@@ -151,7 +151,7 @@ def _without_image(connection: Connection, scope: Scope, given: dict[str, Any] |
     return int(connection.execute(select(func.count()).where(there)).scalar_one())
 
 
-def _bytes_now(catalog: Catalog, connection: Connection, scope: Scope, target: Registered) -> tuple[int, int]:
+def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target: LoadedVersion) -> tuple[int, int]:
     """Of everything that is stored, and of the target's part of it."""
     counted = (
         select(embedding.c.version_id, func.count(), func.count(embedding.c.side))
@@ -161,12 +161,12 @@ def _bytes_now(catalog: Catalog, connection: Connection, scope: Scope, target: R
     )
     stored = {}
     for version_id, vectors, sides in connection.execute(counted):
-        card = catalog.by_id(version_id).card
+        card = registry.by_id(version_id).card
         stored[version_id] = (vectors * card.dim + sides * card.side_dim) * FLOAT_BYTES
     return sum(stored.values()), stored.get(target.id, 0)
 
 
-def _already_held(connection: Connection, waiting: ColumnElement[bool], target: Registered) -> int:
+def _already_held(connection: Connection, waiting: ColumnElement[bool], target: LoadedVersion) -> int:
     """Items whose embedding of the target is replaced, not added."""
     held = select(func.count()).select_from(item.join(embedding, embedding.c.item_id == item.c.id))
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
@@ -179,7 +179,7 @@ def _left(connection: Connection, scope: Scope, by_version: Mapping[int, int], i
     return int(connection.execute(statement).scalar_one()) - arriving
 
 
-def _reencode_macs(target: Registered) -> int | None:
+def _reencode_macs(target: LoadedVersion) -> int | None:
     if not target.card.encoder:
         return None
     try:
@@ -188,12 +188,12 @@ def _reencode_macs(target: Registered) -> int | None:
         return None
 
 
-def _transform_macs(catalog: Catalog, target: Registered, by_version: dict[int, int]) -> float | None:
+def _transform_macs(registry: Registry, target: LoadedVersion, by_version: dict[int, int]) -> float | None:
     """The mean over the items that wait; None when some of them have no item edge."""
     total = 0
     for version_id, count in by_version.items():
-        old = catalog.by_id(version_id)
-        edge = catalog.graph().forward(old.name, target.name)
+        old = registry.by_id(version_id)
+        edge = registry.graph().forward(old.name, target.name)
         if edge is None:
             return None
         try:

@@ -17,12 +17,12 @@ import numpy as np
 from sqlalchemy import Connection, Row, select
 
 from index.errors import InvalidVersionFolder, RegraftError
-from index.ordering import hyperbolic_uncertainty, ranks
+from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
-from service.backfills.moving import Mover, carry
+from service.backfills.embedder import Embedder, carry
 from service.backfills.planner import Kind, stored_for, waiting_items
 from service.errors import EdgeBroken
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import STREAMED
 from service.store.tables import backfill, embedding, item
 from service.store.vector_codec import from_bytes, is_whole
@@ -54,8 +54,8 @@ class NoUncertainty(RegraftError):
 
 def uncertainties(
     connection: Connection,
-    catalog: Catalog,
-    mover: Mover,
+    registry: Registry,
+    embedder: Embedder,
     scope: Scope,
 ) -> dict[int, float]:
     """Item id -> how unsure, in any growing scale, for the items that wait; those nothing is known of are left out.
@@ -63,13 +63,13 @@ def uncertainties(
     Raises:
         NoUncertainty: nothing is known of any of them.
     """
-    target = catalog.by_id(scope.version_id)
+    target = registry.by_id(scope.version_id)
     sources: Scores = defaultdict(dict)
     count = 0
     for block in _stored(connection, scope):
         count += len(block)
         for old_id, rows in groupby(sorted(block, key=lambda row: row.version_id), key=lambda row: row.version_id):
-            _score(catalog.by_id(old_id), target, mover, list(rows), sources)
+            _score(registry.by_id(old_id), target, embedder, list(rows), sources)
     if count and not sources:
         raise NoUncertainty(
             f"no forward edge to {target.name!r} tells a variance, and no item lies in hyperbolic space: "
@@ -82,7 +82,7 @@ def uncertainties(
     return {key: float(rank) for keys, ranks_N in ranked for key, rank in zip(keys, ranks_N, strict=True)}
 
 
-def uncertain_of(connection: Connection, catalog: Catalog, mover: Mover, backfill_id: int) -> dict[int, float]:
+def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder, backfill_id: int) -> dict[int, float]:
     """The same for what a backfill that is under way has still to move; nothing where it has another order."""
     job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
     if job is None or job.item_order != "uncertainty":
@@ -90,7 +90,9 @@ def uncertain_of(connection: Connection, catalog: Catalog, mover: Mover, backfil
     if job.item_limit is not None and job.done + job.failed >= job.item_limit:
         return {}  # nothing more is planned, however much waits
     try:
-        return uncertainties(connection, catalog, mover, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
+        return uncertainties(
+            connection, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin)
+        )
     except (NoUncertainty, InvalidVersionFolder, EdgeBroken):
         # An edge that cannot be opened must not keep others from the end.
         return {}
@@ -107,21 +109,23 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
     yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
 
 
-def _score(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]], into: Scores) -> None:
+def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[Row[Any]], into: Scores) -> None:
     known = [row for row in rows if row.uncertainty is not None]
     # Of a damaged one nothing is known: it comes last, and the backfill names it.
     rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
     if known:
         into[VARIANCE].update({row.id: row.uncertainty for row in known})
-    source, scores = _variances(old, target, mover, rest)
+    source, scores = _variances(old, target, embedder, rest)
     if scores:
         into[source].update(dict(zip((row.id for row in rest), scores, strict=True)))
 
 
-def _variances(old: Registered, target: Registered, mover: Mover, rows: list[Row[Any]]) -> tuple[str, list[float]]:
+def _variances(
+    old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[Row[Any]]
+) -> tuple[str, list[float]]:
     if not rows:
         return VARIANCE, []
-    transform = mover.forward(old, target)
+    transform = embedder.forward(old, target)
     if transform is not None and transform.tells_variance:
         try:
             carried = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])

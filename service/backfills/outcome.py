@@ -9,7 +9,7 @@ from index.space import Vectors
 
 
 @dataclass(frozen=True)
-class Moved:
+class EmbeddedItems:
     """New embeddings of N items, each made from its item as it was at its `seq`.
 
     Attributes:
@@ -26,12 +26,12 @@ class Moved:
     side: Vectors | None = None
     uncertainty: Vectors | None = None
 
-    def only(self, wanted: Container[int]) -> Moved:
+    def only(self, wanted: Container[int]) -> EmbeddedItems:
         """Without the items that are not wanted."""
         kept = [number for number, key in enumerate(self.item_ids) if key in wanted]
         if len(kept) == len(self.item_ids):
             return self
-        return Moved(
+        return EmbeddedItems(
             [self.item_ids[number] for number in kept],
             [self.seqs[number] for number in kept],
             self.vectors[kept],
@@ -51,6 +51,6 @@ class Failed:
     retry: bool = False
 
 
-Outcome = tuple[list[Moved], list[Failed]]
+Outcome = tuple[list[EmbeddedItems], list[Failed]]
 Compute = Callable[[], Outcome]
 """The second step of some items of a chunk; whatever it needs has been read."""

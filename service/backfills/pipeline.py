@@ -15,7 +15,7 @@ from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 from index.errors import RegraftError
-from service.backfills.moving import collect
+from service.backfills.embedder import collect
 from service.backfills.outcome import Compute, Outcome
 
 logger = logging.getLogger(__name__)

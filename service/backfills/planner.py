@@ -32,7 +32,7 @@ from sqlalchemy import (
     update,
 )
 
-from index.ordering import Waiting, backfill_order
+from index.evaluation.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
 from service.store.repository import take_seq

@@ -21,13 +21,13 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from index.decoding import Decoder
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.drained import look_after
-from service.backfills.moving import Mover, outcome_of
+from service.backfills.completion import finish_or_replan
+from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import Kind, State
 from service.errors import UnknownGallery
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database import Database, upgrade
@@ -62,9 +62,9 @@ class Worker:
         self._settings = settings
         self._stop = stop
         self._database = Database(settings.database_url)
-        self._catalog = Catalog(self._database, settings)
+        self._registry = Registry(self._database, settings)
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
-        self._mover = Mover(self._catalog, open_blobs(self._database, settings.blobs_url), decoder)
+        self._mover = Embedder(self._registry, open_blobs(self._database, settings.blobs_url), decoder)
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:
@@ -101,7 +101,7 @@ class Worker:
             if chunk := self._patiently(self._claim):
                 self._leases.hold(chunk)
                 return chunk
-            self._catalog.rest()
+            self._registry.rest()
             if self._patiently(self._look_after):
                 continue
             self._stop.wait(idle)
@@ -117,8 +117,8 @@ class Worker:
 
     def _load(self, chunk: Chunk) -> Iterator[Compute]:
         """Read a chunk, a step at a time."""
-        target = self._catalog.by_id(chunk.version_id)
-        self._catalog.retry(target)
+        target = self._registry.by_id(chunk.version_id)
+        self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._mover.reencode(target, self._read(chunks.read_images, chunk))
         return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
@@ -163,7 +163,7 @@ class Worker:
 
     def _look_after(self) -> bool:
         """Look after backfills without chunks. True: one has new chunks."""
-        states = look_after(self._database, self._catalog, self._mover)
+        states = finish_or_replan(self._database, self._registry, self._mover)
         for number, state in states.items():
             self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=number)
         return State.RUNNING in states.values()

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from service.doctor import folders, images, places, sets, vectors
-from service.doctor.findings import Finding, Patient
-from service.registry.registry import Catalog
+from service.doctor.findings import Context, Finding
+from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database import Database
 
-Look = Callable[[Patient, bool], list[Finding]]
+Look = Callable[[Context, bool], list[Finding]]
 
 LOOKS: Sequence[Look] = (folders.look, vectors.look, places.look, images.look)
 """In this order: what is removed from an item decides where it belongs."""
@@ -33,10 +33,10 @@ class Doctor:
 
     def examine(self, *, fix: bool = False) -> list[Finding]:
         """Every finding, the worst first; with `fix`, what is safe to mend is mended."""
-        catalog = Catalog(self._database, self._settings)
-        catalog.sync()
+        registry = Registry(self._database, self._settings)
+        registry.sync()
         blobs = open_blobs(self._database, self._settings.blobs_url)
-        patient = Patient(self._settings, self._database, catalog, blobs)
+        patient = Context(self._settings, self._database, registry, blobs)
         findings = [finding for look in LOOKS for finding in look(patient, fix)]
         findings += sets.look(patient)
         return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

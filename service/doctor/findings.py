@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy import Row
 
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -43,12 +43,12 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Patient:
+class Context:
     """A data folder with its database and its images."""
 
     settings: Settings
     database: Database
-    catalog: Catalog
+    registry: Registry
     blobs: Blobs
 
     def galleries(self) -> Sequence[Row[Any]]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from service.doctor.findings import ORPHAN_SECONDS, Finding, Patient
+from service.doctor.findings import ORPHAN_SECONDS, Context, Finding
 from service.store.blob_references import references
 from service.store.blobs import StoreUnreachable
 
 
-def look(patient: Patient, fix: bool) -> list[Finding]:
+def look(patient: Context, fix: bool) -> list[Finding]:
     """`store_unreachable`, or else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
     try:
         patient.blobs.check()
@@ -43,7 +43,7 @@ def look(patient: Patient, fix: bool) -> list[Finding]:
     return [_orphans(patient, stored, referred, fix), *missing.values()]
 
 
-def _orphans(patient: Patient, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
+def _orphans(patient: Context, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
     orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
     lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
     for key in lost:

@@ -7,19 +7,19 @@ from typing import Any
 
 from sqlalchemy import exists, false, select
 
-from service.doctor.findings import Finding, Patient
+from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.placement import activate, route_to
 from service.store.repository import gallery_row, live_mix, take_seq
 from service.store.tables import embedding, item
 
 
-def look(patient: Patient, fix: bool) -> list[Finding]:
+def look(patient: Context, fix: bool) -> list[Finding]:
     """`no_active_embedding`, `unreachable`, `version_unused`."""
     return [_lost(patient, fix), *_reach(patient)]
 
 
-def _lost(patient: Patient, fix: bool) -> Finding:
+def _lost(patient: Context, fix: bool) -> Finding:
     lost = Finding(
         "no_active_embedding",
         "error",
@@ -38,20 +38,20 @@ def _lost(patient: Patient, fix: bool) -> Finding:
     return lost
 
 
-def _place(patient: Patient, gallery_id: int) -> int:
+def _place(patient: Context, gallery_id: int) -> int:
     """Put every item of the gallery where it belongs; returns how many are in a shard again."""
     with suppress(UnknownGallery), patient.database.write() as connection:
         take_seq(connection, gallery_id, 0)
         gallery = gallery_row(connection, gallery_id)
         if gallery is not None and gallery.current_id is not None:
             before = connection.execute(_lost_items(gallery_id)).all()
-            patient.catalog.sync_edges()
-            activate(connection, patient.catalog, gallery_id, patient.catalog.by_id(gallery.current_id))
+            patient.registry.sync_edges()
+            activate(connection, patient.registry, gallery_id, patient.registry.by_id(gallery.current_id))
             return len(before) - len(connection.execute(_lost_items(gallery_id)).all())
     return 0
 
 
-def _reach(patient: Patient) -> list[Finding]:
+def _reach(patient: Context) -> list[Finding]:
     unreachable = Finding(
         "unreachable",
         "error",
@@ -64,19 +64,19 @@ def _reach(patient: Patient) -> list[Finding]:
         "versions that no gallery uses and no edge needs",
         "`regraft version delete` removes one",
     )
-    catalog = patient.catalog
+    registry = patient.registry
     used: set[int] = set()
     for row in patient.galleries():
-        current = None if row.current_id is None else catalog.by_id(row.current_id)
+        current = None if row.current_id is None else registry.by_id(row.current_id)
         with patient.database.read() as connection:
             mix = live_mix(connection, row.id)
             used |= {row.current_id, *connection.execute(_versions_held(row.id)).scalars()}
         for version_id, count in mix.items():
-            held = catalog.by_id(version_id)
-            if current is not None and route_to(catalog, current, held) is None:
+            held = registry.by_id(version_id)
+            if current is not None and route_to(registry, current, held) is None:
                 unreachable.add(f"{row.name}: {count} items of {held.name}", count)
-    needed = {edge.old for edge in catalog.graph().edges}
-    for registered in catalog.all():
+    needed = {edge.old for edge in registry.graph().edges}
+    for registered in registry.all():
         if registered.id not in used and registered.name not in needed:
             unused.add(registered.name)
     return [unreachable, unused]

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from sqlalchemy import select
 
-from service.doctor.findings import Finding, Patient
+from service.doctor.findings import Context, Finding
 from service.store.tables import evaluation, evaluation_embedding, gallery
 from service.store.vector_codec import STORED
 
 
-def look(patient: Patient) -> list[Finding]:
+def look(patient: Context) -> list[Finding]:
     """`evaluation_damaged`; nothing here can be mended."""
     damaged = Finding(
         "evaluation_damaged",
@@ -22,7 +22,7 @@ def look(patient: Patient) -> list[Finding]:
     joined = evaluation_embedding.join(evaluation).join(gallery)
     with patient.database.read() as connection:
         for row in connection.execute(select(*columns).select_from(joined)):
-            card = patient.catalog.by_id(row.version_id).card
+            card = patient.registry.by_id(row.version_id).card
             if len(row.vectors) != row.size * card.dim * STORED.itemsize:
                 damaged.add(f"{row.name}, evaluation {row.id}: {len(row.vectors)} bytes of {card.name}")
             elif not np.isfinite(np.frombuffer(row.vectors, STORED)).all():

@@ -14,9 +14,9 @@ import numpy as np
 from sqlalchemy import Connection, Row, delete, false, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
-from service.doctor.findings import Finding, Patient
+from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.store.repository import STREAMED, take_seq
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, gallery, item
@@ -32,7 +32,7 @@ Change = Callable[[Connection, Row[Any]], bool]
 """Mends an embedding, unless it was changed since it was read; whether it did."""
 
 
-def look(patient: Patient, fix: bool) -> list[Finding]:
+def look(patient: Context, fix: bool) -> list[Finding]:
     """`wrong_dimension`, `wrong_side`, `not_finite`, `zero_vector`, `not_unit_vector`, `duplicate_vector`."""
     found = _findings()
     damaged: list[Damaged] = []
@@ -42,8 +42,8 @@ def look(patient: Patient, fix: bool) -> list[Finding]:
         for block in _embeddings(connection):
             for version_id in {row.version_id for row in block}:
                 rows = [row for row in block if row.version_id == version_id]
-                whole = _check_shapes(patient.catalog.by_id(version_id), rows, found, damaged)
-                long += _check_numbers(patient.catalog.by_id(version_id), whole, found, damaged)
+                whole = _check_shapes(patient.registry.by_id(version_id), rows, found, damaged)
+                long += _check_numbers(patient.registry.by_id(version_id), whole, found, damaged)
             bad = {(row.item_id, row.version_id) for row, _ in damaged}
             for row in block:
                 if (row.item_id, row.version_id) not in bad:
@@ -87,7 +87,7 @@ def _named(row: Row[Any]) -> str:
 
 
 def _check_shapes(
-    version: Registered, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
+    version: LoadedVersion, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
 ) -> list[Row[Any]]:
     """Returns the rows whose vectors have the right length."""
     card = version.card
@@ -104,7 +104,7 @@ def _check_shapes(
 
 
 def _check_numbers(
-    version: Registered, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
+    version: LoadedVersion, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
 ) -> list[Damaged]:
     """Look at vectors of the right length; returns those that can be normalised."""
     long: list[Damaged] = []
@@ -131,7 +131,7 @@ def _check_double(row: Row[Any], seen: dict[bytes, str], found: Finding) -> None
         seen[digest] = row.external_id
 
 
-def _mend(patient: Patient, rows: Iterable[Damaged], found: dict[str, Finding], change: Change) -> None:
+def _mend(patient: Context, rows: Iterable[Damaged], found: dict[str, Finding], change: Change) -> None:
     """Change rows, many in a transaction; replicas follow where they are active."""
     galleries: dict[int, list[Damaged]] = defaultdict(list)
     for each in rows:
@@ -146,14 +146,14 @@ def _mend(patient: Patient, rows: Iterable[Damaged], found: dict[str, Finding], 
                         _tell_replicas(connection, row, seq)
 
 
-def _normalise(patient: Patient, connection: Connection, row: Row[Any]) -> bool:
+def _normalise(patient: Context, connection: Connection, row: Row[Any]) -> bool:
     """Replace a vector that is still as it was read."""
-    (vector,) = from_bytes([row.vector], patient.catalog.by_id(row.version_id).card.dim)
+    (vector,) = from_bytes([row.vector], patient.registry.by_id(row.version_id).card.dim)
     unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
     return bool(connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount)
 
 
-def _discard(patient: Patient, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
+def _discard(patient: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
     """Remove embeddings that are still as they were read, of items to which something better remains."""
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
     with patient.database.lookup() as connection:
@@ -174,13 +174,13 @@ def _holds_better(connection: Connection, row: Row[Any], bad: AbstractSet[tuple[
     return any((row.item_id, version_id) not in bad for version_id in held.scalars())
 
 
-def _can_be_made_again(patient: Patient, connection: Connection, row: Row[Any], images: AbstractSet[str]) -> bool:
+def _can_be_made_again(patient: Context, connection: Connection, row: Row[Any], images: AbstractSet[str]) -> bool:
     """Whether a reencode backfill would embed the item, its image being one of these, by the current version."""
     columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
     kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
     if kept.blob not in images or kept.current_id is None:
         return False
-    current = patient.catalog.by_id(kept.current_id)
+    current = patient.registry.by_id(kept.current_id)
     return bool(current.card.encoder) and not current.problem
 
 

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Row, select
 from service.http.backfill_progress import backfill_row
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.requests import CheckedRoute
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.runtime import Service
 from service.schemas import Number
 from service.store.tables import backfill_failure, item
@@ -60,7 +60,7 @@ def failures(
         rows = _failures(connection, number, after, limit + 1)
     page = rows[:limit]
     following = encode_cursor(page[-1].item_id) if len(rows) > limit else None
-    return Failures(failures=[_failure(service.catalog, f) for f in page], failed=row.failed, next=following)
+    return Failures(failures=[_failure(service.registry, f) for f in page], failed=row.failed, next=following)
 
 
 def _failures(connection: Connection, number: int, after: int, limit: int) -> Sequence[Row[Any]]:
@@ -70,13 +70,13 @@ def _failures(connection: Connection, number: int, after: int, limit: int) -> Se
     return connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)).all()
 
 
-def _failure(catalog: Catalog, row: Row[Any]) -> Failure:
+def _failure(registry: Registry, row: Row[Any]) -> Failure:
     return Failure(
         item=row.external_id,
         code=row.code,
         reason=row.reason,
         attempts=row.attempts,
         next_try=row.next_try,
-        version=None if row.active_id is None else catalog.by_id(row.active_id).name,
+        version=None if row.active_id is None else registry.by_id(row.active_id).name,
         at=row.at,
     )

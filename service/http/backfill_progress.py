@@ -22,7 +22,7 @@ from starlette.responses import StreamingResponse
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
 from service.http.requests import CheckedRoute
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.runtime import Runtime, Service
 from service.schemas import Number
 from service.store.repository import gallery_row
@@ -194,7 +194,7 @@ def look(service: Runtime, number: int) -> Look:
         gallery = gallery_row(connection, row.gallery_id)
         assert gallery is not None
         curve = curve_of(connection, number)
-    shown = describe(service.catalog, gallery.name, row, curve)
+    shown = describe(service.registry, gallery.name, row, curve)
     return Look(row.revision, shown, curve.events if curve else ())
 
 
@@ -212,7 +212,7 @@ def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]
     return connection.execute(mine.order_by(backfill.c.id)).all()
 
 
-def describe(catalog: Catalog, gallery_name: str, row: Row[Any], curve: Curve | None) -> BackfillOut:
+def describe(registry: Registry, gallery_name: str, row: Row[Any], curve: Curve | None) -> BackfillOut:
     """What a user sees of a backfill and its curve."""
     remaining = row.total - row.done - row.skipped - row.failed
     active = _active_seconds(row)
@@ -223,7 +223,7 @@ def describe(catalog: Catalog, gallery_name: str, row: Row[Any], curve: Curve | 
     return BackfillOut(
         id=row.id,
         gallery=gallery_name,
-        version=catalog.by_id(row.version_id).name,
+        version=registry.by_id(row.version_id).name,
         kind=row.kind,
         order=row.item_order,
         state=row.state,

@@ -13,15 +13,15 @@ from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
+from service.backfills.embedder import Embedder
 from service.backfills.estimates import EstimateOut, estimate
-from service.backfills.moving import Mover
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
 from service.errors import NoCurrentVersion
 from service.http.backfill_progress import BackfillOut, backfill_row, backfill_rows, describe, look
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number
 from service.store.audit import Change, record
@@ -101,11 +101,11 @@ def create(
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
     planned = body if begun is None else body.model_copy(update={"version": begun.version})
     with service.database.write() as connection:
-        row = start(connection, service.catalog, gallery_named(connection, name).id, planned, uncertain)
+        row = start(connection, service.registry, gallery_named(connection, name).id, planned, uncertain)
         record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
         if begun is not None:
             service.curves.open(connection, row.id, begun)
-        shown = describe(service.catalog, name, row, curve_of(connection, row.id))
+        shown = describe(service.registry, name, row, curve_of(connection, row.id))
     if begun is not None:
         service.curves.keep(row.id, begun)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
@@ -117,7 +117,9 @@ def list_all(name: str, service: Service) -> Backfills:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id)
-        return Backfills(backfills=[describe(service.catalog, name, row, curve_of(connection, row.id)) for row in rows])
+        return Backfills(
+            backfills=[describe(service.registry, name, row, curve_of(connection, row.id)) for row in rows]
+        )
 
 
 @router.get("/backfills/{number}")
@@ -146,7 +148,7 @@ def cancel(number: Number, service: Service, terms: Terms) -> BackfillOut:
 
 def start(
     connection: Connection,
-    catalog: Catalog,
+    registry: Registry,
     gallery_id: int,
     asked: BackfillIn,
     uncertain: Mapping[int, float] | None = None,
@@ -165,9 +167,9 @@ def start(
     if asked.filter is not None:
         parse_filter(asked.filter)
     take_seq(connection, gallery_id, 0)
-    target = _target(connection, catalog, gallery_id, asked.version)
+    target = _target(connection, registry, gallery_id, asked.version)
     _check_free(connection, gallery_id)
-    _check_possible(connection, catalog, Kind(asked.kind), target)
+    _check_possible(connection, registry, Kind(asked.kind), target)
     now = time.time()
     values = {
         "gallery_id": gallery_id,
@@ -200,8 +202,8 @@ def _chunk_size(asked: BackfillIn) -> int:
 
 def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, float]:
     """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
-    with _asked(service, name, asked) as (connection, mover, _, scope):
-        return uncertainties(connection, service.catalog, mover, scope)
+    with _asked(service, name, asked) as (connection, embedder, _, scope):
+        return uncertainties(connection, service.registry, embedder, scope)
 
 
 def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
@@ -212,32 +214,34 @@ def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Be
 
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
-    with _asked(service, name, asked) as (connection, mover, target, scope):
+    with _asked(service, name, asked) as (connection, embedder, target, scope):
         if asked.order == "uncertainty":
-            uncertainties(connection, service.catalog, mover, scope)
+            uncertainties(connection, service.registry, embedder, scope)
         if asked.curve is not None:
             service.curves.choose(connection, scope.gallery_id, target, asked.curve)
-        return estimate(service.database, service.catalog, connection, mover, target, scope, asked)
+        return estimate(service.database, service.registry, connection, embedder, target, scope, asked)
 
 
 @contextmanager
-def _asked(service: Runtime, name: str, asked: BackfillIn) -> Iterator[tuple[Connection, Mover, Registered, Scope]]:
+def _asked(
+    service: Runtime, name: str, asked: BackfillIn
+) -> Iterator[tuple[Connection, Embedder, LoadedVersion, Scope]]:
     """What a backfill would move, with one view of the database. Raises as `start` does."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
-        target = _target(connection, service.catalog, gallery_id, asked.version)
+        target = _target(connection, service.registry, gallery_id, asked.version)
         _check_free(connection, gallery_id)
-        _check_possible(connection, service.catalog, Kind(asked.kind), target)
-        yield connection, service.mover, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
+        _check_possible(connection, service.registry, Kind(asked.kind), target)
+        yield connection, service.embedder, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 
 
-def _target(connection: Connection, catalog: Catalog, gallery_id: int, asked: str | None) -> Registered:
+def _target(connection: Connection, registry: Registry, gallery_id: int, asked: str | None) -> LoadedVersion:
     row = gallery_row(connection, gallery_id)
     assert row is not None
     if row.current_id is None:
         raise NoCurrentVersion(f"gallery {row.name!r} has no current version: deploy one first")
-    current = catalog.by_id(row.current_id)
-    if asked is not None and catalog.named(asked) is not current:
+    current = registry.by_id(row.current_id)
+    if asked is not None and registry.named(asked) is not current:
         raise NotCurrent(f"version {asked!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
     return current
 
@@ -248,13 +252,13 @@ def _check_free(connection: Connection, gallery_id: int) -> None:
         raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
 
 
-def _check_possible(connection: Connection, catalog: Catalog, kind: Kind, target: Registered) -> None:
+def _check_possible(connection: Connection, registry: Registry, kind: Kind, target: LoadedVersion) -> None:
     target.check()
     if kind is Kind.REENCODE and not target.card.encoder:
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
     if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")
-    for declared in catalog.item_edges_to(target) if kind is Kind.TRANSFORM else ():
+    for declared in registry.item_edges_to(target) if kind is Kind.TRANSFORM else ():
         declared.check()
 
 
@@ -267,7 +271,7 @@ def _turn(service: Runtime, number: int, before: Sequence[State], after: State, 
         name = _gallery_name(connection, row)
         if turned:
             record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
-        return describe(service.catalog, name, row, curve_of(connection, number))
+        return describe(service.registry, name, row, curve_of(connection, number))
 
 
 def _gallery_name(connection: Connection, row: Row[Any]) -> str:

@@ -9,7 +9,7 @@ from index.errors import InvalidArgument
 from service.registry.rollout_records import CanaryIn, ShadowIn
 from service.schemas import Body, Number, Reason
 from service.upgrades.deployments.history import State
-from service.upgrades.deployments.lifecycle import Order
+from service.upgrades.deployments.lifecycle import TransitionRequest
 
 OPTIONS: dict[str, set[State]] = {
     "gate": {State.GATED},
@@ -67,10 +67,10 @@ def check_options(body: StepIn, steps: Sequence[State]) -> None:
             raise InvalidArgument(why, pointer=f"/{name}")
 
 
-def order_of(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> Order:
+def order_of(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> TransitionRequest:
     """The steps' order; of a trial's settings those that were given, null included."""
     settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
-    return Order(
+    return TransitionRequest(
         who=who,
         why=body.reason,
         if_match=if_match,

@@ -15,7 +15,7 @@ from index.errors import RegraftError
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchTerms
 from service.http.requests import CheckedRoute
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number, Reason
@@ -23,7 +23,7 @@ from service.store.audit import Change
 from service.store.repository import gallery_named
 from service.store.tables import deployment
 from service.upgrades.deployments.history import State, etag, history, transitions
-from service.upgrades.deployments.lifecycle import Moving, Order, begin, lock, move, roll_back
+from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
 from service.upgrades.deployments.retiring import retire
 
@@ -114,8 +114,8 @@ class Retired(BaseModel):
 @router.post("/galleries/{name}/deployments", status_code=201)
 def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
-    service.catalog.sync()
-    version = service.catalog.named(body.version)
+    service.registry.sync()
+    version = service.registry.named(body.version)
     until = State(body.until)
     steps = steps_to(until, body.gate)
     check_options(body, steps)
@@ -123,11 +123,11 @@ def create(name: str, body: DeploymentIn, response: Response, service: Service, 
     checked = {} if until is State.REGISTERED else check_folder(service, version)
     with _change(service, name, response, terms) as (connection, gallery_id):
         order = order_of(body, terms.who, until, terms.if_match, checked)
-        moving = begin(connection, service.catalog, gallery_id, version, order)
+        transition = begin(connection, service.registry, gallery_id, version, order)
         for step in steps:
-            move(moving, step)
-        said = notes(connection, service.catalog, moving.row)
-    return _answer(service, response, gallery_id, moving.row, terms, said)
+            move(transition, step)
+        said = notes(connection, service.registry, transition.row)
+    return _answer(service, response, gallery_id, transition.row, terms, said)
 
 
 @router.get("/galleries/{name}/deployments")
@@ -137,7 +137,7 @@ def list_all(name: str, response: Response, service: Service) -> Deployments:
         gallery_id = gallery_named(connection, name).id
         rows = history(connection, gallery_id)
         response.headers["ETag"] = etag(connection, gallery_id)
-    return Deployments(deployments=[describe(service.catalog, row) for row in rows])
+    return Deployments(deployments=[describe(service.registry, row) for row in rows])
 
 
 @router.get("/galleries/{name}/deployments/{number}")
@@ -149,7 +149,7 @@ def show(name: str, number: Number, response: Response, service: Service) -> Dep
         reports = report_of(connection, number)
         response.headers["ETag"] = etag(connection, row.gallery_id)
     return DeploymentDetail(
-        **describe(service.catalog, row).model_dump(),
+        **describe(service.registry, row).model_dump(),
         since=row.since,
         undoes=row.undoes_id,
         settings=row.settings,
@@ -167,14 +167,14 @@ def advance(
     check_options(body, [to])
     with service.database.lookup() as connection:
         row = _row(connection, gallery_named(connection, name).id, number)
-    checked = check_folder(service, service.catalog.by_id(row.version_id)) if to is State.VERIFIED else {}
+    checked = check_folder(service, service.registry.by_id(row.version_id)) if to is State.VERIFIED else {}
     with _change(service, name, response, terms) as (connection, gallery_id):
         locked = lock(connection, gallery_id, terms.if_match)
         order = order_of(body, terms.who, to, None, checked)
-        moving = Moving(connection, service.catalog, locked, _row(connection, locked.id, number), order)
-        move(moving, to)
-        said = notes(connection, service.catalog, moving.row)
-    return _answer(service, response, gallery_id, moving.row, terms, said, done=200)
+        transition = TransitionContext(connection, service.registry, locked, _row(connection, locked.id, number), order)
+        move(transition, to)
+        said = notes(connection, service.registry, transition.row)
+    return _answer(service, response, gallery_id, transition.row, terms, said, done=200)
 
 
 @router.post("/galleries/{name}/rollback", status_code=201)
@@ -188,8 +188,8 @@ def create_rollback(
     """
     body = body or RollbackIn()
     with _change(service, name, response, terms) as (connection, gallery_id):
-        order = Order(terms.who, body.reason, terms.if_match, force=body.force)
-        row = roll_back(connection, service.catalog, gallery_id, order)
+        order = TransitionRequest(terms.who, body.reason, terms.if_match, force=body.force)
+        row = roll_back(connection, service.registry, gallery_id, order)
         lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
     answer = _answer(service, response, gallery_id, row, terms)
     return RolledBack(**answer.model_dump(), out_of_reach=lost)
@@ -198,14 +198,14 @@ def create_rollback(
 @router.post("/galleries/{name}/retire")
 def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
     """Free a version's embeddings and shards; refused while items depend on them."""
-    service.catalog.sync()
-    version = service.catalog.named(body.version)
+    service.registry.sync()
+    version = service.registry.named(body.version)
     with _change(service, name, response, terms) as (connection, gallery_id):
-        order = Order(terms.who, body.reason, terms.if_match)
-        numbers = retire(connection, service.catalog, gallery_id, version, order)
+        order = TransitionRequest(terms.who, body.reason, terms.if_match)
+        numbers = retire(connection, service.registry, gallery_id, version, order)
         freed = transitions(connection, numbers[-1])[-1].evidence
     if not terms.dry_run:
-        service.freeing.free(gallery_id, version.id)
+        service.reaper.free(gallery_id, version.id)
         service.replica.refresh(gallery_id)
     return Retired(version=version.name, deployments=numbers, **freed)
 
@@ -224,7 +224,7 @@ def _change(service: Runtime, name: str, response: Response, terms: Change) -> I
     response.headers["ETag"] = before if terms.dry_run else after
 
 
-def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
+def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     """Everything a registration checks, once more, and that the folder is still the one that was registered.
 
     Raises:
@@ -232,16 +232,16 @@ def check_folder(service: Runtime, version: Registered) -> dict[str, Any]:
     """
     version.check_folder()
     with version.opening():
-        verify_version(version.version.folder, {known.name: known.card for known in service.catalog.all()})
+        verify_version(version.version.folder, {known.name: known.card for known in service.registry.all()})
     return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
 
 
-def describe(catalog: Catalog, row: Row[Any]) -> DeploymentOut:
+def describe(registry: Registry, row: Row[Any]) -> DeploymentOut:
     """What a user sees of a deployment."""
     return DeploymentOut(
         id=row.id,
-        version=catalog.by_id(row.version_id).name,
-        previous=None if row.previous_id is None else catalog.by_id(row.previous_id).name,
+        version=registry.by_id(row.version_id).name,
+        previous=None if row.previous_id is None else registry.by_id(row.previous_id).name,
         state=row.state,
         gate=row.gate_id,
         reason=row.reason,
@@ -268,7 +268,7 @@ def _answer(
     done: int = 201,
 ) -> DeploymentOut:
     response.status_code = terms.status(done)
-    described = describe(service.catalog, row).model_copy(update={"notes": list(said)})
+    described = describe(service.registry, row).model_copy(update={"notes": list(said)})
     if terms.dry_run:
         return described.model_copy(update={"id": None})
     service.replica.refresh(gallery_id)

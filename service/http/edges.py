@@ -23,9 +23,9 @@ from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute, read_body
-from service.registry.edge_records import Declared, EdgeOrigin
+from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
 from service.schemas import MOST, NAME, Body, Reason
 from service.store.audit import Change
@@ -130,18 +130,18 @@ class RemovalOut(BaseModel):
 @router.get("/edges")
 def list_all(service: Service, new: str | None = None, old: str | None = None) -> EdgeList:
     """Every edge, or those from `new`, or those to `old`."""
-    service.catalog.sync()
+    service.registry.sync()
     for name in (n for n in (new, old) if n is not None):
-        service.catalog.named(name)
-    found = [d for d in service.catalog.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
+        service.registry.named(name)
+    found = [d for d in service.registry.edges() if new in {None, d.edge.new} and old in {None, d.edge.old}]
     return EdgeList(edges=[describe(declared) for declared in found])
 
 
 @router.get("/edges/{new}/{old}/{kind}")
 def show(new: str, old: str, kind: str, service: Service) -> EdgeDetail:
     """One edge."""
-    service.catalog.sync()
-    return describe(find(service.catalog, (new, old, kind)))
+    service.registry.sync()
+    return describe(find(service.registry, (new, old, kind)))
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
@@ -153,17 +153,17 @@ async def add(request: Request, response: Response, service: Service, terms: Ter
     response.status_code = terms.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_model_bytes)
-        return describe(await service.hop(add_plain, service, raw, terms))
+        return describe(await service.in_thread(add_plain, service, raw, terms))
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
-        return describe(await service.hop(add_archive, service, form, terms))
+        return describe(await service.in_thread(add_archive, service, form, terms))
 
 
 @router.post("/edges:fit", status_code=201)
 def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeDetail:
     """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
     response.status_code = terms.status(201)
-    return describe(fit(service.database, service.catalog, service.replica, body, terms))
+    return describe(fit(service.database, service.registry, service.replica, body, terms))
 
 
 @router.delete("/edges/{new}/{old}/{kind}")
@@ -178,7 +178,7 @@ def delete(
 ) -> RemovalOut:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
     removal = remove(
-        service.database, service.catalog, service.replica, (new, old, kind), terms, force=force, reason=reason
+        service.database, service.registry, service.replica, (new, old, kind), terms, force=force, reason=reason
     )
     return RemovalOut(
         edge=describe(removal.edge),
@@ -188,7 +188,7 @@ def delete(
     )
 
 
-def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
+def add_archive(service: Runtime, form: Form, terms: Change) -> EdgeRecord:
     """Unpack, check and accept the folder of an edge.
 
     Raises:
@@ -202,7 +202,7 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
     replacing = FLAG.get(form.fields.get("replace", "false"))
     if replacing is None:
         raise InvalidBody("replace must be true or false", pointer="/replace")
-    service.catalog.sync()
+    service.registry.sync()
     new, old = _ends(service, form.fields["new"], form.fields["old"])
     with incoming_folder(service.settings.edges) as place:
         packed, folder = place / "archive.zip", place / "folder"
@@ -214,15 +214,15 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> Declared:
                 "an identity edge without scores is a claim: send it as JSON, so that it is verified",
                 pointer="/archive",
             )
-        check_free(service.catalog, edge.key, replacing)
+        check_free(service.registry, edge.key, replacing)
         check_edge_isolated(edge, new.card, old.card, service.settings.verifying)
-        declared = Declared(edge, EdgeOrigin.ADDED)
+        declared = EdgeRecord(edge, EdgeOrigin.ADDED)
         # What cannot be sent back must not be committed: every list of edges would fail from then on.
         describe(declared).model_dump_json()
         return _accept(service, declared, terms, replacing)
 
 
-def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
+def add_plain(service: Runtime, raw: bytes, terms: Change) -> EdgeRecord:
     """Accept an edge that needs no files.
 
     Raises:
@@ -233,7 +233,7 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
         asked = EdgeIn.model_validate(parse_json(raw))
     except ValidationError as error:
         raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
-    service.catalog.sync()
+    service.registry.sync()
     new, old = _ends(service, asked.new, asked.old)
     kind = EdgeKind(asked.kind)
     if asked.verify is not None and kind is not EdgeKind.IDENTITY:
@@ -242,7 +242,7 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
     _check(service, edge, new, old, asked.replace)
     if kind is not EdgeKind.IDENTITY:
         made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
-        return _accept(service, Declared(edge, EdgeOrigin.ADDED, made), terms, asked.replace)
+        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, made), terms, asked.replace)
     evidence, scores = verify(
         service.database,
         service.blobs,
@@ -252,14 +252,14 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> Declared:
         asked.verify or VerifyIn(),
     )
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return _accept(service, Declared(claimed, EdgeOrigin.CLAIMED, evidence), terms, asked.replace)
+    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), terms, asked.replace)
 
 
-def _accept(service: Runtime, declared: Declared, terms: Change, replacing: bool) -> Declared:
-    return accept(service.database, service.catalog, service.replica, declared, terms, replacing=replacing)
+def _accept(service: Runtime, declared: EdgeRecord, terms: Change, replacing: bool) -> EdgeRecord:
+    return accept(service.database, service.registry, service.replica, declared, terms, replacing=replacing)
 
 
-def describe(declared: Declared) -> EdgeDetail:
+def describe(declared: EdgeRecord) -> EdgeDetail:
     """What a user sees of an edge."""
     evidence = declared.edge.as_json()
     made = {name: value for name, value in declared.made.items() if name != "warning"}
@@ -286,15 +286,15 @@ def _dependent(dependent: Dependent) -> DependentOut:
     )
 
 
-def _ends(service: Runtime, new: str, old: str) -> tuple[Registered, Registered]:
+def _ends(service: Runtime, new: str, old: str) -> tuple[LoadedVersion, LoadedVersion]:
     if new == old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
-    return service.catalog.named(new), service.catalog.named(old)
+    return service.registry.named(new), service.registry.named(old)
 
 
-def _check(service: Runtime, edge: Edge, new: Registered, old: Registered, replacing: bool) -> None:
+def _check(service: Runtime, edge: Edge, new: LoadedVersion, old: LoadedVersion, replacing: bool) -> None:
     """Everything a registration checks of an edge, and that its place is free."""
-    check_free(service.catalog, edge.key, replacing)
+    check_free(service.registry, edge.key, replacing)
     check_calibration(edge, new.card, old.card)
     load_transform(edge, new.card, old.card)
 

@@ -108,7 +108,7 @@ async def create(name: str, request: Request, response: Response, service: Servi
     response.status_code = terms.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.hop(lambda: _store(service, name, by_embeddings(service, raw), terms))
+        return await service.in_thread(lambda: _store(service, name, by_embeddings(service, raw), terms))
     async with read_form(
         request,
         files="images",
@@ -116,7 +116,7 @@ async def create(name: str, request: Request, response: Response, service: Servi
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.hop(lambda: _store(service, name, by_images(service, form), terms))
+        return await service.in_thread(lambda: _store(service, name, by_images(service, form), terms))
 
 
 @router.get("/galleries/{name}/evaluations")
@@ -191,7 +191,7 @@ def by_embeddings(service: Runtime, raw: bytes) -> Draft:
     embeddings = {}
     for version, rows in given.items():
         with pointing("/embeddings"):
-            card = service.catalog.named(version).card
+            card = service.registry.named(version).card
         if not isinstance(rows, list) or len(rows) != len(listed):
             why = f"there must be one embedding for each of the {len(listed)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
@@ -260,7 +260,7 @@ def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Dr
     ]
     connection.execute(insert(evaluation_entry), entries)
     held = [
-        {"evaluation_id": row.id, "version_id": service.catalog.named(version).id, "vectors": to_bytes(vectors)}
+        {"evaluation_id": row.id, "version_id": service.registry.named(version).id, "vectors": to_bytes(vectors)}
         for version, vectors in draft.embeddings.items()
     ]
     if held:
@@ -270,7 +270,7 @@ def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Dr
 
 def _describe(service: Runtime, connection: Connection, row: Row[Any]) -> EvaluationOut:
     mine = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
-    versions = sorted(service.catalog.by_id(v).name for v in connection.execute(mine).scalars())
+    versions = sorted(service.registry.by_id(v).name for v in connection.execute(mine).scalars())
     return EvaluationOut(
         id=row.id,
         name=row.name,

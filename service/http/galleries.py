@@ -10,7 +10,7 @@ from index.version import NAME
 from service.errors import GalleryExists
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
-from service.replica.replica import Live
+from service.replica.replica import LoadedGallery
 from service.runtime import Service
 from service.schemas import Galleries, GalleryIn, GalleryOut
 from service.store.audit import record
@@ -59,7 +59,7 @@ def remove(name: str, service: Service, terms: Terms) -> None:
     service.blobs.remove_gallery(gallery_id)
 
 
-def describe(live: Live) -> GalleryOut:
+def describe(live: LoadedGallery) -> GalleryOut:
     """What a user sees of a gallery."""
     mix = live.gallery.mix()
     current = live.current and live.current.name

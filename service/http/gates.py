@@ -18,7 +18,7 @@ from service.http.gate_page import page
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.registry.calibrations import store
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
 from service.schemas import Body, FieldPath, Number, Seed
 from service.store.repository import gallery_named, take_seq
@@ -154,18 +154,18 @@ class Gates(BaseModel):
 @router.post("/galleries/{name}/gates", status_code=201)
 def create(name: str, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
     """Compare a version with the current one; also fit the calibrations that deploying it would need."""
-    service.catalog.sync()
-    new = service.catalog.named(body.version)
+    service.registry.sync()
+    new = service.registry.named(body.version)
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         if gallery.current_id is None:
             raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
-        places = live_places(connection, service.catalog, gallery.id)
-    old = service.catalog.by_id(gallery.current_id)
+        places = live_places(connection, service.registry, gallery.id)
+    old = service.registry.by_id(gallery.current_id)
     sample = take(service, gallery.id, old, new, places, body)
-    report = measure(service.catalog, old, new, sample, body.model_dump())
-    maps = fit(service.catalog, old, new, sample, places, body.seed)
-    chosen = choose_mode(service.catalog, old, new, sample, report["metric"], body.seed)
+    report = measure(service.registry, old, new, sample, body.model_dump())
+    maps = fit(service.registry, old, new, sample, places, body.seed)
+    chosen = choose_mode(service.registry, old, new, sample, report["metric"], body.seed)
     report |= {"calibrations": len(maps), "who": terms.who, "merge": chosen and asdict(chosen[1])}
     response.status_code = terms.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
@@ -175,7 +175,7 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
         stored = connection.execute(insert(gate_report).values(**row, created=time.time()).returning(gate_report)).one()
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
-        store(connection, service.catalog, gallery.id, stored.id, maps, evidence, modes)
+        store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes)
     shown = describe(stored)
     return shown.model_copy(update={"id": None}) if terms.dry_run else shown
 
@@ -210,7 +210,7 @@ def show_page(name: str, number: Number, service: Service) -> Response:
 
 
 def take(
-    service: Runtime, gallery_id: int, old: Registered, new: Registered, places: dict[Place, int], asked: GateIn
+    service: Runtime, gallery_id: int, old: LoadedVersion, new: LoadedVersion, places: dict[Place, int], asked: GateIn
 ) -> Sample:
     """What to measure on, embedded by both versions, and by others whose items need a calibration too.
 
@@ -231,7 +231,7 @@ def take(
             used = entries if asked.metric == RECALL else labelled_ones(entries)
             _check_slice(asked, used)
             if held.kind == "embeddings":
-                sample = read_embeddings(connection, service.catalog, held.id, used, (old, new))
+                sample = read_embeddings(connection, service.registry, held.id, used, (old, new))
                 return replace(sample, unlabelled=len(entries) - len(used))
     if asked.evaluation is None:
         return embed_sides(service.blobs, service.decoder, drawn, old, new, list(helping))

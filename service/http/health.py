@@ -11,7 +11,7 @@ from sqlalchemy import text
 from index.errors import RegraftError
 from service.http.requests import CheckedRoute
 from service.registry.placement import route_to
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime, Service
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
@@ -60,10 +60,10 @@ def ready(service: Service) -> ReadyOut:
 
 
 def _problems(service: Runtime) -> Iterator[str]:
-    for registered in service.catalog.all():
+    for registered in service.registry.all():
         if registered.problem:
             yield f"version {registered.name} is set aside: {registered.problem}"
-    for declared in service.catalog.edges():
+    for declared in service.registry.edges():
         if declared.problem:
             new, old, kind = declared.edge.key
             yield f"the {kind} edge from {new} to {old} is not used: {declared.problem}"
@@ -71,16 +71,16 @@ def _problems(service: Runtime) -> Iterator[str]:
         if missing := live.gallery.missing():
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
         if live.current is not None:
-            yield from _out_of_reach(service.catalog, live.name, live.current, live.gallery.mix())
+            yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.mix())
     if service.blobs.problem:
         yield service.blobs.problem
     if full := service.space.problem():
         yield full
 
 
-def _out_of_reach(catalog: Catalog, gallery: str, current: Registered, mix: Mapping[str, int]) -> Iterator[str]:
+def _out_of_reach(registry: Registry, gallery: str, current: LoadedVersion, mix: Mapping[str, int]) -> Iterator[str]:
     for version, items in mix.items():
-        if route_to(catalog, current, catalog.named(version)) is None:
-            encoders = catalog.encoders() if current.card.encoder else frozenset[str]()
-            why = catalog.graph().unreachable(current.name, version, encoders)
+        if route_to(registry, current, registry.named(version)) is None:
+            encoders = registry.encoders() if current.card.encoder else frozenset[str]()
+            why = registry.graph().unreachable(current.name, version, encoders)
             yield f"gallery {gallery}: {items} items of {version} are out of reach: {why}"

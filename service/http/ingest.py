@@ -32,7 +32,7 @@ from service.http.forms import Form
 from service.http.parsing import parse_any_json
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.registry.sight import Sight
 from service.registry.storing import Stored, store
 from service.runtime import Runtime
@@ -152,7 +152,7 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, rep
     return _while_current_holds(attempt)
 
 
-def _described(service: Runtime, raw: bytes, current: Registered) -> tuple[Registered, Batch]:
+def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[LoadedVersion, Batch]:
     """The version of a batch in JSON, and the batch."""
     body = take_object(parse_any_json(raw), {"version", "items"}, "")
     version = _version(service, body.get("version", current.name))
@@ -201,19 +201,19 @@ def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
     return Draft(index, given, fields.get("metadata"), fields[content])
 
 
-def _open(service: Runtime, name: str) -> tuple[int, Registered]:
+def _open(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
     """The gallery's id and its current version."""
     with service.database.lookup() as connection:
         row = gallery_named(connection, name)
     if row.current_id is None:
         raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
-    return row.id, service.catalog.by_id(row.current_id)
+    return row.id, service.registry.by_id(row.current_id)
 
 
-def _version(service: Runtime, name: object) -> Registered:
+def _version(service: Runtime, name: object) -> LoadedVersion:
     if not isinstance(name, str):
         raise InvalidBody("version must be the name of a registered version", pointer="/version")
-    return service.catalog.named(name)
+    return service.registry.named(name)
 
 
 def _listed(form: Form) -> str:
@@ -247,7 +247,7 @@ def _leave_out(service: Runtime, gallery_id: int, batch: Batch, replacing: bool 
 
 
 def _encode(
-    batch: Batch, files: Mapping[str, UploadFile], current: Registered, decoder: Decoder
+    batch: Batch, files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
 ) -> list[tuple[Draft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
     blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
@@ -255,7 +255,7 @@ def _encode(
 
 
 def _encode_block(
-    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: Registered, decoder: Decoder
+    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
 ) -> list[tuple[Draft, NewItem]]:
     images = current.images()
     spec = images.encoder.spec
@@ -315,8 +315,8 @@ def _one_embedding(batch: Batch, draft: Draft, dim: int, space: Space) -> Vector
 def _store(
     service: Runtime,
     gallery_id: int,
-    current: Registered,
-    version: Registered,
+    current: LoadedVersion,
+    version: LoadedVersion,
     items: Sequence[tuple[Draft, NewItem]],
     batch: Batch,
     atomic: bool,
@@ -328,7 +328,7 @@ def _store(
         if row is None or row.current_id != current.id:
             raise _CurrentChanged
         new = [item for _, item in items]
-        stored = store(connection, service.catalog, gallery_id, current, version, new, first, replacing=replacing)
+        stored = store(connection, service.registry, gallery_id, current, version, new, first, replacing=replacing)
         for draft, _ in items:
             if draft.id in stored.refused:
                 batch.refuse(draft.index, draft.id, stored.refused[draft.id])

@@ -66,7 +66,7 @@ async def ingest(
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.hop(lambda: _told(ingest_embeddings(service, name, raw, atomic, replace).as_json()))
+        return await service.in_thread(lambda: _told(ingest_embeddings(service, name, raw, atomic, replace).as_json()))
     async with read_form(
         request,
         files="images",
@@ -74,7 +74,7 @@ async def ingest(
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.hop(lambda: _told(ingest_images(service, name, form, atomic, replace).as_json()))
+        return await service.in_thread(lambda: _told(ingest_images(service, name, form, atomic, replace).as_json()))
 
 
 def _told(done: dict[str, Any]) -> Response:
@@ -132,7 +132,7 @@ def show(name: str, item_id: str, service: Service) -> ItemDetail:
     with service.database.read() as connection:
         row = live_item(connection, gallery_named(connection, name).id, item_id)
         held = embeddings_of(connection, row.id)
-    embeddings = [EmbeddingOut(version=service.catalog.by_id(v).name, origin=origin) for v, origin in held]
+    embeddings = [EmbeddingOut(version=service.registry.by_id(v).name, origin=origin) for v, origin in held]
     return ItemDetail(**_item(service, row), embeddings=embeddings)
 
 
@@ -173,7 +173,7 @@ def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:
     return {
         "id": row.external_id,
         "metadata": row.metadata,
-        "active": service.catalog.by_id(row.active_id).name,
+        "active": service.registry.by_id(row.active_id).name,
         "image": row.blob is not None,
         "seq": row.seq,
         "created": row.created,

@@ -15,10 +15,10 @@ from index.errors import InvalidVector, RegraftError
 from index.space import UNIT_TOLERANCE, Cosine, Vectors, check_vectors, space_from_json
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
-from service.backfills.outcome import Moved
+from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import Kind
 from service.errors import InvalidBody
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.schemas import Body, Number, Reason
 from service.store.tables import edge
 from service.store.vector_codec import STORED
@@ -86,7 +86,7 @@ def check_edges(connection: Connection, body: ResultIn) -> None:
         raise EdgeReplaced(f"edge {min(gone)} was replaced meanwhile: give the chunk back and claim it again")
 
 
-def checked(target: Registered, kind: Kind, given: Sequence[MovedIn]) -> list[Moved]:
+def checked(target: LoadedVersion, kind: Kind, given: Sequence[MovedIn]) -> list[EmbeddedItems]:
     """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one."""
     made = [_checked(target, kind, number, m) for number, m in enumerate(given)]
     # One edge may tell side-information or how unsure it is, and another of the same chunk not.
@@ -95,10 +95,10 @@ def checked(target: Registered, kind: Kind, given: Sequence[MovedIn]) -> list[Mo
     return [_together([given[n] for n in group], [made[n] for n in group]) for group in groups]
 
 
-def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | None]]) -> Moved:
+def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | None]]) -> EmbeddedItems:
     sides = [side for _, side in made if side is not None]
     unsure = [m.uncertainty for m in given if m.uncertainty is not None]
-    return Moved(
+    return EmbeddedItems(
         [m.item for m in given],
         [m.seq for m in given],
         np.stack([vector for vector, _ in made]),
@@ -107,12 +107,12 @@ def _together(given: Sequence[MovedIn], made: Sequence[tuple[Vectors, Vectors | 
     )
 
 
-def _checked(target: Registered, kind: Kind, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
+def _checked(target: LoadedVersion, kind: Kind, number: int, given: MovedIn) -> tuple[Vectors, Vectors | None]:
     vector = _vector(target, given.vector, f"/moved/{number}/vector")
     return vector, _side(target, kind, given.side, f"/moved/{number}/side")
 
 
-def _vector(target: Registered, text: str, pointer: str) -> Vectors:
+def _vector(target: LoadedVersion, text: str, pointer: str) -> Vectors:
     space = space_from_json(dict(target.card.space))
     vector = _floats(text, pointer)
     (ready,) = check_vectors(vector, target.card.dim, space, pointer=pointer)
@@ -123,7 +123,7 @@ def _vector(target: Registered, text: str, pointer: str) -> Vectors:
     return vector if off < ROUNDING else ready
 
 
-def _side(target: Registered, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
+def _side(target: LoadedVersion, kind: Kind, text: str | None, pointer: str) -> Vectors | None:
     side = None if text is None else _floats(text, pointer)
     width = target.card.side_dim if side is not None or kind is Kind.REENCODE else 0
     if (0 if side is None else len(side)) != width:

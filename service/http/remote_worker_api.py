@@ -23,15 +23,15 @@ from index.archive import pack_version
 from index.errors import RegraftError
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.drained import look_after
+from service.backfills.completion import finish_or_replan
 from service.backfills.outcome import Failed
 from service.backfills.planner import Kind, State
 from service.http.body_schemas import gives
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked
 from service.http.requests import CheckedRoute
 from service.registry import edge_archive as parcel
-from service.registry.edge_records import Declared
-from service.registry.registry import Registered
+from service.registry.edge_records import EdgeRecord
+from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
 from service.schemas import Body, Number
 from service.store.blobs import Blobs
@@ -132,7 +132,10 @@ def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
     owner = f"{REMOTE}{body.worker}:{uuid.uuid4().hex}"
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
-    if chunk is None and State.RUNNING in look_after(service.database, service.catalog, service.mover).values():
+    if (
+        chunk is None
+        and State.RUNNING in finish_or_replan(service.database, service.registry, service.embedder).values()
+    ):
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
         return Response(status_code=204)
@@ -160,7 +163,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> Resul
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
         check_complete(connection, held, body)
-    target = service.catalog.by_id(held.version_id)
+    target = service.registry.by_id(held.version_id)
     moved = checked(target, held.kind, body.moved)
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
     with service.database.write() as connection:
@@ -191,7 +194,7 @@ def release(chunk: Number, lease: Lease, service: Service) -> None:
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
 def archive(name: str, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
-    registered = service.catalog.named(name)
+    registered = service.registry.named(name)
     registered.check_folder()
     return _zip(lambda packed: pack_version(registered.version.folder, packed))
 
@@ -199,17 +202,17 @@ def archive(name: str, service: Service) -> FileResponse:
 @router.get("/work/edges/{number}", response_class=FileResponse, responses=gives("application/zip"))
 def edge_archive(number: Number, service: Service) -> FileResponse:
     """An edge's folder as a .zip, for a worker that has to apply it; 404 once it was replaced."""
-    service.catalog.sync_edges()
-    declared = next((d for d in service.catalog.edges() if d.id == number), None)
+    service.registry.sync_edges()
+    declared = next((d for d in service.registry.edges() if d.id == number), None)
     if declared is None:
         raise UnknownEdge(f"there is no edge number {number} (any more)")
     edge = declared.edge
-    with service.catalog.opening(edge):
+    with service.registry.opening(edge):
         return _zip(lambda packed: parcel.pack(edge, packed))
 
 
 def _described(service: Runtime, chunk: Chunk) -> ClaimOut:
-    target = service.catalog.by_id(chunk.version_id)
+    target = service.registry.by_id(chunk.version_id)
     target.check()
     return ClaimOut(
         chunk=chunk.id,
@@ -235,12 +238,12 @@ def _zip(pack: Callable[[Path], None]) -> FileResponse:
     return FileResponse(packed, media_type="application/zip", background=BackgroundTask(scratch.cleanup))
 
 
-def _edges(service: Runtime, target: Registered) -> list[WorkEdge]:
-    return [_work_edge(service, d) for d in service.catalog.item_edges_to(target) if not d.problem]
+def _edges(service: Runtime, target: LoadedVersion) -> list[WorkEdge]:
+    return [_work_edge(service, d) for d in service.registry.item_edges_to(target) if not d.problem]
 
 
-def _work_edge(service: Runtime, declared: Declared) -> WorkEdge:
-    old = service.catalog.named(declared.edge.old)
+def _work_edge(service: Runtime, declared: EdgeRecord) -> WorkEdge:
+    old = service.registry.named(declared.edge.old)
     return WorkEdge(
         id=declared.id,
         sha256=parcel.fingerprint(declared.edge),
@@ -295,7 +298,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
             item=row.id,
             seq=row.seq,
             id=names[row.id],
-            from_version=service.catalog.by_id(row.version_id).name,
+            from_version=service.registry.by_id(row.version_id).name,
             embedding=base64.b64encode(row.vector).decode() if inputs else None,
             side=base64.b64encode(row.side).decode() if inputs and row.side is not None else None,
         )

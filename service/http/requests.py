@@ -44,7 +44,7 @@ class _Parsed(Request):
         runtime = cast(Runtime, request.app.state.runtime)
         if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
             media_type(parsed, JSON)
-            parsed.value = await runtime.hop(parse_json, raw)
+            parsed.value = await runtime.in_thread(parse_json, raw)
         return parsed
 
     async def json(self) -> Any:

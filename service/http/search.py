@@ -13,16 +13,25 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from pydantic_core import to_json
 
-from index.found import Asked, Found
 from index.gallery import Ask, QueryChanged
 from index.merge import Mode
+from index.search_result import SearchResult, ShardTrace
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
 from service.http.body_schemas import EMBEDDING, FILE, ID, SWITCH, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, read_body
-from service.http.search_request import DEFAULT_K, KINDS, LISTS, OPTIONS, Part, Question, from_form, from_json
-from service.replica.replica import Answer, Live
+from service.http.search_request import (
+    DEFAULT_K,
+    KINDS,
+    LISTS,
+    OPTIONS,
+    QueryBatch,
+    SearchRequest,
+    from_form,
+    from_json,
+)
+from service.replica.replica import Answer, LoadedGallery
 from service.runtime import Runtime, Service
 from service.schemas import NAME, Answered
 from service.upgrades.rollouts.monitor import Asking
@@ -71,7 +80,7 @@ async def query(name: str, request: Request, service: Service) -> Response:
     key = request.headers.get(QUERY_KEY)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_json_bytes)
-        return await service.hop(respond, service, name, lambda live: from_json(service, live, raw), key)
+        return await service.in_thread(respond, service, name, lambda live: from_json(service, live, raw), key)
     async with read_form(
         request,
         files="images",
@@ -79,15 +88,17 @@ async def query(name: str, request: Request, service: Service) -> Response:
         max_files=service.settings.max_batch,
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
-        return await service.hop(respond, service, name, lambda live: from_form(service, live, form), key)
+        return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
-def respond(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None) -> Response:
+def respond(service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None) -> Response:
     """The answer as a response, written on this thread: a large one would keep the event loop from other requests."""
     return Response(to_json(answer(service, name, read, key)), media_type="application/json")
 
 
-def answer(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None = None) -> dict[str, Any]:
+def answer(
+    service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None = None
+) -> dict[str, Any]:
     """Search and show what was found; queries of one `key` stay with one version during a canary.
 
     Raises:
@@ -126,14 +137,16 @@ def _asked(result: Mapping[str, Any]) -> tuple[int, int]:
 class Page:
     """What one part of a question gets: `results` in its order, and whether any query has `more` behind them."""
 
-    part: Part
+    part: QueryBatch
     answer: Answer
     results: list[dict[str, Any]]
     more: bool
     fetch_seconds: float
 
 
-def _ask(service: Runtime, name: str, read: Callable[[Live], Question], key: str | None) -> tuple[Question, list[Page]]:
+def _ask(
+    service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None
+) -> tuple[SearchRequest, list[Page]]:
     """Search for all parts of a question in one view of the gallery."""
     while True:
         live = service.replica.find(name)
@@ -141,21 +154,21 @@ def _ask(service: Runtime, name: str, read: Callable[[Live], Question], key: str
         question = read(live)
         askings = [_asking(question, part, key) for part in question.parts]
         try:
-            answers = service.watch.answer(live, askings)
+            answers = service.rollouts.answer(live, askings)
         except QueryChanged:  # between reading a stored item and comparing it
             service.replica.refresh(live.id)
             continue
         return question, [_page(service, question, *one) for one in zip(question.parts, answers, strict=True)]
 
 
-def _asking(question: Question, part: Part, key: str | None) -> Asking:
+def _asking(question: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
     # One more tells whether there is a next page, and a stored item finds itself among the best.
-    depth = question.offset + question.k + 1 + (max(part.apart) >= 0)
+    depth = question.offset + question.k + 1 + (max(part.exclude_keys) >= 0)
     ask = Ask(part.encode, depth, part.encoders, question.strict, question.mode, question.where, part.stored)
     return Asking(part.version, ask, part.content, key, question.k)
 
 
-def _page(service: Runtime, question: Question, part: Part, answer: Answer) -> Page:
+def _page(service: Runtime, question: SearchRequest, part: QueryBatch, answer: Answer) -> Page:
     """One part's page of what was found."""
     started = time.perf_counter()
     rows = [list(row) for row in _ranked(service, answer.found, part, question)]
@@ -166,12 +179,14 @@ def _page(service: Runtime, question: Question, part: Part, answer: Answer) -> P
     return Page(part, answer, results, more, time.perf_counter() - started)
 
 
-def _ranked(service: Runtime, found: Found, part: Part, question: Question) -> Iterator[Iterator[Place]]:
+def _ranked(
+    service: Runtime, found: SearchResult, part: QueryBatch, question: SearchRequest
+) -> Iterator[Iterator[Place]]:
     """For each query the places in its row that hold a match, best first."""
     sign = 1 if found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
     least = -np.inf if question.threshold is None else sign * question.threshold
     arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
-    for own, *row in zip(part.apart, *(array_QK.tolist() for array_QK in arrays), strict=True):
+    for own, *row in zip(part.exclude_keys, *(array_QK.tolist() for array_QK in arrays), strict=True):
         yield (
             place for place in zip(*row, strict=True) if place[3] >= 0 and place[2] != own and sign * place[0] >= least
         )
@@ -181,11 +196,11 @@ Place = tuple[float, float, int, int]
 """Score, raw score, key and shard of a match."""
 
 
-def _higher_is_better(service: Runtime, shards: Sequence[Asked]) -> bool:
-    return all(space_from_json(service.catalog.named(s.version).card.space).higher_is_better for s in shards)
+def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
+    return all(space_from_json(service.registry.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _show(answer: Answer, part: Part, rows: Sequence[Sequence[Place]]) -> list[dict[str, Any]]:
+def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[dict[str, Any]]:
     """What the matches show."""
     about = {"version": answer.version, "mode": answer.found.mode.value}
     shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.found.shards]
@@ -229,7 +244,7 @@ def explain(pages: Sequence[Page]) -> dict[str, Any]:
     }
 
 
-def _explain_shard(shard: Asked) -> Mapping[str, Any]:
+def _explain_shard(shard: ShardTrace) -> Mapping[str, Any]:
     return {
         "version": shard.version,
         "origin": shard.origin,

@@ -1,4 +1,4 @@
-"""What a query asks: the fields of a request, checked, and its queries as `Part`s that are embedded alike.
+"""What a query asks: the fields of a request, checked, and its queries as `QueryBatch`s that are embedded alike.
 
 A request may mix image files, embeddings, texts and ids of items. Its answers come in that order, each named by the
 JSON pointer of its query: /images/0, /embeddings/0, /texts/0, /items/0.
@@ -28,7 +28,7 @@ from service.http.parsing import parse_json
 from service.http.similar import embed_items
 from service.registry.embedding import embed_images, embed_texts, pointing
 from service.registry.sight import Sight
-from service.replica.replica import Live
+from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.upgrades.rollouts.content import ImageContent, TextContent
@@ -43,7 +43,7 @@ KINDS = ("images", "embeddings", *LISTS)
 
 
 @dataclass(frozen=True)
-class Part:
+class QueryBatch:
     """Queries that are embedded alike.
 
     Attributes:
@@ -61,14 +61,14 @@ class Part:
     version: str | None
     encode: Encode
     encoders: frozenset[str]
-    apart: Sequence[int]
+    exclude_keys: Sequence[int]
     stored: Mapping[int, int] = field(default_factory=dict)
     content: Content | None = None
     sight: Sight = field(default_factory=Sight)
 
 
 @dataclass(frozen=True)
-class Question:
+class SearchRequest:
     """A checked request.
 
     Attributes:
@@ -82,7 +82,7 @@ class Question:
         explain: tell how the answer came about.
     """
 
-    parts: Sequence[Part]
+    parts: Sequence[QueryBatch]
     k: int
     offset: int
     mode: str | None
@@ -97,13 +97,13 @@ class Question:
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def from_json(service: Runtime, live: Live, raw: bytes) -> Question:
+def from_json(service: Runtime, live: LoadedGallery, raw: bytes) -> SearchRequest:
     """A question in JSON: embeddings of a named version, texts, ids of items."""
     legal = {*OPTIONS, *LISTS, "version", "embeddings"}
     return _question(service, live, take_object(parse_json(raw), legal, ""), ())
 
 
-def from_form(service: Runtime, live: Live, form: Form) -> Question:
+def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
     """A question with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
     plain = {name: form.fields[name] for name in ("mode", "cursor") if name in form.fields}
     read = {name: _read_field(name, text) for name, text in form.fields.items() if name not in plain}
@@ -112,7 +112,9 @@ def from_form(service: Runtime, live: Live, form: Form) -> Question:
     return _question(service, live, {**plain, **read}, form.files)
 
 
-def _question(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequence[UploadFile]) -> Question:
+def _question(
+    service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
+) -> SearchRequest:
     mode, threshold = body.get("mode"), body.get("threshold")
     if mode is not None and mode not in list(Mode):
         raise InvalidBody(f"mode must be one of {', '.join(Mode)}", pointer="/mode")
@@ -130,10 +132,12 @@ def _question(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequ
     offset = _read_cursor(body["cursor"], _same(parts, mode, threshold, where)) if body.get("cursor") is not None else 0
     _check_size(sum(len(part.pointers) for part in parts), offset, k, service.settings.max_results)
     flags = {name: body.get(name, False) for name in FLAGS}
-    return Question(parts, k, offset, mode, threshold, where, **flags)
+    return SearchRequest(parts, k, offset, mode, threshold, where, **flags)
 
 
-def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequence[UploadFile]) -> list[Part]:
+def _parts(
+    service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
+) -> list[QueryBatch]:
     if "version" in body and "embeddings" not in body:
         raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
     parts = [_images(service, files)] if files else []
@@ -143,41 +147,43 @@ def _parts(service: Runtime, live: Live, body: Mapping[str, Any], files: Sequenc
         parts.append(_texts(service, body["texts"]))
     if "items" in body:
         ids = _strings(service, body["items"], "items")
-        parts += [Part(*similar) for similar in embed_items(service, live, ids)]
+        parts += [QueryBatch(*similar) for similar in embed_items(service, live, ids)]
     return parts
 
 
-def _images(service: Runtime, files: Sequence[UploadFile]) -> Part:
+def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
     """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
-    content = ImageContent(service.catalog, files, service.decoder)
+    content = ImageContent(service.registry, files, service.decoder)
     sight = Sight()
-    encode = embed_images(service.catalog, files, service.decoder, sight)
+    encode = embed_images(service.registry, files, service.decoder, sight)
     pointers = _pointers("images", len(files))
-    return Part(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
+    return QueryBatch(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
 
 
-def _embeddings(service: Runtime, body: Mapping[str, Any]) -> Part:
+def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
     """Embeddings: only the edges of the version that made them lead to other items."""
     listed, version = body.get("embeddings"), body.get("version")
     if not isinstance(version, str):
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
-    registered = service.catalog.named(version)
+    registered = service.registry.named(version)
     _check_count(service, listed, "/embeddings")
     space = space_from_json(registered.card.space)
     vectors = check_embeddings(listed, registered.card.dim, space, "/embeddings")
     pointers = _pointers("embeddings", len(vectors))
-    return Part(pointers, registered.name, lambda _: vectors, frozenset(), [-1] * len(vectors))
+    return QueryBatch(pointers, registered.name, lambda _: vectors, frozenset(), [-1] * len(vectors))
 
 
-def _texts(service: Runtime, listed: object) -> Part:
+def _texts(service: Runtime, listed: object) -> QueryBatch:
     """Texts: embedded by the current version, and by older ones with a text entrance where a route needs them."""
     texts = _strings(service, listed, "texts")
     for number, text in enumerate(texts):
         with pointing(f"/texts/{number}"):
             check_text(text)
-    encode = embed_texts(service.catalog, texts)
-    content = TextContent(service.catalog, texts)
-    return Part(_pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content=content)
+    encode = embed_texts(service.registry, texts)
+    content = TextContent(service.registry, texts)
+    return QueryBatch(
+        _pointers("texts", len(texts)), None, encode, content.encoders, [-1] * len(texts), content=content
+    )
 
 
 def _strings(service: Runtime, listed: object, name: str) -> list[str]:
@@ -203,7 +209,7 @@ def _read_field(name: str, text: str) -> Any:
 
 
 def _read_cursor(cursor: object, same: str) -> int:
-    """The offset in a cursor that `Question.cursor` made for the same request."""
+    """The offset in a cursor that `SearchRequest.cursor` made for the same request."""
     try:
         # A longer one is not ours, and might be nested deeper than it could be read.
         text = str(cursor)[:MAX_CURSOR]
@@ -215,7 +221,7 @@ def _read_cursor(cursor: object, same: str) -> int:
     raise InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
 
 
-def _same(parts: Sequence[Part], mode: str | None, threshold: float | None, where: Filter | None) -> str:
+def _same(parts: Sequence[QueryBatch], mode: str | None, threshold: float | None, where: Filter | None) -> str:
     """What must not change from page to page, as far as it can be told cheaply."""
     asked = [[part.version, list(part.pointers)] for part in parts]
     return hashlib.sha256(json.dumps([asked, mode, threshold, repr(where)]).encode()).hexdigest()[:16]

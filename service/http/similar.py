@@ -15,13 +15,13 @@ from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
 from service.replica.feed import usable
-from service.replica.replica import Live
+from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
 from service.store.embeddings import held_by
 from service.store.vector_codec import DamagedEmbedding, from_bytes
 
 Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mapping[int, int]]
-"""The fields of a `service.http.search_request.Part`."""
+"""The fields of a `service.http.search_request.QueryBatch`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Stored:
     held: Mapping[str, Vectors]
 
 
-def embed_items(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Similar]:
+def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Similar]:
     """Items as queries that do not find themselves, put together where the same versions can embed them.
 
     An item asks as the current version if it holds an embedding of that or has an image, else as its active version,
@@ -47,7 +47,7 @@ def embed_items(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Si
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[Stored]] = defaultdict(list)
     for stored in _read(service, live, ids):
-        able = frozenset(stored.held) | (service.catalog.encoders() if stored.blob else frozenset())
+        able = frozenset(stored.held) | (service.registry.encoders() if stored.blob else frozenset())
         asking = live.current.name if live.current and live.current.name in able else stored.active
         groups[asking, able].append(stored)
     for (asking, able), members in groups.items():
@@ -56,14 +56,14 @@ def embed_items(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Si
         yield [m.pointer for m in members], asking, encode, able, [m.key for m in members], written
 
 
-def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
+def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Stored]:
     with service.database.read() as connection:
         found = held_by(connection, live.id, ids)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:
             raise UnknownItem(f"the gallery holds no item {external_id!r}", pointer=f"/items/{number}")
-        versions = [service.catalog.by_id(row.version_id) for row in rows]
+        versions = [service.registry.by_id(row.version_id) for row in rows]
         held = {
             version.name: from_bytes([row.vector], version.card.dim)[0]
             for version, row in zip(versions, rows, strict=True)
@@ -73,7 +73,7 @@ def _read(service: Runtime, live: Live, ids: Sequence[str]) -> Iterator[Stored]:
         if not held and first.blob is None:
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
-        active = service.catalog.by_id(first.active_id).name
+        active = service.registry.by_id(first.active_id).name
         yield Stored(f"/items/{number}", first.id, first.seq, first.blob, active, held)
 
 
@@ -83,7 +83,7 @@ def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vector
     made: dict[str, Vectors] = {}
     for start in range(0, len(missing), BATCH):
         block = missing[start : start + BATCH]
-        encoder = service.catalog.named(version).encoder()
+        encoder = service.registry.named(version).encoder()
         pixels = []
         for member in block:
             with pointing(member.pointer):

@@ -21,7 +21,7 @@ from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.registry.incoming import incoming_folder
-from service.registry.registry import Catalog, Registered, insert_version, registered_ids, registered_sha256
+from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime, Service
 from service.schemas import EdgeOut, VersionOut, Versions
 from service.store.audit import Change, record
@@ -45,7 +45,7 @@ async def register(request: Request, response: Response, service: Service, terms
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
-        described, is_new = await service.hop(register_archive, service, form.files[0].file, terms)
+        described, is_new = await service.in_thread(register_archive, service, form.files[0].file, terms)
     response.status_code = terms.status(201 if is_new else 200)
     return described
 
@@ -53,20 +53,20 @@ async def register(request: Request, response: Response, service: Service, terms
 @router.get("/versions")
 def list_all(service: Service) -> Versions:
     """Every registered version, in order of registration."""
-    service.catalog.sync()
-    return Versions(versions=[describe(service.catalog, registered) for registered in service.catalog.all()])
+    service.registry.sync()
+    return Versions(versions=[describe(service.registry, registered) for registered in service.registry.all()])
 
 
 @router.get("/versions/{name}")
 def show(name: str, service: Service) -> VersionOut:
     """One registered version."""
-    return describe(service.catalog, service.catalog.named(name))
+    return describe(service.registry, service.registry.named(name))
 
 
 @router.delete("/versions/{name}", status_code=204)
 def delete(name: str, service: Service, terms: Terms) -> None:
     """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
-    remove(service.settings.versions, service.database, service.catalog, name, terms)
+    remove(service.settings.versions, service.database, service.registry, name, terms)
 
 
 def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
@@ -88,25 +88,25 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
         folder = place / "folder"
         unpack_version(packed, folder)
         given = load_version(folder)
-        service.catalog.sync()
+        service.registry.sync()
         if _registered(service, given) is None:
             # Before the lock: however long its models take, other versions come and go meanwhile.
-            cards = {registered.name: registered.card for registered in service.catalog.all()}
+            cards = {registered.name: registered.card for registered in service.registry.all()}
             verify_isolated(folder, cards, service.settings.verifying)
-        with service.catalog.changing:
+        with service.registry.changing:
             known = _registered(service, given)
             if known is None and terms.dry_run:
                 return _described(given, given.edges, (), None), True
             if known is None:
                 _register(service, given, terms)
-            elif service.catalog.named(given.name).problem and not terms.dry_run:
+            elif service.registry.named(given.name).problem and not terms.dry_run:
                 _restore(service, given.name, folder, place / "damaged")
-            return describe(service.catalog, service.catalog.named(given.name)), known is None
+            return describe(service.registry, service.registry.named(given.name)), known is None
 
 
-def describe(catalog: Catalog, registered: Registered) -> VersionOut:
+def describe(registry: Registry, registered: LoadedVersion) -> VersionOut:
     """What a user sees of a version."""
-    edges = [edge for edge in catalog.graph().edges if edge.new == registered.name]
+    edges = [edge for edge in registry.graph().edges if edge.new == registered.name]
     return _described(registered.version, edges, registered.loaded, registered.created, registered.problem)
 
 
@@ -171,6 +171,6 @@ def _restore(service: Runtime, name: str, folder: Path, damaged: Path) -> None:
         final.rename(damaged)
     folder.rename(final)
     sync_all([final.parent])
-    service.catalog.look_again(name)
+    service.registry.look_again(name)
     for live in service.replica.all():
         service.replica.refresh(live.id)

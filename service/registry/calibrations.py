@@ -15,13 +15,13 @@ from index.calibration import Calibration, calibration_from_json
 from index.edge_maps import MODE, MapKey
 from index.merge import Mode
 from index.version import EdgeKey
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.store.tables import calibration
 
 
 def store(
     connection: Connection,
-    catalog: Catalog,
+    registry: Registry,
     gallery_id: int,
     gate_id: int,
     maps: Mapping[MapKey, Calibration],
@@ -33,8 +33,8 @@ def store(
         {
             "gallery_id": gallery_id,
             "gate_id": gate_id,
-            "query_id": catalog.named(query).id,
-            "item_id": catalog.named(held).id,
+            "query_id": registry.named(query).id,
+            "item_id": registry.named(held).id,
             "origin": origin,
             "route": [list(edge) for edge in route],
             "map": fitted.as_json(),
@@ -47,15 +47,15 @@ def store(
 
 
 def maps_of(
-    connection: Connection, catalog: Catalog, gates: Sequence[int]
+    connection: Connection, registry: Registry, gates: Sequence[int]
 ) -> tuple[dict[MapKey, Calibration], dict[str, Mode]]:
     """The maps that some gates fitted, and the merge mode that each found best for queries of its version."""
     mine = select(calibration).where(calibration.c.gate_id.in_(gates))
     rows = connection.execute(mine.order_by(calibration.c.id)).all()
     maps, modes = {}, {}
     for row in rows:
-        query = catalog.by_id(row.query_id).name
-        maps[query, catalog.by_id(row.item_id).name, row.origin, _route(row.route)] = calibration_from_json(row.map)
+        query = registry.by_id(row.query_id).name
+        maps[query, registry.by_id(row.item_id).name, row.origin, _route(row.route)] = calibration_from_json(row.map)
         if row.evidence.get(MODE):
             modes[query] = Mode(row.evidence[MODE])
     return maps, modes

@@ -28,7 +28,7 @@ class EdgeOrigin(StrEnum):
 
 
 @dataclass(frozen=True)
-class Declared:
+class EdgeRecord:
     """An edge and what is known of its making; `id`, `created` and its place on disk are the database's to give."""
 
     edge: Edge
@@ -57,7 +57,7 @@ def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]
     return connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)).all()
 
 
-def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Declared:
+def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> EdgeRecord:
     """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
     place = None if row.folder is None else settings.edges / row.folder
     files = row.files
@@ -66,10 +66,12 @@ def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> Decl
     damaged = [name for name, expected in files.items() if place is None or not _is(place / name, expected)]
     problem = f"{damaged[0]} is not the file that was accepted" if damaged else ""
     made = parse_edge(row.evidence, new.name, old, place, files)
-    return Declared(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
+    return EdgeRecord(made, EdgeOrigin(row.origin), row.made, row.files, row.created, row.id, problem)
 
 
-def insert_edge(connection: Connection, new_id: int, old_id: int, declared: Declared, folder: str | None = None) -> int:
+def insert_edge(
+    connection: Connection, new_id: int, old_id: int, declared: EdgeRecord, folder: str | None = None
+) -> int:
     """Add an edge's row and return its number; `folder`, below `Settings.edges`, is where its files will lie."""
     values = {
         "new_id": new_id,

@@ -1,6 +1,6 @@
 """From what a request carries to embeddings: images and texts, by any version, in batches with other requests.
 
-Both functions give what `Live.search` asks for: `encode(version)`, which embeds a request's queries once a version.
+Both functions give what `LoadedGallery.search` asks for: `encode(version)`, which embeds a request's queries once a version.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from index.space import Vectors
 from index.text import Tokens
 from index.version import Preprocess
 from service.registry.encoders.batching import X
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.registry.sight import Sight, Size
 
 
@@ -33,13 +33,13 @@ def read_pixels(file: UploadFile, spec: Preprocess, decoder: Decoder, note: Call
         return preprocess(image, spec)
 
 
-def embed_images(catalog: Catalog, files: Sequence[UploadFile], decoder: Decoder, sight: Sight) -> Encode:
+def embed_images(registry: Registry, files: Sequence[UploadFile], decoder: Decoder, sight: Sight) -> Encode:
     """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
 
     What a version does not see of them is noted in `sight`.
     """
 
-    def encode(version: Registered) -> Vectors:
+    def encode(version: LoadedVersion) -> Vectors:
         images = version.images()
 
         def read(number: int) -> Pixels:
@@ -50,15 +50,15 @@ def embed_images(catalog: Catalog, files: Sequence[UploadFile], decoder: Decoder
 
         return np.concatenate([images.queries(ready) for ready in _blocks(len(files), read)])
 
-    return _once_a_version(catalog, encode)
+    return _once_a_version(registry, encode)
 
 
-def embed_texts(catalog: Catalog, texts: Sequence[str]) -> Encode:
+def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
     """Embeds texts. A version without text entrance raises NoTextEntrance, a text InvalidText at `/texts/<number>`."""
 
-    def encode(version: Registered) -> Vectors:
+    def encode(version: LoadedVersion) -> Vectors:
         if not version.card.text:
-            legal = ", ".join(sorted(catalog.text_encoders())) or "none"
+            legal = ", ".join(sorted(registry.text_encoders())) or "none"
             why = f"version {version.name!r} has no text entrance (versions with one: {legal})"
             raise NoTextEntrance(why, pointer="/texts")
         entrance = version.texts()
@@ -69,7 +69,7 @@ def embed_texts(catalog: Catalog, texts: Sequence[str]) -> Encode:
 
         return np.concatenate([entrance.queries(ready) for ready in _blocks(len(texts), read)])
 
-    return _once_a_version(catalog, encode)
+    return _once_a_version(registry, encode)
 
 
 @contextmanager
@@ -93,5 +93,5 @@ def _read_all(read: Callable[[int], X], numbers: range) -> list[X]:
     return [read(number) for number in numbers]
 
 
-def _once_a_version(catalog: Catalog, encode: Callable[[Registered], Vectors]) -> Encode:
-    return functools.cache(lambda version: encode(catalog.named(version)))
+def _once_a_version(registry: Registry, encode: Callable[[LoadedVersion], Vectors]) -> Encode:
+    return functools.cache(lambda version: encode(registry.named(version)))

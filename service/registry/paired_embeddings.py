@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, Select, false, select
 from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
@@ -34,7 +34,7 @@ class Held:
     labels: Sequence[str] | None
 
 
-def both_held(new: Registered, old: Registered, gallery_id: int | None, *columns: Any) -> Select[Any]:
+def both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, *columns: Any) -> Select[Any]:
     """SELECT of columns of live items, of one gallery or all, that hold embeddings by both versions."""
     by_new, by_old = embedding.alias("by_new"), embedding.alias("by_old")
     return (
@@ -58,8 +58,8 @@ def both_held(new: Registered, old: Registered, gallery_id: int | None, *columns
 
 def draw_held(
     connection: Connection,
-    new: Registered,
-    old: Registered,
+    new: LoadedVersion,
+    old: LoadedVersion,
     *,
     gallery_id: int | None,
     label: str | None,

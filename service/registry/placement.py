@@ -16,7 +16,7 @@ from sqlalchemy import Connection, Row, case, exists, false, func, select, updat
 
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import live_mix, take_seq
 from service.store.tables import embedding, item
 
@@ -49,18 +49,18 @@ class Places:
         return min(held, key=self._rank.__getitem__)
 
 
-def places_of(catalog: Catalog, current: Registered, graph: Graph | None = None) -> Places:
+def places_of(registry: Registry, current: LoadedVersion, graph: Graph | None = None) -> Places:
     """The rule as it is now."""
-    order = preference(catalog, current, graph)
-    reached = (held.id for held in order if route_to(catalog, current, held, graph) is not None)
+    order = preference(registry, current, graph)
+    reached = (held.id for held in order if route_to(registry, current, held, graph) is not None)
     return Places(tuple(held.id for held in order), frozenset(reached))
 
 
 def activate(
-    connection: Connection, catalog: Catalog, gallery_id: int, current: Registered, graph: Graph | None = None
+    connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, graph: Graph | None = None
 ) -> int:
     """Put every live item where it belongs once `current` is the current version; returns how many moved."""
-    places = {held.id: place for place, held in enumerate(preference(catalog, current, graph))}
+    places = {held.id: place for place, held in enumerate(preference(registry, current, graph))}
     rank = case(places, value=embedding.c.version_id, else_=len(places))
     live = item.alias("live")
     held = (
@@ -86,38 +86,38 @@ def activate(
     return moved
 
 
-def preference(catalog: Catalog, current: Registered, graph: Graph | None = None) -> list[Registered]:
+def preference(registry: Registry, current: LoadedVersion, graph: Graph | None = None) -> list[LoadedVersion]:
     """Every version, the one whose items image queries of `current` reach best first, those out of reach last."""
 
-    def rank(held: Registered) -> tuple[int, float, int, int]:
-        route = route_to(catalog, current, held, graph)
+    def rank(held: LoadedVersion) -> tuple[int, float, int, int]:
+        route = route_to(registry, current, held, graph)
         if route is None:
             return 2, 0.0, 0, -held.id
         if route.dual:
             return 1, 0.0, 0, -held.id
         return 0, -route.measured, len(route.edges), -held.id
 
-    return sorted(catalog.all(), key=rank)
+    return sorted(registry.all(), key=rank)
 
 
-def check_reachable(connection: Connection, catalog: Catalog, gallery_id: int, current: Registered) -> None:
+def check_reachable(connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion) -> None:
     """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
 
     An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
     """
-    if lost := _out_of_reach(connection, catalog, gallery_id, current):
+    if lost := _out_of_reach(connection, registry, gallery_id, current):
         raise NoRoute(f"no route leads from queries of {current.name!r} to items of {_told(lost)}", pointer="/version")
 
 
 def check_kept(
-    connection: Connection, catalog: Catalog, gallery: Row[Any], after: Registered, force: bool
+    connection: Connection, registry: Registry, gallery: Row[Any], after: LoadedVersion, force: bool
 ) -> dict[str, dict[str, int]]:
     """What of a gallery gets out of reach when it goes back to a version, as the evidence of that step.
 
     Raises:
         ReachLost: something does, and it is not forced.
     """
-    lost = _out_of_reach(connection, catalog, gallery.id, after, catalog.by_id(gallery.current_id))
+    lost = _out_of_reach(connection, registry, gallery.id, after, registry.by_id(gallery.current_id))
     if lost and not force:
         raise ReachLost(
             f"queries of {after.name!r} would not reach items of {_told(lost)}: first send embeddings of them by "
@@ -128,19 +128,23 @@ def check_kept(
 
 
 def _out_of_reach(
-    connection: Connection, catalog: Catalog, gallery_id: int, current: Registered, before: Registered | None = None
+    connection: Connection,
+    registry: Registry,
+    gallery_id: int,
+    current: LoadedVersion,
+    before: LoadedVersion | None = None,
 ) -> dict[str, int]:
     """Version -> live items active in it that hold no embedding that queries of `current` reach.
 
     `before`: only those that queries of this version reach.
     """
-    reached, mix = places_of(catalog, current).reached, live_mix(connection, gallery_id)
-    asked = mix.keys() if before is None else mix.keys() & places_of(catalog, before).reached
+    reached, mix = places_of(registry, current).reached, live_mix(connection, gallery_id)
+    asked = mix.keys() if before is None else mix.keys() & places_of(registry, before).reached
     if asked <= reached:  # as a rule, and it saves a look at every item
         return {}
     in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
     stuck = live_mix(connection, gallery_id, item.c.active_id.in_(asked - reached), ~in_reach)
-    return {catalog.by_id(version_id).name: items for version_id, items in stuck.items()}
+    return {registry.by_id(version_id).name: items for version_id, items in stuck.items()}
 
 
 def _told(lost: Mapping[str, int]) -> str:
@@ -148,12 +152,14 @@ def _told(lost: Mapping[str, int]) -> str:
     return ", ".join(f"{name!r} ({items} items)" for name, items in sorted(lost.items()))
 
 
-def route_to(catalog: Catalog, current: Registered, held: Registered, graph: Graph | None = None) -> Route | None:
+def route_to(
+    registry: Registry, current: LoadedVersion, held: LoadedVersion, graph: Graph | None = None
+) -> Route | None:
     """How image queries reach items of `held`, or else text queries; `dual` helps what the version can embed at all.
 
     `graph`: the edges to go by, by default those there are.
     """
-    images = catalog.encoders() if current.card.encoder else frozenset[str]()
-    texts = catalog.text_encoders() if current.card.text else frozenset[str]()
-    edges = graph or catalog.graph()
+    images = registry.encoders() if current.card.encoder else frozenset[str]()
+    texts = registry.text_encoders() if current.card.text else frozenset[str]()
+    edges = graph or registry.graph()
     return edges.route(current.name, held.name, images) or edges.route(current.name, held.name, texts)

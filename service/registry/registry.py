@@ -23,7 +23,7 @@ from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, UnknownVersion, VersionBroken
-from service.registry.edge_records import Declared, EdgeOrigin, edge_ids, edge_rows, insert_edge, open_edge
+from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
 from service.registry.encoders.modalities import Images, Lazy, Texts
 from service.settings import Settings
 from service.store.database import Database
@@ -32,7 +32,7 @@ from service.store.tables import version
 logger = logging.getLogger(__name__)
 
 
-class Registered:
+class LoadedVersion:
     """One registered version; `problem` says why it is set aside."""
 
     def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
@@ -121,7 +121,7 @@ class Registered:
             lazy.drop(idle_seconds)
 
 
-class Catalog:
+class Registry:
     """Every registered version and declared edge, as far as SQL was followed; `sync` follows it.
 
     Another process may register more versions: an unknown one is looked for in SQL first. What edges there are is asked
@@ -136,9 +136,9 @@ class Catalog:
         self._loading = threading.Lock()
         self.changing = threading.Lock()
         """Held while the folder of a version comes or goes."""
-        self._by_id: dict[int, Registered] = {}
-        self._by_name: dict[str, Registered] = {}
-        self._edges: tuple[Declared, ...] = ()
+        self._by_id: dict[int, LoadedVersion] = {}
+        self._by_name: dict[str, LoadedVersion] = {}
+        self._edges: tuple[EdgeRecord, ...] = ()
         self._graph = Graph()
 
     def sync(self) -> None:
@@ -154,14 +154,14 @@ class Catalog:
             self._by_id = loaded
             self._by_name = {registered.name: registered for registered in loaded.values()}
 
-    def _load(self, row: Row[*tuple[Any, ...]]) -> Registered:
+    def _load(self, row: Row[*tuple[Any, ...]]) -> LoadedVersion:
         folder = self._settings.versions / row.name
         try:
             loaded = load_version(folder, expect_card=row.card_sha256)
         except (RegraftError, OSError) as error:
             logger.error("action=version_set_aside version=%s reason=%r", row.name, str(error))  # noqa: TRY400
-            return Registered(row, Version(parse_card(row.card), folder), self._settings, str(error))
-        return Registered(row, loaded, self._settings)
+            return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
+        return LoadedVersion(row, loaded, self._settings)
 
     def look_again(self, name: str) -> None:
         """Take a version that was set aside back, now that its folder is whole; and look at all damaged edges again.
@@ -176,7 +176,7 @@ class Catalog:
             self._by_id[row.id].problem = ""
             self._look_again_at_edges()
 
-    def retry(self, target: Registered) -> None:
+    def retry(self, target: LoadedVersion) -> None:
         """Take a version and the edges to it back, those that are whole again: for a worker, which waits for them."""
         if target.problem:
             with suppress(InvalidVersionFolder):
@@ -232,15 +232,15 @@ class Catalog:
                     self._by_name[edge.new].set_aside(problem)
             self._know(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
 
-    def _know(self, edges: tuple[Declared, ...]) -> None:
+    def _know(self, edges: tuple[EdgeRecord, ...]) -> None:
         self._edges = edges
         self._graph = Graph(declared.edge for declared in self._edges if not declared.problem)
 
-    def all(self) -> list[Registered]:
+    def all(self) -> list[LoadedVersion]:
         """The versions this process knows, in order of registration."""
         return sorted(self._by_id.values(), key=lambda registered: registered.id)
 
-    def named(self, name: str) -> Registered:
+    def named(self, name: str) -> LoadedVersion:
         """The version of a name. Raises UnknownVersion."""
         if name not in self._by_name:
             self.sync()
@@ -249,7 +249,7 @@ class Catalog:
             raise UnknownVersion(f"version {name!r} is not registered (registered: {legal})", pointer="/version")
         return self._by_name[name]
 
-    def by_id(self, version_id: int) -> Registered:
+    def by_id(self, version_id: int) -> LoadedVersion:
         """The version of a database id, which a row refers to."""
         if version_id not in self._by_id:
             self.sync()
@@ -268,20 +268,20 @@ class Catalog:
         for registered in self.all():
             registered.rest(registered.name in needed, self._settings.encoder_idle_seconds)
 
-    def edges(self) -> tuple[Declared, ...]:
+    def edges(self) -> tuple[EdgeRecord, ...]:
         """All declared edges, in the order in which they were; those with a `problem` are in no graph.
 
         The same tuple as long as none came, went or was set aside.
         """
         return self._edges
 
-    def item_edges_to(self, target: Registered) -> list[Declared]:
+    def item_edges_to(self, target: LoadedVersion) -> list[EdgeRecord]:
         """The item edges that lead to a version by now, also those with a `problem`."""
         self.sync_edges()
         leading = (declared for declared in self._edges if declared.edge.new == target.name)
         return [declared for declared in leading if declared.edge.kind is EdgeKind.FORWARD]
 
-    def edge(self, key: EdgeKey) -> Declared | None:
+    def edge(self, key: EdgeKey) -> EdgeRecord | None:
         """The edge of this key, if there is one."""
         return next((declared for declared in self._edges if declared.edge.key == key), None)
 
@@ -338,4 +338,4 @@ def insert_version(connection: Connection, loaded: Version, old_ids: Iterable[in
     }
     new_id = connection.execute(insert(version).returning(version.c.id), values).scalar_one()
     for declared, old_id in zip(loaded.edges, old_ids, strict=True):
-        insert_edge(connection, new_id, old_id, Declared(declared, EdgeOrigin.REGISTERED))
+        insert_edge(connection, new_id, old_id, EdgeRecord(declared, EdgeOrigin.REGISTERED))

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 from pydantic import Field
 from sqlalchemy import Connection, insert, select, update
 
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body
 from service.store.tables import deployment, trial_report
 
@@ -48,11 +48,11 @@ class CanaryIn(Body):
 
 
 @dataclass(frozen=True)
-class Trial:
+class Rollout:
     """The trial a gallery's queries take part in."""
 
     deployment: int
-    version: Registered
+    version: LoadedVersion
     phase: str
     settings: Mapping[str, Any]
 
@@ -63,7 +63,7 @@ class Trial:
 
 
 @dataclass
-class Tally:
+class Counters:
     """Sums of one phase: plain counts, latency histograms of the old and the new version, and the last errors."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -90,7 +90,7 @@ class Tally:
         latency = {side: {str(b): n for b, n in found.items()} for side, found in self.latency.items()}
         return {"counts": dict(self.counts), "latency": latency, "errors": self.errors}
 
-    def __iadd__(self, other: Tally) -> Self:
+    def __iadd__(self, other: Counters) -> Self:
         self.counts.update(other.counts)
         for side, found in other.latency.items():
             self.latency[side].update(found)
@@ -98,10 +98,10 @@ class Tally:
         return self
 
 
-def tally_from_json(value: Mapping[str, Any]) -> Tally:
+def counters_from_json(value: Mapping[str, Any]) -> Counters:
     """What is stored -> sums."""
     latency = {side: Counter({int(b): n for b, n in found.items()}) for side, found in value["latency"].items()}
-    return Tally(Counter(value["counts"]), latency, list(value["errors"]))
+    return Counters(Counter(value["counts"]), latency, list(value["errors"]))
 
 
 def bucket(milliseconds: float) -> int:
@@ -121,8 +121,8 @@ def quantile(histogram: Mapping[int, int], q: float) -> float | None:
 
 def summary(report: Mapping[str, Any]) -> dict[str, Any]:
     """What a user sees of a stored report."""
-    tally = tally_from_json(report)
-    counts, compared = tally.counts, tally.counts["compared"]
+    counters = counters_from_json(report)
+    counts, compared = counters.counts, counters.counts["compared"]
     answered = counts["new"]
     return {
         "queries": {"old": int(counts["old"]), "new": int(answered)},
@@ -134,9 +134,10 @@ def summary(report: Mapping[str, Any]) -> dict[str, Any]:
         "rank_correlation": counts["rank_correlation"] / counts["correlated"] if counts["correlated"] else None,
         "first_match_flips": int(counts["flips"]),
         "latency_ms": {
-            side: {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99)} for side, found in tally.latency.items()
+            side: {"p50": quantile(found, 0.5), "p99": quantile(found, 0.99)}
+            for side, found in counters.latency.items()
         },
-        "last_errors": tally.errors,
+        "last_errors": counters.errors,
     }
 
 
@@ -154,15 +155,15 @@ def exceeded(settings: Mapping[str, Any], report: Mapping[str, Any]) -> str | No
     return None
 
 
-def deployed(connection: Connection, catalog: Catalog, gallery_id: int) -> tuple[Trial | None, tuple[int, ...]]:
+def deployed(connection: Connection, registry: Registry, gallery_id: int) -> tuple[Rollout | None, tuple[int, ...]]:
     """The trial that is running in a gallery, and the gates that what is current or tried out there rests on."""
     active = deployment.c.state.in_((SHADOW, CANARY, "current"))
     rows = connection.execute(
         select(deployment).where(deployment.c.gallery_id == gallery_id, active).order_by(deployment.c.id)
     ).all()
-    trials = [Trial(row.id, catalog.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
-    trial = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
-    return trial, tuple(row.gate_id for row in rows if row.gate_id is not None)
+    trials = [Rollout(row.id, registry.by_id(row.version_id), row.state, row.settings) for row in rows if row.settings]
+    rollout = next((found for found in trials if found.phase in (SHADOW, CANARY)), None)
+    return rollout, tuple(row.gate_id for row in rows if row.gate_id is not None)
 
 
 def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str, Any]]:
@@ -171,23 +172,23 @@ def report_of(connection: Connection, deployment_id: int) -> dict[str, dict[str,
     return {row.phase: row.report for row in rows}
 
 
-def add_tally(
-    connection: Connection, deployment_id: int, phase: str, tally: Tally
+def add_counters(
+    connection: Connection, deployment_id: int, phase: str, counters: Counters
 ) -> tuple[dict[str, Any], dict[str, Any]] | None:
     """Add counts to a report; returns the trial's settings and the report, None when it is over."""
     # The lock keeps two processes from adding to what the other is about to replace.
     running = select(deployment.c.settings).where(deployment.c.id == deployment_id, deployment.c.state == phase)
-    trial = connection.execute(running.with_for_update()).first()
-    if trial is None:
+    rollout = connection.execute(running.with_for_update()).first()
+    if rollout is None:
         return None
     same = (trial_report.c.deployment_id == deployment_id, trial_report.c.phase == phase)
     stored = connection.execute(select(trial_report.c.report).where(*same)).scalar()
-    total = tally_from_json(stored) if stored else Tally()
-    total += tally
+    total = counters_from_json(stored) if stored else Counters()
+    total += counters
     report = total.as_json()
     if stored is None:
         values = {"deployment_id": deployment_id, "phase": phase, "report": report}
         connection.execute(insert(trial_report).values(values))
     else:
         connection.execute(update(trial_report).where(*same).values(report=report))
-    return trial.settings, report
+    return rollout.settings, report

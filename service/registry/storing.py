@@ -17,7 +17,7 @@ from index.errors import NoRoute, RegraftError
 from index.version import Origin
 from service.errors import ItemExists
 from service.registry.placement import Places, places_of
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, overwrite, rows_of, store_items
 from service.store.sql_arrays import listed
@@ -51,10 +51,10 @@ class Stored:
 
 def store(
     connection: Connection,
-    catalog: Catalog,
+    registry: Registry,
     gallery_id: int,
-    current: Registered,
-    version: Registered,
+    current: LoadedVersion,
+    version: LoadedVersion,
     items: Sequence[NewItem],
     first_seq: int,
     *,
@@ -67,10 +67,10 @@ def store(
     """
     there = items_there(connection, gallery_id, items, version.id)
     if there or version is not current:
-        catalog.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
+        registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
-        catalog.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
-    places, stored = places_of(catalog, current), Stored()
+        registry.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
+    places, stored = places_of(registry, current), Stored()
     for new in items:
         known = there.get(new.external_id)
         if known is not None and replacing is False:
@@ -157,7 +157,7 @@ def _add(
     overwrite(connection, rows)
 
 
-def _unreachable(current: Registered, version: Registered) -> NoRoute:
+def _unreachable(current: LoadedVersion, version: LoadedVersion) -> NoRoute:
     return NoRoute(
         f"no route leads from queries of the current version {current.name!r} to {version.name!r}, and the item holds "
         f"no other embedding in their reach: send it by {current.name!r} first, or add an edge",

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from service.registry.registry import Catalog
-from service.replica.replica import Live, Replica
+from service.registry.registry import Registry
+from service.replica.replica import LoadedGallery, Replica
 
 logger = logging.getLogger(__name__)
 
@@ -19,11 +19,11 @@ MOST_SECONDS = 30.0
 """The longest pause between two looks."""
 
 
-class Rester:
+class EncoderEvictor:
     """A thread that looks now and then which encoders are needed."""
 
-    def __init__(self, catalog: Catalog, replica: Replica, idle_seconds: float) -> None:
-        self._catalog = catalog
+    def __init__(self, registry: Registry, replica: Replica, idle_seconds: float) -> None:
+        self._registry = registry
         self._replica = replica
         self._pause = min(idle_seconds / LOOKS_PER_IDLE, MOST_SECONDS)
         self._stop = threading.Event()
@@ -41,17 +41,17 @@ class Rester:
     def _run(self) -> None:
         while not self._stop.wait(self._pause):
             try:
-                self._catalog.rest(needed(self._catalog, self._replica.all()))
+                self._registry.rest(needed(self._registry, self._replica.all()))
             except Exception:  # a look that fails unloads nothing; the next one may succeed
                 logger.exception("action=rest_failed")
 
 
-def needed(catalog: Catalog, lives: list[Live]) -> set[str]:
+def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
     """Names of the versions that queries of these galleries must be embedded by."""
     names: set[str] = set()
     for live in lives:
         if (current := live.current) is None:
             continue
-        names |= catalog.needed(current.name, live.gallery.mix())
-        names |= {live.trial.version.name} if live.trial else set()
+        names |= registry.needed(current.name, live.gallery.mix())
+        names |= {live.rollout.version.name} if live.rollout else set()
     return names

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from index.found import Missing
 from index.metadata import Item
+from index.search_result import Missing
 from index.space import Vectors
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.store.repository import Change
 from service.store.vector_codec import from_bytes, is_whole
 
@@ -48,7 +48,7 @@ class Sorted:
             self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
-def sort(catalog: Catalog, blocks: Blocks) -> Sorted:
+def sort(registry: Registry, blocks: Blocks) -> Sorted:
     """Say of each changed item where it goes."""
     made = Sorted()
     found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
@@ -58,13 +58,13 @@ def sort(catalog: Catalog, blocks: Blocks) -> Sorted:
             continue
         made.items[key] = Item(metadata, external_id, seq)
         if vector is None:
-            made.miss([key], catalog.by_id(version_id).name, MISSING)
+            made.miss([key], registry.by_id(version_id).name, MISSING)
         else:
             keys, rows = found[version_id, origin]
             keys.append(key)
             rows.append(vector)
     for (version_id, origin), (keys, rows) in found.items():
-        version = catalog.by_id(version_id)
+        version = registry.by_id(version_id)
         kept, vectors, damaged = usable(keys, rows, version.card.dim)
         made.miss(damaged, version.name, DAMAGED)
         if kept:

@@ -1,6 +1,6 @@
 """The replica: follows every gallery's change feed and keeps it searchable in memory.
 
-`Live` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one step, so
+`LoadedGallery` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one step, so
 a query sees a deployment and the items it moved together or not at all. A thread looks for news of other processes;
 this process calls `refresh` after its own writes, so that whoever wrote reads it back.
 """
@@ -19,14 +19,14 @@ from sqlalchemy import Row
 
 from index.errors import ModeUnavailable, NoRoute, RegraftError
 from index.filter import Filter
-from index.found import Found
 from index.gallery import Ask, Encode, Gallery
+from index.search_result import SearchResult
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.registry.calibrations import maps_of
-from service.registry.edge_records import Declared
-from service.registry.registry import Catalog, Registered
-from service.registry.rollout_records import Trial, deployed
+from service.registry.edge_records import EdgeRecord
+from service.registry.registry import LoadedVersion, Registry
+from service.registry.rollout_records import Rollout, deployed
 from service.replica.feed import Blocks, sort
 from service.store.database import Database
 from service.store.repository import changes, galleries_now, gallery_named, gallery_row
@@ -39,7 +39,7 @@ SWITCHING_SECONDS = 0.001
 """How long a query waits before it looks again whether a deployment has been applied."""
 
 
-class Live:
+class LoadedGallery:
     """One gallery in memory."""
 
     def __init__(self, row: Row[Any]) -> None:
@@ -47,13 +47,13 @@ class Live:
         self.name: str = row.name
         self.created: float = row.created
         self.gallery = Gallery()
-        self.current: Registered | None = None
-        self.trial: Trial | None = None
+        self.current: LoadedVersion | None = None
+        self.rollout: Rollout | None = None
         # The gates whose calibrations are in force.
         self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
         # What the catalog said of edges when the gallery was told last, and the number of each edge it knows.
-        self.told: tuple[Declared, ...] | None = None
+        self.told: tuple[EdgeRecord, ...] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
         self.applying = threading.Lock()
@@ -98,7 +98,7 @@ class Live:
         return self.gallery.seq
 
     @contextmanager
-    def switching(self, current: Registered | None) -> Iterator[None]:
+    def switching(self, current: LoadedVersion | None) -> Iterator[None]:
         """Make `current` the current version together with what the body applies."""
         if current is self.current:
             yield
@@ -121,20 +121,20 @@ class Answer:
     """What a search found, and the version that asked."""
 
     version: str
-    found: Found
+    found: SearchResult
 
 
 class Replica:
     """Every gallery, live."""
 
-    def __init__(self, database: Database, catalog: Catalog, poll_seconds: float) -> None:
+    def __init__(self, database: Database, registry: Registry, poll_seconds: float) -> None:
         self._database = database
-        self._catalog = catalog
+        self._registry = registry
         self._poll_seconds = poll_seconds
-        self._by_id: dict[int, Live] = {}
+        self._by_id: dict[int, LoadedGallery] = {}
         # Up to where everything has been followed: the database, and the edges that all galleries know.
         self._seen: object = None
-        self._told: tuple[Declared, ...] | None = None
+        self._told: tuple[EdgeRecord, ...] | None = None
         self._discovering = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
@@ -143,7 +143,7 @@ class Replica:
 
     def start(self) -> None:
         """Load every gallery, then keep following."""
-        self._catalog.sync()
+        self._registry.sync()
         for failure in self._look():
             raise failure
         self._thread.start()
@@ -153,11 +153,11 @@ class Replica:
         self._stop.set()
         self._thread.join()
 
-    def all(self) -> list[Live]:
+    def all(self) -> list[LoadedGallery]:
         """Every gallery, in order of creation."""
         return sorted(self._by_id.values(), key=lambda live: live.id)
 
-    def find(self, name: str) -> Live:
+    def find(self, name: str) -> LoadedGallery:
         """The gallery of a name, as it is now: another process may have deleted one and made another of its name.
 
         Raises:
@@ -166,7 +166,7 @@ class Replica:
         with self._database.lookup() as connection:
             return self.get(gallery_named(connection, name).id)
 
-    def get(self, gallery_id: int) -> Live:
+    def get(self, gallery_id: int) -> LoadedGallery:
         """The gallery of a number. Raises UnknownGallery when it was deleted."""
         if gallery_id not in self._by_id:
             self._look()
@@ -183,11 +183,11 @@ class Replica:
         elif not self._catch_up(live):
             self.forget(gallery_id)
 
-    def declare(self, live: Live) -> None:
+    def declare(self, live: LoadedGallery) -> None:
         """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
         with live.declaring:
-            told = self._catalog.edges()  # before the versions, so that both ends of each edge are among them
-            for registered in self._catalog.all():
+            told = self._registry.edges()  # before the versions, so that both ends of each edge are among them
+            for registered in self._registry.all():
                 if registered.id not in live.declared:
                     # The edges a version came with may have been removed since; those there are follow.
                     live.gallery.declare(replace(registered.version, edges=()))
@@ -202,10 +202,10 @@ class Replica:
                     self._add_edge(live, declared)
             live.told = told
 
-    def _add_edge(self, live: Live, declared: Declared) -> None:
+    def _add_edge(self, live: LoadedGallery, declared: EdgeRecord) -> None:
         key = declared.edge.key
         try:
-            with self._catalog.opening(declared.edge):
+            with self._registry.opening(declared.edge):
                 live.gallery.add_edge(declared.edge)
             live.edges[key] = declared.id
         except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
@@ -234,15 +234,15 @@ class Replica:
         """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
         with self._discovering:
             moment = self._database.moment()
-            if moment == self._seen and self._catalog.edges() is self._told:
+            if moment == self._seen and self._registry.edges() is self._told:
                 return []
             # What comes from here on is looked for the next time, and so is what fails.
             self._seen, failures = None, []
             try:
-                self._catalog.sync_edges()
+                self._registry.sync_edges()
             except Exception as error:  # queries go on along the edges there were
                 failures.append(error)
-            told = self._catalog.edges()
+            told = self._registry.edges()
             with self._database.lookup() as connection:
                 galleries = galleries_now(connection)
             for gone in set(self._by_id) - set(galleries):
@@ -262,26 +262,26 @@ class Replica:
             self._open(gallery_id)
         elif live.seq != seq or current_id != (live.current and live.current.id):
             self._catch_up(live)
-        elif live.told is not self._catalog.edges():
+        elif live.told is not self._registry.edges():
             self.declare(live)
 
     def _open(self, gallery_id: int) -> None:
         """Build a gallery and only then let queries find it."""
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
-        if row is not None and self._catch_up(live := Live(row), building=True):
+        if row is not None and self._catch_up(live := LoadedGallery(row), building=True):
             self._by_id[live.id] = live
 
-    def _catch_up(self, live: Live, *, building: bool = False) -> bool:
+    def _catch_up(self, live: LoadedGallery, *, building: bool = False) -> bool:
         """Read one snapshot behind `live.seq` and apply it. False: the gallery is gone."""
         with live.applying:
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 if row is None:
                     return False
-                current = None if row.current_id is None else self._catalog.by_id(row.current_id)
-                trial, gates = deployed(connection, self._catalog, live.id)
-                fitted = maps_of(connection, self._catalog, gates) if gates != live.gates else None
+                current = None if row.current_id is None else self._registry.by_id(row.current_id)
+                rollout, gates = deployed(connection, self._registry, live.id)
+                fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
                 blocks: Blocks = changes(connection, live.id, live.seq)
                 if building:
                     # Nobody watches yet: a block at a time bounds the memory.
@@ -291,14 +291,14 @@ class Replica:
                 blocks = list(blocks)
             with live.switching(current):
                 self._apply(live, blocks, row.next_seq - 1)
-                live.trial = trial
+                live.rollout = rollout
                 if fitted is not None:
                     live.gallery.calibrate(*fitted)
                     live.gates = gates
             return True
 
-    def _apply(self, live: Live, blocks: Blocks, seq: int | None = None) -> None:
-        found = sort(self._catalog, blocks)
+    def _apply(self, live: LoadedGallery, blocks: Blocks, seq: int | None = None) -> None:
+        found = sort(self._registry, blocks)
         self.declare(live)
         live.gallery.apply(found.placed, found.removed, found.items, found.missing, seq)
         if found.missing:

@@ -28,7 +28,7 @@ from sqlalchemy import (
 
 from index.item_id import is_writable
 from index.space import Vectors
-from service.store.sql_arrays import Listed, blocks, listed
+from service.store.sql_arrays import SqlArray, blocks, listed
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, to_bytes
 
@@ -72,7 +72,7 @@ def put_embeddings(
         connection.execute(unsure.values(uncertainty=bindparam("value")), values)
 
 
-def _row_of(array: Vectors, keys: Listed) -> ColumnElement[bytes]:
+def _row_of(array: Vectors, keys: SqlArray) -> ColumnElement[bytes]:
     """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
     width = array.shape[1] * STORED.itemsize
     # A place is a 64-bit number on PostgreSQL, whose substr takes no such.

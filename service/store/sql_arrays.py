@@ -22,7 +22,7 @@ BLOCK = 5_000
 T = TypeVar("T")
 
 
-class Listed(NamedTuple):
+class SqlArray(NamedTuple):
     """A list of keys as a table: each key, and its place in the list, from 0."""
 
     key: ColumnElement[int]
@@ -34,14 +34,14 @@ class Listed(NamedTuple):
         return select(self.key)
 
 
-def listed(connection: Connection, keys: Sequence[int]) -> Listed:
+def listed(connection: Connection, keys: Sequence[int]) -> SqlArray:
     """The keys as a table of the connection's database: SQLite reads them from JSON, PostgreSQL from an array."""
     if connection.dialect.name == "sqlite":
         rows = func.json_each(json.dumps(list(keys))).table_valued(column("value", Integer), column("key", Integer))
-        return Listed(rows.c.value, rows.c.key)
+        return SqlArray(rows.c.value, rows.c.key)
     array = bindparam(None, list(keys), ARRAY(BigInteger))
     rows = func.unnest(array).table_valued(column("value", BigInteger), with_ordinality="number").render_derived()
-    return Listed(rows.c.value, rows.c.number - 1)
+    return SqlArray(rows.c.value, rows.c.number - 1)
 
 
 def blocks(values: Sequence[T], size: int | None = None) -> Iterator[Sequence[T]]:

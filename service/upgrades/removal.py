@@ -18,7 +18,7 @@ from index.errors import RegraftError
 from service.errors import UnknownVersion
 from service.registry.edge_records import delete_edge
 from service.registry.incoming import incoming_folder
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
 from service.store.database import Database
@@ -48,16 +48,16 @@ class VersionNeeded(RegraftError):
     code = "version_needed"
 
 
-def remove(versions: Path, database: Database, catalog: Catalog, name: str, terms: Change) -> None:
+def remove(versions: Path, database: Database, registry: Registry, name: str, terms: Change) -> None:
     """Delete a version, its folder below `versions`, or as a rehearsal only find out whether that can be done.
 
     Raises:
         UnknownVersion: there is none of this name.
         VersionNeeded: names what depends on it.
     """
-    with catalog.changing, incoming_folder(versions) as place:
-        catalog.sync()
-        own = [declared for declared in catalog.edges() if declared.edge.new == name]
+    with registry.changing, incoming_folder(versions) as place:
+        registry.sync()
+        own = [declared for declared in registry.edges() if declared.edge.new == name]
         with (
             _aside(versions / name, place / "deleted") as put_aside,
             database.write(dry_run=terms.dry_run) as connection,
@@ -75,7 +75,7 @@ def remove(versions: Path, database: Database, catalog: Catalog, name: str, term
     if not terms.dry_run:
         for declared in own:
             forget_files(declared)
-        catalog.sync()
+        registry.sync()
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from PIL import Image
 from index.calibration import Calibration
 from index.edge_maps import map_key
 from index.encoder import Encoder
-from index.evaluation import retrieval_from_rankings
-from index.found import Found
+from index.evaluation.metrics import retrieval_from_rankings
 from index.gallery import Gallery
+from index.search_result import SearchResult
 from index.shard import MISSING
 from index.version import Version
 
@@ -92,7 +92,7 @@ def scores(q: np.ndarray, x: np.ndarray, space: dict[str, Any]) -> np.ndarray:
     return np.arccosh(np.maximum(k * (np.outer(time_q, time_x) - q @ x.T), 1)) / np.sqrt(k)
 
 
-def assert_ranks(found: Found, table: np.ndarray, higher: bool, k: int) -> None:
+def assert_ranks(found: SearchResult, table: np.ndarray, higher: bool, k: int) -> None:
     """`found` holds the k best entries of each row of the (queries, items) table, in order."""
     best = np.sort(table, axis=1)[:, ::-1][:, :k] if higher else np.sort(table, axis=1)[:, :k]
     np.testing.assert_allclose(found.scores_QK, best, atol=TOLERANCE)

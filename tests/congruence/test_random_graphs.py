@@ -23,9 +23,9 @@ from onnx import numpy_helper
 from index.calibration import Calibration
 from index.edge_maps import map_key
 from index.errors import ModeUnavailable, NoRoute
-from index.found import Asked, Found
 from index.gallery import Gallery
 from index.graph import Route
+from index.search_result import SearchResult, ShardTrace
 from index.shard import MISSING
 from index.version import Edge, EdgeKind, Score, Version
 
@@ -133,7 +133,7 @@ def geodesic(q: np.ndarray, x: np.ndarray, k: float) -> np.ndarray:
     return np.arccosh(1 + 2 * k * apart / np.outer(q_rest, x_rest)) / np.sqrt(k)
 
 
-def expected_scores(universe: Universe, shard: Asked, keys: list[int]) -> np.ndarray:
+def expected_scores(universe: Universe, shard: ShardTrace, keys: list[int]) -> np.ndarray:
     """(queries, keys): how the route of a shard scores its items."""
     queries = {name: q.astype(np.float64) for name, q in universe.queries.items()}
     q = queries[shard.version if shard.route.dual else shard.route.query_version]
@@ -170,7 +170,7 @@ def check_route(route: Route, edges: list[Edge], version: str, encoders: frozens
     assert (route.measured, -len(route.edges)) == max(worth)
 
 
-def check_order(found: Found, tables: list[np.ndarray], keys_of: list[list[int]], k: int) -> None:
+def check_order(found: SearchResult, tables: list[np.ndarray], keys_of: list[list[int]], k: int) -> None:
     """Every query's list: what it is ranked by, which items, and the own order of every shard."""
     for row in range(QUERIES):
         good: dict[int, float] = {}

@@ -12,7 +12,7 @@ from sqlalchemy import insert, select
 
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
-from service.backfills.outcome import Moved
+from service.backfills.outcome import EmbeddedItems
 from service.backfills.planner import Kind, State, finish_or_extend, plan
 from service.settings import Settings
 from service.store.database import Database, upgrade
@@ -63,7 +63,7 @@ def commit(database: Database, chunk: Chunk) -> dict[str, int]:
         rows = chunks.read_images(connection, chunk)
     with database.write() as connection:
         made = np.stack([2 * ONE] * len(rows))
-        return chunks.commit(connection, chunk, [Moved([r.id for r in rows], [r.seq for r in rows], made)], [])
+        return chunks.commit(connection, chunk, [EmbeddedItems([r.id for r in rows], [r.seq for r in rows], made)], [])
 
 
 def test_every_chunk_is_leased_once_however_many_claim_at_the_same_moment(database: Database) -> None:

@@ -11,15 +11,16 @@ from typing import Any
 
 from service.http import app, deployments
 from service.settings import Settings
-from service.upgrades.deployments import freeing, lifecycle, retiring
+from service.upgrades.deployments import lifecycle, retiring
+from service.upgrades.deployments import reaper
 from service.upgrades.rollouts import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     # point: (where, which function, at its end instead of its beginning); every name it is called by
     "stepped": [(deployments, "move", True), (lifecycle, "move", True), (retiring, "move", True)],
     "committed": [(deployments, "_answer", False)],
-    "retired": [(freeing, "free", False)],
-    "freeing": [(freeing, "_free_block", True)],
+    "retired": [(reaper, "free", False)],
+    "freeing": [(reaper, "_free_block", True)],
     "rolled_back": [(watching, "roll_back", True)],
 }
 
@@ -39,7 +40,7 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    freeing.BLOCK = 10
+    reaper.BLOCK = 10
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))

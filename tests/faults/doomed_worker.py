@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.backfills import chunks, drained, worker
+from service.backfills import chunks, worker
+from service.backfills import completion as drained
 from service.settings import Settings
 
 POINTS: dict[str, tuple[Any, str, bool, signal.Signals]] = {

@@ -54,11 +54,11 @@ class TestWorkerThatLoadsItLater:
         number = site.start_backfill("g")
         moved = 0
         if when == "before the encoder":
-            worker._catalog.sync()
+            worker._registry.sync()
         if when == "after it rested":
             worker.step()
             moved = 6
-            for registered in worker._catalog.all():
+            for registered in worker._registry.all():
                 registered.rest(needed=False, idle_seconds=0.0)
         put_back = changed(site.settings.versions / "v2" / file)
 
@@ -187,7 +187,7 @@ class TestEdge:
         settings, model = added
         worker = Worker(settings, threading.Event())
         if when == "while it runs":
-            worker._catalog.sync()
+            worker._registry.sync()
         put_back = changed(model)
         if when == "gone":
             shutil.move(model, model.with_name("elsewhere"))

@@ -173,11 +173,11 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
 
 
 def told(site: Any, number: int) -> progress.BackfillOut:
-    from service.registry.registry import Catalog
+    from service.registry.registry import Registry
 
     with site.database.read() as connection:
         row = progress.backfill_row(connection, number)
-        return progress.describe(Catalog(site.database, site.settings), "g", row, None)
+        return progress.describe(Registry(site.database, site.settings), "g", row, None)
 
 
 LEASE = 120.0

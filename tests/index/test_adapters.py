@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index import adapters
-from index.adapters import few_pairs, fit_slerp, low_rank, procrustes, ridge
 from index.errors import InvalidArgument
-from index.fitting import FITS
+from index.evaluation.adapters import few_pairs, fit_slerp, low_rank, procrustes, ridge
+from index.evaluation.fitting import FITS
+from index.evaluation.metrics import adapters
 from index.space import Cosine, Vectors
 from index.transform import Matrix, slerp
 from index.version import Card, Edge, EdgeKind

@@ -1,4 +1,4 @@
-"""index.agreement: how far two rankings agree."""
+"""index.evaluation.ranking_overlap: how far two rankings agree."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from index.agreement import first_match_flips, overlap, rank_correlation
+from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
 
 
 def naive_tau(old: list[int], new: list[int]) -> float:

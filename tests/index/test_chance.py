@@ -1,4 +1,4 @@
-"""index.chance: E-values against counting by hand, the exponential tail, and a map that keeps every order."""
+"""index.evaluation.evalue_calibration: E-values against counting by hand, the exponential tail, and a map that keeps every order."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.calibration import calibration_from_json
-from index.chance import fit_chance
 from index.errors import InvalidArgument
+from index.evaluation.evalue_calibration import fit_chance
 
 
 def test_eight_pairs_by_hand() -> None:

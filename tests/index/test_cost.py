@@ -1,4 +1,4 @@
-"""index.cost: multiply-accumulates against graphs counted by hand."""
+"""index.evaluation.cost: multiply-accumulates against graphs counted by hand."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from index.cost import Cost, Reckoned, count_macs, reckon
 from index.errors import InvalidArgument, InvalidVersionFolder
+from index.evaluation.cost import Cost, Reckoned, count_macs, reckon
 
 
 def save(path: Path, nodes: list[Any], input_shape: tuple[Any, ...], **arrays: np.ndarray) -> Path:

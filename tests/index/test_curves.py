@@ -8,8 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from index import curves
-from index.curves import (
+from index.evaluation.curves import (
     CALIBRATED,
     LABEL_FREE,
     RANK,
@@ -19,10 +18,10 @@ from index.curves import (
     fused_values,
     measure_curves,
 )
-from index.evaluation import Compared, retrieval
-from index.matching import Matching, fit_maps
+from index.evaluation.matching import Matching, fit_maps
+from index.evaluation.metrics import Compared, curves, retrieval
+from index.evaluation.ordering import Waiting, backfill_order
 from index.merge import merge_rank
-from index.ordering import Waiting, backfill_order
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 
@@ -156,7 +155,7 @@ def test_a_curve_measured_in_blocks_is_the_same(monkeypatch: pytest.MonkeyPatch)
     old, new, right = two_versions(Cosine(), same=False)
     orders = {order: backfill_order(order, Waiting(np.arange(90))) for order in ("random", "newest")}
     whole = measure_curves(old, new, right, orders, points=5)
-    monkeypatch.setattr("index.evaluation.BLOCK_SCORES", 1500)
+    monkeypatch.setattr("index.evaluation.metrics.BLOCK_SCORES", 1500)
     parts = measure_curves(old, new, right, orders, points=5)
     assert set(whole) == {(order, scale) for order in orders for scale in (RAW, CALIBRATED)}
     for key, curve in whole.items():
@@ -223,7 +222,7 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
     side = Compared(draw(Cosine(), queries, 1.0, 1), draw(Cosine(), items, 1.0, 2), Cosine())
     right, rows = matching(queries, items), np.arange(300)
     drawn = fit_maps([side], right, rows)[0]
-    monkeypatch.setattr("index.matching.SURE", 3000)
+    monkeypatch.setattr("index.evaluation.matching.SURE", 3000)
     full = fit_maps([side], right, rows)[0]
     at = np.linspace(-0.5, 0.99, 12)
     np.testing.assert_allclose(drawn(at), full(at), atol=0.06)
@@ -232,8 +231,8 @@ def test_a_map_fitted_on_a_draw_of_the_items_is_that_of_all_items(monkeypatch: p
 
 def test_the_items_drawn_stand_for_all_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0.5 query `a` has its one right item, and query `b` a hundred wrong ones, of which one is drawn."""
-    monkeypatch.setattr("index.matching.SURE", 1)
-    monkeypatch.setattr("index.matching.DRAWN", 1)
+    monkeypatch.setattr("index.evaluation.matching.SURE", 1)
+    monkeypatch.setattr("index.evaluation.matching.DRAWN", 1)
     degrees = np.deg2rad([120, 60, *[0] * 100])
     items = np.stack([np.cos(degrees), np.sin(degrees)], axis=1).astype(np.float32)
     queries = np.repeat(np.array([[-1, 0], items[1]], np.float32), 100, axis=0)

@@ -1,4 +1,4 @@
-"""index.evaluation: hand-computed points, and naive float64 twins written from the definitions."""
+"""index.evaluation.metrics: hand-computed points, and naive float64 twins written from the definitions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index import evaluation
 from index.errors import InvalidArgument
-from index.evaluation import (
+from index.evaluation.metrics import (
     Compared,
     Retrieval,
     compatibility_matrix,
@@ -31,6 +30,7 @@ from index.evaluation import (
     retrieval_from_rankings,
     update_gain,
 )
+from index.evaluation.metrics import metrics as evaluation
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 SPACES = [Cosine(), Euclidean(), Lorentz(1.0), Lorentz(0.3)]
@@ -362,6 +362,6 @@ def test_evaluation_needs_nothing_but_numpy() -> None:
     code = (
         "import sys\n"
         "for name in ('faiss', 'onnx', 'onnxruntime', 'pydantic', 'PIL', 'torch'): sys.modules[name] = None\n"
-        "import index.evaluation, index.verification, index.gate, index.ordering"
+        "import index.evaluation.metrics, index.evaluation.verification, index.evaluation.gate, index.evaluation.ordering"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,7 +7,7 @@ import pytest
 
 from index.calibration import calibration_from_json
 from index.errors import InvalidArgument
-from index.fitting import (
+from index.evaluation.fitting import (
     FITS,
     HELD_OUT,
     MOST_HELD_OUT,

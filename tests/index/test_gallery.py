@@ -14,10 +14,10 @@ import pytest
 from index.calibration import Calibration
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.filter import parse_filter
-from index.found import Missing
 from index.gallery import Ask, Encode, Gallery, QueryChanged
 from index.merge import Mode
 from index.metadata import Item
+from index.search_result import Missing
 from index.shard import MISSING
 from index.space import Cosine, Vectors
 from index.transform import slerp

@@ -1,4 +1,4 @@
-"""index.gate: the three answers and what they rest on."""
+"""index.evaluation.gate: the three answers and what they rest on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation import Retrieval
-from index.gate import MIN_SLICE, Answer, gate
+from index.evaluation.gate import MIN_SLICE, Answer, gate
+from index.evaluation.metrics import Retrieval
 
 
 def answers(right: np.ndarray, valid: np.ndarray | None = None) -> Retrieval:

@@ -1,4 +1,4 @@
-"""index.measures: TAR@FAR and recall per query, against naive loops in float64."""
+"""index.evaluation.measures: TAR@FAR and recall per query, against naive loops in float64."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared
-from index.measures import PerQuery, first_items, recall, tar
+from index.evaluation.measures import PerQuery, first_items, recall, tar
+from index.evaluation.metrics import Compared
 from index.space import space_from_json
 
 COSINE, L2 = space_from_json({"kind": "cosine"}), space_from_json({"kind": "l2"})

@@ -1,4 +1,4 @@
-"""index.modes: the merge mode that a simulated backfill is served best by; and maps drawn towards raw scores."""
+"""index.evaluation.modes: the merge mode that a simulated backfill is served best by; and maps drawn towards raw scores."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from index.calibration import Calibration, blend, calibration_from_json
-from index.evaluation import MEAN_AP, Compared
-from index.matching import Matching, Nearest, fit_maps
-from index.measures import first_items
+from index.evaluation.matching import Matching, Nearest, fit_maps
+from index.evaluation.measures import first_items
+from index.evaluation.metrics import MEAN_AP, Compared
+from index.evaluation.modes import choose, decide
 from index.merge import Mode
-from index.modes import choose, decide
 from index.space import Cosine, Euclidean
 
 COSINE = Cosine()
@@ -57,8 +57,8 @@ def test_nothing_to_find_chooses_nothing() -> None:
 
 
 def test_a_gallery_larger_than_what_is_simulated_is_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.modes.QUERIES", 60)
-    monkeypatch.setattr("index.modes.ITEMS", 120)
+    monkeypatch.setattr("index.evaluation.modes.QUERIES", 60)
+    monkeypatch.setattr("index.evaluation.modes.ITEMS", 120)
     old, new, right = versions(4.0)
     for told in (right, Nearest(first_items(new, 1, right.self_Q), 200, right.self_Q)):
         found = choose(old, new, told, safe=Mode.RAW)
@@ -100,7 +100,7 @@ def test_few_queries_leave_the_order_of_raw_scores_and_many_do_not(monkeypatch: 
         return float(np.abs(before.log_odds(at) - after.log_odds(at)).mean())
 
     few, many = apart(np.arange(4)), apart(np.arange(200))
-    monkeypatch.setattr("index.matching.FEW", 0)
+    monkeypatch.setattr("index.evaluation.matching.FEW", 0)
     free = apart(np.arange(4))
 
     assert few < 0.5 * free

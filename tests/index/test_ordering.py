@@ -1,4 +1,4 @@
-"""index.ordering: which items move first, and the curve that gives."""
+"""index.evaluation.ordering: which items move first, and the curve that gives."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared, mixed_retrieval, retrieval
-from index.ordering import ORDERS, BackfillCurve, Waiting, backfill_curve, backfill_order
+from index.evaluation.metrics import Compared, mixed_retrieval, retrieval
+from index.evaluation.ordering import ORDERS, BackfillCurve, Waiting, backfill_curve, backfill_order
 from index.space import Cosine
 
 STORED = [30, 10, 20, 10]

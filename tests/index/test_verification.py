@@ -1,4 +1,4 @@
-"""index.verification: hand-computed points and twins that try every threshold."""
+"""index.evaluation.verification: hand-computed points and twins that try every threshold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.errors import InvalidArgument
+from index.evaluation.verification import best_scores, tar_at_far, tpir_at_fpir
 from index.space import Cosine, Euclidean
-from index.verification import best_scores, tar_at_far, tpir_at_fpir
 
 few_scores = st.lists(st.integers(0, 6), min_size=1, max_size=15)
 # Rates closer to a step than rounding can tell belong to either side of it.

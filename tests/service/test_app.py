@@ -19,7 +19,7 @@ import pytest
 from index.version import Version
 from service.runtime import running
 from service.settings import Settings
-from service.upgrades.deployments.freeing import Freeing
+from service.upgrades.deployments.reaper import EmbeddingReaper
 
 SERVE = "from service.http.app import serve; from service.settings import Settings; serve(Settings())"
 
@@ -201,7 +201,7 @@ def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path, monkeypatch:
     def fail(_: Any) -> None:
         raise RuntimeError("no more threads")
 
-    monkeypatch.setattr(Freeing, "start", fail)  # the last one
+    monkeypatch.setattr(EmbeddingReaper, "start", fail)  # the last one
     before = set(threading.enumerate())
 
     with pytest.raises(RuntimeError, match="no more threads"), running(Settings(data=tmp_path)):

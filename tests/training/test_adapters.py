@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from index.adapters import procrustes
+from index.evaluation.adapters import procrustes
 from index.space import Cosine, Vectors
 from training.adapters import ResidualMlp, residual_mlp
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from index.adapters import Slerp
 from index.errors import InvalidArgument, NoEncoder
+from index.evaluation.adapters import Slerp
 from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
 from index.transform import Carried, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
-from training import sides
-from training.crossing import Crossings, oldest_first
+from training import embeddings as sides
+from training.cross_version import Crossings, oldest_first
 from training.data import Arrays, Data, ImageSet
 from training.edges import with_unfinished
+from training.embeddings import Sides, embed_sides
 from training.method import ItemEdge
-from training.sides import Sides, embed_sides
 
 
 def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:

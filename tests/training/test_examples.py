@@ -10,9 +10,9 @@ import pytest
 from PIL import Image
 
 from index.calibration import calibration_from_json
-from index.curves import backfill_values
 from index.encoder import Encoder, verify_version
-from index.evaluation import Retrieval, paired_bootstrap, retrieval
+from index.evaluation.curves import backfill_values
+from index.evaluation.metrics import Retrieval, paired_bootstrap, retrieval
 from index.folder import load_version
 from index.space import space_from_json
 from index.transform import load_transform

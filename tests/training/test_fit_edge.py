@@ -12,8 +12,8 @@ import pytest
 from index.calibration import calibration_from_json
 from index.encoder import verify_version
 from index.errors import InvalidArgument, InvalidVector, InvalidVersionFolder
-from index.evaluation import retrieval_from_rankings
-from index.fitting import Pairs
+from index.evaluation.fitting import Pairs
+from index.evaluation.metrics import retrieval_from_rankings
 from index.folder import load_version
 from index.gallery import Gallery
 from index.version import Version
@@ -38,7 +38,7 @@ SERVED = {
 
 @pytest.fixture(autouse=True)
 def _few_pairs_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.adapters.FEW_PAIRS", 0)
+    monkeypatch.setattr("index.evaluation.adapters.FEW_PAIRS", 0)
 
 
 def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
@@ -243,7 +243,7 @@ def test_settings_are_those_of_the_adapter() -> None:
 
 
 def test_few_pairs_warn(data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("index.adapters.FEW_PAIRS", 4000)
+    monkeypatch.setattr("index.evaluation.adapters.FEW_PAIRS", 4000)
     with pytest.warns(FewPairsWarning, match="120 pairs"):
         fit_edge(old, new, embed_pairs(data, old, new), "ridge")
 

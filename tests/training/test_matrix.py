@@ -11,15 +11,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.curves import CALIBRATED, RAW
 from index.errors import InvalidArgument
-from index.evaluation import mean_interval, p_com, p_up
+from index.evaluation.curves import CALIBRATED, RAW
+from index.evaluation.metrics import mean_interval, p_com, p_up
 from index.folder import load_version
 from index.version import Version
 from training.data import Arrays, Data, ImageSet
+from training.embeddings import embed_sides
 from training.evaluate import METRICS
 from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, evaluate, match, ratio_interval
-from training.sides import embed_sides
 from training.tables import as_json, lines
 
 ROOT = Path(__file__).parents[2]

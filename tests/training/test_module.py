@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.heads import Softmax
-from training.method import Batch, Classifier, Setting, Step
+from training.method import Batch, Classifier, MethodContext, Step
 from training.methods.independent import Independent
 from training.module import Training, warm_cosine
 from training.recipes import Recipe
@@ -35,7 +35,7 @@ def test_without_warm_up_training_starts_at_the_full_rate() -> None:
 class Recording(Independent):
     """Keeps the batches that it was given."""
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: MethodContext) -> None:
         super().__init__(setting)
         self.seen: list[Batch] = []
 
@@ -63,7 +63,7 @@ def run(method: Recording, recipe: Recipe, cached: dict[str, Tensor] | None = No
 
 def recording() -> Recording:
     lightning.seed_everything(0, verbose=False)
-    return Recording(Setting(3, 2, lambda dim: Classifier(Softmax(dim, 2))))
+    return Recording(MethodContext(3, 2, lambda dim: Classifier(Softmax(dim, 2))))
 
 
 def test_the_method_sees_each_batch_through_every_model_and_how_far_training_is() -> None:
@@ -102,7 +102,7 @@ def test_a_frozen_backbone_stays_as_it_was() -> None:
         trains_encoder = False
 
     lightning.seed_everything(0, verbose=False)
-    method = Fixed(Setting(3, 2, lambda dim: Classifier(Softmax(dim, 2))))
+    method = Fixed(MethodContext(3, 2, lambda dim: Classifier(Softmax(dim, 2))))
     module = run(method, RECIPE)
 
     assert isinstance(module.backbone, Frozen)

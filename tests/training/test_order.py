@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument
-from training.order import Order, mixed, training_batches
+from training.batching import EpochBatchSampler, mixed, training_batches
 from training.recipes import find_recipe
 from training.sources import load_data
 
@@ -17,40 +17,40 @@ RECIPE = replace(find_recipe("digits_independent"), augment="shift", batch_size=
 IMAGES = load_data("digits_new", "").train
 
 
-def rows(order: Order, epoch: int) -> list[list[int]]:
+def rows(order: EpochBatchSampler, epoch: int) -> list[list[int]]:
     order.set_epoch(epoch)
     return [draw.rows for draw in order]
 
 
 def test_an_epoch_draws_every_image_at_most_once_in_full_batches() -> None:
-    drawn = rows(Order(10, 3, seed=0), 0)
+    drawn = rows(EpochBatchSampler(10, 3, seed=0), 0)
 
     assert [len(batch) for batch in drawn] == [3, 3, 3]
     assert len({row for batch in drawn for row in batch}) == 9
 
 
 def test_fewer_images_than_a_batch_make_one_batch() -> None:
-    assert [sorted(batch) for batch in rows(Order(5, 8, seed=0), 3)] == [[0, 1, 2, 3, 4]]
+    assert [sorted(batch) for batch in rows(EpochBatchSampler(5, 8, seed=0), 3)] == [[0, 1, 2, 3, 4]]
 
 
 def test_seed_and_epoch_decide_the_order_whatever_was_drawn_before() -> None:
-    first, again = Order(50, 5, seed=1), Order(50, 5, seed=1)
+    first, again = EpochBatchSampler(50, 5, seed=1), EpochBatchSampler(50, 5, seed=1)
     rows(first, 0)
 
     assert rows(first, 2) == rows(again, 2)
     assert rows(first, 2) != rows(first, 1)
-    assert rows(first, 2) != rows(Order(50, 5, seed=2), 2)
+    assert rows(first, 2) != rows(EpochBatchSampler(50, 5, seed=2), 2)
 
 
 def test_processes_share_each_batch_of_one_process() -> None:
-    whole = rows(Order(30, 6, seed=0), 4)
-    shares = [rows(Order(30, 6, 0, rank, 3), 4) for rank in range(3)]
+    whole = rows(EpochBatchSampler(30, 6, seed=0), 4)
+    shares = [rows(EpochBatchSampler(30, 6, 0, rank, 3), 4) for rank in range(3)]
 
     assert [[row for part in parts for row in part] for parts in zip(*shares, strict=True)] == whole
 
 
 def test_processes_share_a_last_small_set_equally() -> None:
-    shares = [rows(Order(5, 8, 0, rank, 2), 0) for rank in range(2)]
+    shares = [rows(EpochBatchSampler(5, 8, 0, rank, 2), 0) for rank in range(2)]
 
     assert [[len(batch) for batch in share] for share in shares] == [[2], [2]]
     assert not set(shares[0][0]) & set(shares[1][0])
@@ -58,7 +58,7 @@ def test_processes_share_a_last_small_set_equally() -> None:
 
 def test_a_batch_that_processes_cannot_share_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="batch_size must be a multiple of the 2 processes"):
-        Order(30, 5, 0, 0, 2)
+        EpochBatchSampler(30, 5, 0, 0, 2)
 
 
 def test_augmentation_follows_from_the_place_too_and_leaves_other_random_numbers_alone() -> None:

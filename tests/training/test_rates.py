@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from index.evaluation import Compared
-from index.matching import Matching
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import Compared
 from index.space import Cosine, Euclidean
 from training import rates
 from training.rates import verification_rates

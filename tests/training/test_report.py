@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from index.evaluation import Compared
+from index.evaluation.metrics import Compared
 from index.folder import load_version, write_card
 from index.space import Cosine
 from index.version import Version

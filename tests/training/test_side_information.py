@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.errors import InvalidArgument
+from training.batching import training_batches
 from training.heads import Softmax
 from training.method import Classifier
-from training.order import training_batches
 from training.recipes import Recipe, find_recipe
 from training.side_information import (
     KINDS,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from training.losses import discrimination, outside_boundary, reverse_gradient
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 from training.methods.compatible import Compatible
 
 
@@ -22,7 +22,7 @@ class AdvBct(Compatible):
     """Base loss + weight * boundary loss + (1 - progress) * adversarial loss.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         weight: of the boundary loss.
         adversarial_weight: of the adversarial loss at the start.
         threshold: the radius that every boundary is drawn towards, as a distance of unit vectors.
@@ -31,7 +31,7 @@ class AdvBct(Compatible):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         weight: float = 1.0,
         adversarial_weight: float = 1.0,

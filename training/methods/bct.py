@@ -10,7 +10,7 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
-from training.method import Batch, Old, Setting
+from training.method import Batch, MethodContext, Old
 from training.methods.compatible import Compatible
 
 INFLUENCES = ("old", "synthesised", "distill")
@@ -21,7 +21,7 @@ class Bct(Compatible):
     """Base loss plus influence loss. `bct+d`: a recipe whose `dim` exceeds the old one by d.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         influence: what the old head judges. `old`: samples of the classes it knows. `synthesised`: every sample, the
             mean old embedding of each class it does not know appended as a row. `distill`: every sample, by how far
             its distribution on the new embedding is from that on the old one.
@@ -33,7 +33,7 @@ class Bct(Compatible):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         influence: str = "synthesised",
         logits: str = "cosine",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 from training.methods.bct import LOGITS
 from training.orthogonal import Orthogonal
 
@@ -86,7 +86,7 @@ class Bt2(nn.Module):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         extra: int = 32,
         scale: float = 2.0,
@@ -128,7 +128,7 @@ class Bt2(nn.Module):
         return weight @ self.transform.inverse().detach(), bias
 
 
-def _independent_dim(setting: Setting, old_dim: int, extra: int) -> int:
+def _independent_dim(setting: MethodContext, old_dim: int, extra: int) -> int:
     """Dimension m of the independent model that `dim` leaves.
 
     Raises:

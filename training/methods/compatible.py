@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 
 
 class ZeroPad(nn.Module):
@@ -32,14 +32,14 @@ class Compatible(nn.Module):
     """A baseline says its influence loss; the rest is here.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         method: its name, for the error when there is no old version.
         weight: of the influence loss against the base loss.
     """
 
     trains_encoder = True
 
-    def __init__(self, setting: Setting, method: str, weight: float) -> None:
+    def __init__(self, setting: MethodContext, method: str, weight: float) -> None:
         super().__init__()
         old = setting.require_old(method)
         self.edge_kind, self.edge = compatible_edge(setting.dim, old.dim)

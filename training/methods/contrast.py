@@ -6,7 +6,7 @@ are unit vectors, as they are when compared.
 
 from __future__ import annotations
 
-from training.method import Setting
+from training.method import MethodContext
 from training.methods.hot_refresh import HotRefresh
 
 
@@ -14,10 +14,10 @@ class Contrast(HotRefresh):
     """Base loss + weight * regression-alleviating contrast.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         weight: of the contrast.
         temperature: of the cosines.
     """
 
-    def __init__(self, setting: Setting, *, weight: float = 10.0, temperature: float = 1.0) -> None:
+    def __init__(self, setting: MethodContext, *, weight: float = 10.0, temperature: float = 1.0) -> None:
         super().__init__(setting, weight=weight, temperature=temperature)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from index.version import EdgeKind
 from training.losses import gaussian_nll, mean_square
-from training.method import Batch, ItemEdge, Setting, Step
+from training.method import Batch, ItemEdge, MethodContext, Step
 from training.side_information import finished, settled
 
 
@@ -121,7 +121,7 @@ class Fct(nn.Module):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         branch: int = 256,
         trunk: int = 2048,

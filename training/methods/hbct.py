@@ -16,7 +16,7 @@ from index.version import EdgeKind
 from training import lorentz
 from training.gather import gather_batch
 from training.losses import entailment, info_nce, rince
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 
 CURVATURE = 1.0
 """K of the exported space."""
@@ -40,7 +40,7 @@ class Hbct(nn.Module):
     """Base loss + weight * (entailment + contrast); the recipe's head should be lorentz_mlr and its space is lorentz.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         zeta: largest distance from the origin; 0.2 more than the old version's.
         weight: of both compatibility losses.
         entail: False leaves the entailment loss out (an ablation).
@@ -58,7 +58,7 @@ class Hbct(nn.Module):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         zeta: float = 1.2,
         weight: float = 0.3,
@@ -104,7 +104,7 @@ class Hbct(nn.Module):
         """None: the head is not linear."""
 
 
-def _check(setting: Setting, contrast: str) -> None:
+def _check(setting: MethodContext, contrast: str) -> None:
     if contrast not in CONTRASTS:
         raise InvalidArgument(f"contrast must be one of {', '.join(CONTRASTS)}, not {contrast!r}", pointer="/contrast")
     if setting.space != "lorentz":

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.gather import gather_batch
 from training.losses import masked_alignment
-from training.method import Batch, Setting
+from training.method import Batch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -19,12 +19,12 @@ class Hoc(Compatible):
     """Base loss + weight * contrast of each old embedding with new ones.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         weight: (1 - lambda) / lambda of eq. 3.
         sharpness: mu, the inverse temperature of the cosines.
     """
 
-    def __init__(self, setting: Setting, *, weight: float = 9.0, sharpness: float = 10.0) -> None:
+    def __init__(self, setting: MethodContext, *, weight: float = 9.0, sharpness: float = 10.0) -> None:
         super().__init__(setting, "hoc", weight)
         self.sharpness = sharpness
 

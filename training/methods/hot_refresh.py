@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.gather import gather_batch
 from training.losses import regression_alleviating
-from training.method import Batch, Setting
+from training.method import Batch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -18,12 +18,12 @@ class HotRefresh(Compatible):
     """Base loss + weight * regression-alleviating contrast.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         weight: of the contrast.
         temperature: of the cosines.
     """
 
-    def __init__(self, setting: Setting, *, weight: float = 1.0, temperature: float = 0.05) -> None:
+    def __init__(self, setting: MethodContext, *, weight: float = 1.0, temperature: float = 0.05) -> None:
         super().__init__(setting, "hot_refresh", weight)
         self.temperature = temperature
 

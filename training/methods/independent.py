@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 
 
 class Independent(nn.Module):
@@ -14,7 +14,7 @@ class Independent(nn.Module):
     edge_kind = None
     edge: nn.Module | None = None
 
-    def __init__(self, setting: Setting) -> None:
+    def __init__(self, setting: MethodContext) -> None:
         super().__init__()
         self.transform = nn.Identity()
         self.classifier = setting.classifier(setting.dim)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from training.losses import half_square
-from training.method import Batch, Setting
+from training.method import Batch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -17,11 +17,11 @@ class L2(Compatible):
     """Base loss + weight * 1/2 |z - z_old|^2 over samples of old classes.
 
     Args:
-        setting: see `Setting`.
+        setting: see `MethodContext`.
         weight: of the square.
     """
 
-    def __init__(self, setting: Setting, *, weight: float = 1.0) -> None:
+    def __init__(self, setting: MethodContext, *, weight: float = 1.0) -> None:
         super().__init__(setting, "l2", weight)
 
     def influence_loss(self, batch: Batch) -> Tensor:

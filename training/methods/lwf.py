@@ -10,7 +10,7 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from training.losses import distillation, linear_logits
-from training.method import Batch, Setting
+from training.method import Batch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -18,7 +18,7 @@ class Lwf(Compatible):
     """Base loss + weight * KL from the old classifier's outputs, on samples of new classes.
 
     Args:
-        setting: see `Setting`; the old version must hold its head.
+        setting: see `MethodContext`; the old version must hold its head.
         weight: of the distillation.
         logits: `cosine` (`scale` times the cosines) or `raw` (the old head as it is).
         scale: of the cosine logits.
@@ -29,7 +29,7 @@ class Lwf(Compatible):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         weight: float = 1.0,
         logits: str = "cosine",

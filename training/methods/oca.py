@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
-from training.method import Batch, Setting, Step
+from training.method import Batch, MethodContext, Step
 from training.methods.bct import LOGITS
 from training.orthogonal import Orthogonal
 
@@ -42,7 +42,7 @@ class Oca(nn.Module):
 
     def __init__(
         self,
-        setting: Setting,
+        setting: MethodContext,
         *,
         influence_weight: float = 10.0,
         alignment_weight: float = 5.0,

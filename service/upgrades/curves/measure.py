@@ -20,8 +20,8 @@ from sqlalchemy import Connection, Row
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from service.errors import UnknownGallery
-from service.registry.registry import Catalog, Registered
-from service.replica.replica import Live, Replica
+from service.registry.registry import LoadedVersion, Registry
+from service.replica.replica import LoadedGallery, Replica
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.leases import Leases
@@ -77,9 +77,11 @@ class Stopping(Exception):
 class Curves:
     """The curves of one process."""
 
-    def __init__(self, database: Database, catalog: Catalog, replica: Replica, blobs: Blobs, decoder: Decoder) -> None:
+    def __init__(
+        self, database: Database, registry: Registry, replica: Replica, blobs: Blobs, decoder: Decoder
+    ) -> None:
         self._database = database
-        self._catalog = catalog
+        self._registry = registry
         self._replica = replica
         self._blobs = blobs
         self._decoder = decoder
@@ -103,7 +105,7 @@ class Curves:
 
     # A backfill that is being started
 
-    def choose(self, connection: Connection, gallery_id: int, target: Registered, asked: CurveIn) -> Held:
+    def choose(self, connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> Held:
         """Choose the queries and read the labels.
 
         Raises:
@@ -112,7 +114,7 @@ class Curves:
         with probes.inside("/curve"):
             chosen, labels = probes.choose(connection, gallery_id, asked), _labels(gallery_id, asked)
             entries = probes.read(connection, gallery_id, asked, chosen)
-            if probes.brought(connection, self._catalog, gallery_id, asked, target) is None:
+            if probes.brought(connection, self._registry, gallery_id, asked, target) is None:
                 target.encoder()
             if labels is not None:
                 labels.follow(connection)
@@ -120,7 +122,7 @@ class Curves:
                     raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
             return Held(asked, chosen, labels)
 
-    def begin(self, gallery_name: str, target: Registered, chosen: Held) -> Begun:
+    def begin(self, gallery_name: str, target: LoadedVersion, chosen: Held) -> Begun:
         """Embed what `choose` chose, and measure before anything moves.
 
         Raises:
@@ -193,7 +195,7 @@ class Curves:
 
     def _take(self, job: Row[Any], mark: int) -> bool:
         """Ask and store; False: the backfill went on to where this mark makes no point, or is somebody else's."""
-        live, target = self._replica.get(job.gallery_id), self._catalog.by_id(job.version_id)
+        live, target = self._replica.get(job.gallery_id), self._registry.by_id(job.version_id)
         held = self._ready(live, target, self._held.get(job.id) or self._read(job))
         self._held[job.id] = held
         # What moves from here until the point is stored counts half.
@@ -211,21 +213,21 @@ class Curves:
         with self._database.lookup() as connection:
             return Held(asked, points.chosen_of(connection, job.id), _labels(job.gallery_id, asked))
 
-    def _ready(self, live: Live, target: Registered, held: Held) -> Held:
+    def _ready(self, live: LoadedGallery, target: LoadedVersion, held: Held) -> Held:
         """The queries embedded by every version that is needed to reach the items as they are now."""
         self._replica.refresh(live.id)
         self._replica.declare(live)
-        needed = probes.needed(self._catalog, target, live.gallery.mix())
+        needed = probes.needed(self._registry, target, live.gallery.mix())
         if held.probes is not None and {version.name for version in needed} <= set(held.probes.vectors):
             return held
         with self._database.read() as connection:
             entries = probes.read(connection, live.id, held.asked, held.chosen)
-            made = probes.brought(connection, self._catalog, live.id, held.asked, target)
+            made = probes.brought(connection, self._registry, live.id, held.asked, target)
         if made is None:
             made = probes.embedded(self._blobs, self._decoder, held.asked, entries, needed)
         return replace(held, probes=made)
 
-    def _ask(self, live: Live, target: Registered, held: Held) -> tuple[int, Worth]:
+    def _ask(self, live: LoadedGallery, target: LoadedVersion, held: Held) -> tuple[int, Worth]:
         """How far the feed was followed, and the metric by the queries that are still there."""
         assert held.probes is not None
         with self._database.read() as connection:

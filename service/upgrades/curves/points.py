@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import BaseModel
 from sqlalchemy import Connection, Row, Update, delete, func, insert, or_, select, update
 
-from index.ordering import BackfillCurve
+from index.evaluation.ordering import BackfillCurve
 from service.backfills.planner import State
 from service.store.repository import take_seq
 from service.store.sql_arrays import INSERT

@@ -18,10 +18,10 @@ from sqlalchemy import Connection, false, func, select
 
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation import MEAN_AP
+from index.evaluation.metrics import MEAN_AP
 from index.filter import value_at
 from index.space import Vectors
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, FieldPath, Number, Seed
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
@@ -165,7 +165,7 @@ def read(connection: Connection, gallery_id: int, asked: CurveIn, chosen: Chosen
 
 
 def brought(
-    connection: Connection, catalog: Catalog, gallery_id: int, asked: CurveIn, target: Registered
+    connection: Connection, registry: Registry, gallery_id: int, asked: CurveIn, target: LoadedVersion
 ) -> Probes | None:
     """The queries of an evaluation set that came as embeddings; None: there are images to be embedded.
 
@@ -179,12 +179,12 @@ def brought(
     if row.kind != "embeddings":
         return None
     entries = read_entries(connection, row.id, None)
-    held = read_embeddings(connection, catalog, row.id, entries, [target])
+    held = read_embeddings(connection, registry, row.id, entries, [target])
     return Probes(entries, {version: found.vectors for version, found in held.embedded.items()}, stored=False)
 
 
 def embedded(
-    blobs: Blobs, decoder: Decoder, asked: CurveIn, entries: Sequence[Entry], needed: Sequence[Registered]
+    blobs: Blobs, decoder: Decoder, asked: CurveIn, entries: Sequence[Entry], needed: Sequence[LoadedVersion]
 ) -> Probes:
     """The queries that can be read, embedded by every version that is needed.
 
@@ -198,9 +198,9 @@ def embedded(
     return Probes(made.entries, {v: found.vectors for v, found in made.embedded.items()}, asked.evaluation is None)
 
 
-def needed(catalog: Catalog, target: Registered, live: Collection[str]) -> list[Registered]:
+def needed(registry: Registry, target: LoadedVersion, live: Collection[str]) -> list[LoadedVersion]:
     """The versions that have to embed image queries to reach items of the `live` versions; the target first."""
-    return [target, *map(catalog.named, sorted(catalog.needed(target.name, live) - {target.name}))]
+    return [target, *map(registry.named, sorted(registry.needed(target.name, live) - {target.name}))]
 
 
 @contextmanager

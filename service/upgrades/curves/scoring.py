@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared, mean_interval, retrieval_from_rankings
+from index.evaluation.measures import first_items, recall
+from index.evaluation.metrics import Compared, mean_interval, retrieval_from_rankings
 from index.filter import value_at
-from index.measures import first_items, recall
 from index.shard import MISSING, Keys
 from index.space import Vectors, space_from_json
 from index.version import Score
-from service.registry.registry import Registered
-from service.replica.replica import Live
+from service.registry.registry import LoadedVersion
+from service.replica.replica import LoadedGallery
 from service.store.repository import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes
@@ -97,7 +97,7 @@ class ItemLabels:
 
 
 def worth(
-    live: Live, target: Registered, probes: Probes, asked: CurveIn, labels: ItemLabels | None, rest: Rest
+    live: LoadedGallery, target: LoadedVersion, probes: Probes, asked: CurveIn, labels: ItemLabels | None, rest: Rest
 ) -> Worth:
     """What the metric is now, over the gallery that answers queries; `labels` where the metric needs them.
 
@@ -124,7 +124,7 @@ def _found(rankings: Rankings, probes: Probes, asked: CurveIn, labels: ItemLabel
     return found
 
 
-def _recalled(rankings: Rankings, target: Registered, probes: Probes, k: int) -> NDArray[np.float64]:
+def _recalled(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int) -> NDArray[np.float64]:
     """recall@k of each query: what it finds of the sampled items, against how the target alone would rank them.
 
     Raises:
@@ -140,7 +140,7 @@ def _recalled(rankings: Rankings, target: Registered, probes: Probes, k: int) ->
     return np.concatenate(values)
 
 
-def _rankings(live: Live, target: Registered, probes: Probes, depth: int | None, rest: Rest) -> Rankings:
+def _rankings(live: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, rest: Rest) -> Rankings:
     """What each query finds besides itself, a block at a time; `depth` None: every item."""
     items = sum(live.gallery.mix().values())
     wanted = (items if depth is None else depth) + 1
@@ -152,7 +152,7 @@ def _rankings(live: Live, target: Registered, probes: Probes, depth: int | None,
         rest(time.perf_counter() - started)
 
 
-def _ask(live: Live, target: Registered, probes: Probes, rows: slice, k: int) -> Keys:
+def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice, k: int) -> Keys:
     def encode(version: str) -> Vectors:
         return probes.vectors[version][rows]
 

@@ -22,7 +22,7 @@ from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
 from service.registry.placement import activate, check_kept, check_reachable
-from service.registry.registry import Catalog, Registered, registered_sha256
+from service.registry.registry import LoadedVersion, Registry, registered_sha256
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
 from service.store.tables import deployment, deployment_transition, gallery, trial_report
@@ -68,7 +68,7 @@ class ChangedMeanwhile(RegraftError):
 
 
 @dataclass(frozen=True)
-class Order:
+class TransitionRequest:
     """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial.
 
     `force`: go back, whatever gets out of reach.
@@ -85,24 +85,24 @@ class Order:
 
 
 @dataclass
-class Moving:
+class TransitionContext:
     """A deployment inside one transaction that holds its gallery's lock; `gallery` is as the lock found it."""
 
     connection: Connection
-    catalog: Catalog
+    registry: Registry
     gallery: Row[Any]
     row: Row[Any]
-    order: Order
+    request: TransitionRequest
 
     @property
-    def version(self) -> Registered:
+    def version(self) -> LoadedVersion:
         """The version that is being deployed."""
-        return self.catalog.by_id(self.row.version_id)
+        return self.registry.by_id(self.row.version_id)
 
     @property
     def current(self) -> str | None:
         """The version that is current as the lock found it."""
-        return None if self.gallery.current_id is None else self.catalog.by_id(self.gallery.current_id).name
+        return None if self.gallery.current_id is None else self.registry.by_id(self.gallery.current_id).name
 
     def change(self, **values: Any) -> None:
         """Write columns of the deployment."""
@@ -113,78 +113,80 @@ class Moving:
 # The steps: each does what its transition means, and returns what it rests on.
 
 
-def register(moving: Moving) -> Evidence:
+def register(transition: TransitionContext) -> Evidence:
     """Nothing changes yet."""
-    return {"card_sha256": registered_sha256(moving.connection, moving.version.name)}
+    return {"card_sha256": registered_sha256(transition.connection, transition.version.name)}
 
 
-def verify(moving: Moving) -> Evidence:
+def verify(transition: TransitionContext) -> Evidence:
     """The folder is what was registered, and queries of the version will reach every live item."""
-    check_reachable(moving.connection, moving.catalog, moving.gallery.id, moving.version)
-    return moving.order.checked
+    check_reachable(transition.connection, transition.registry, transition.gallery.id, transition.version)
+    return transition.request.checked
 
 
-def pass_gate(moving: Moving) -> Evidence:
+def pass_gate(transition: TransitionContext) -> Evidence:
     """A gate compared this version with the current one, and does not refuse it, or somebody says why not."""
-    number = moving.order.gate
+    number = transition.request.gate
     if number is None:
         raise InvalidArgument("gate: this step needs the number of a gate report", pointer="/gate")
-    row = named_report(moving.connection, moving.gallery.id, moving.version, moving.current, number)
-    return _rest_on(moving, row)
+    row = named_report(transition.connection, transition.gallery.id, transition.version, transition.current, number)
+    return _rest_on(transition, row)
 
 
-def shadow(moving: Moving) -> Evidence:
+def shadow(transition: TransitionContext) -> Evidence:
     """From now on queries are also answered by the version, which changes no answer: a refused one may be tried too."""
-    return _try_out(moving, State.SHADOW, ShadowIn(**moving.order.settings))
+    return _try_out(transition, State.SHADOW, ShadowIn(**transition.request.settings))
 
 
-def canary(moving: Moving) -> Evidence:
+def canary(transition: TransitionContext) -> Evidence:
     """From now on queries are partly answered by the version; a canary that is changed keeps what is not named."""
-    kept = moving.row.settings if moving.row.state == State.CANARY else {}
-    said = _verdict(moving)
-    return {**said, **_try_out(moving, State.CANARY, CanaryIn(**{**kept, **moving.order.settings}))}
+    kept = transition.row.settings if transition.row.state == State.CANARY else {}
+    said = _verdict(transition)
+    return {**said, **_try_out(transition, State.CANARY, CanaryIn(**{**kept, **transition.request.settings}))}
 
 
-def become_current(moving: Moving) -> Evidence:
+def become_current(transition: TransitionContext) -> Evidence:
     """Queries go through the version at once, and items that hold an embedding it prefers move to it."""
-    connection, now = moving.connection, time.time()
-    if moving.gallery.current_id == moving.row.version_id:
-        raise AlreadyCurrent(f"version {moving.version.name!r} is current already", pointer="/version")
-    moving.version.check()
+    connection, now = transition.connection, time.time()
+    if transition.gallery.current_id == transition.row.version_id:
+        raise AlreadyCurrent(f"version {transition.version.name!r} is current already", pointer="/version")
+    transition.version.check()
     # What was current before needs nobody's leave to return.
-    said = _verdict(moving) if moving.row.undoes_id is None else {}
-    _end_current(moving, State.SUPERSEDED)
-    mine = update(gallery).where(gallery.c.id == moving.gallery.id)
-    connection.execute(mine.values(current_id=moving.row.version_id))
-    stopped = cancel_backfills(connection, moving.gallery.id, moving.row.version_id)
+    said = _verdict(transition) if transition.row.undoes_id is None else {}
+    _end_current(transition, State.SUPERSEDED)
+    mine = update(gallery).where(gallery.c.id == transition.gallery.id)
+    connection.execute(mine.values(current_id=transition.row.version_id))
+    stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
-    moving.catalog.sync_edges()
+    transition.registry.sync_edges()
     lost = {}
-    if moving.row.undoes_id is not None:
-        lost = check_kept(connection, moving.catalog, moving.gallery, moving.version, moving.order.force)
-    moved = activate(connection, moving.catalog, moving.gallery.id, moving.version)
-    moving.change(since=now, previous_id=moving.gallery.current_id, activated=moved)
-    if moving.row.undoes_id is None:
-        check_reachable(connection, moving.catalog, moving.gallery.id, moving.version)
-    return {**said, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(moving)}
+    if transition.row.undoes_id is not None:
+        lost = check_kept(
+            connection, transition.registry, transition.gallery, transition.version, transition.request.force
+        )
+    moved = activate(connection, transition.registry, transition.gallery.id, transition.version)
+    transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
+    if transition.row.undoes_id is None:
+        check_reachable(connection, transition.registry, transition.gallery.id, transition.version)
+    return {**said, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(transition)}
 
 
-def end_current(moving: Moving) -> Evidence:
+def end_current(transition: TransitionContext) -> Evidence:
     """Another version takes its place, in the same transaction."""
-    return {"since": moving.row.since}
+    return {"since": transition.row.since}
 
 
-def abandon(moving: Moving) -> Evidence:
+def abandon(transition: TransitionContext) -> Evidence:
     """The gallery stays as it is; what the trial has shown is kept."""
-    return _measured(moving)
+    return _measured(transition)
 
 
-def retire(moving: Moving) -> Evidence:
-    """Its embeddings are freed after this transaction, block by block; see `service.upgrades.deployments.freeing`."""
-    return moving.order.checked
+def retire(transition: TransitionContext) -> Evidence:
+    """Its embeddings are freed after this transaction, block by block; see `service.upgrades.deployments.reaper`."""
+    return transition.request.checked
 
 
-Step = Callable[[Moving], Evidence]
+Step = Callable[[TransitionContext], Evidence]
 
 BEGINNINGS: dict[State, Step] = {
     State.REGISTERED: register,
@@ -234,7 +236,9 @@ def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -
     return row
 
 
-def begin(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered, order: Order) -> Moving:
+def begin(
+    connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion, request: TransitionRequest
+) -> TransitionContext:
     """A new deployment of a version, `registered`.
 
     Raises:
@@ -242,35 +246,35 @@ def begin(connection: Connection, catalog: Catalog, gallery_id: int, version: Re
         DeploymentActive: another deployment of the gallery is on its way.
         ChangedMeanwhile: see `lock`.
     """
-    locked = lock(connection, gallery_id, order.if_match)
+    locked = lock(connection, gallery_id, request.if_match)
     if other := on_its_way(connection, gallery_id):
-        named = catalog.by_id(other.version_id).name
+        named = registry.by_id(other.version_id).name
         raise DeploymentActive(f"deployment {other.id} of {named!r} is {other.state}: finish it or roll it back")
     if locked.current_id == version.id:
         raise AlreadyCurrent(f"version {version.name!r} is current already", pointer="/version")
-    return _begin(connection, catalog, locked, version, State.REGISTERED, order)
+    return _begin(connection, registry, locked, version, State.REGISTERED, request)
 
 
-def move(moving: Moving, after: State) -> None:
+def move(transition: TransitionContext, after: State) -> None:
     """Take one step and record it.
 
     Raises:
         IllegalTransition: there is no such step from where the deployment is.
         RegraftError: what the step itself refuses.
     """
-    before = State(moving.row.state)
+    before = State(transition.row.state)
     legal = TRANSITIONS[before]
     if after not in legal:
         ways = ", ".join(legal) or "nothing else"
         raise IllegalTransition(
-            f"deployment {moving.row.id} is {before.value}; from there it can become {ways}", pointer="/to"
+            f"deployment {transition.row.id} is {before.value}; from there it can become {ways}", pointer="/to"
         )
-    evidence = legal[after](moving)
-    moving.change(state=after.value)
-    _record(moving, before, after, evidence)
+    evidence = legal[after](transition)
+    transition.change(state=after.value)
+    _record(transition, before, after, evidence)
 
 
-def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: Order) -> Row[Any]:
+def roll_back(connection: Connection, registry: Registry, gallery_id: int, request: TransitionRequest) -> Row[Any]:
     """Undo the newest decision: end the deployment on its way, or make the version before the current one current.
 
     Items that only newer versions know may be out of reach then: that needs the order's `force`.
@@ -283,113 +287,115 @@ def roll_back(connection: Connection, catalog: Catalog, gallery_id: int, order: 
         ReachLost: says how many items, by version.
         ChangedMeanwhile: see `lock`.
     """
-    locked = lock(connection, gallery_id, order.if_match)
+    locked = lock(connection, gallery_id, request.if_match)
     if row := on_its_way(connection, gallery_id):
-        moving = Moving(connection, catalog, locked, row, order)
-        move(moving, State.ROLLED_BACK)
-        return moving.row
+        transition = TransitionContext(connection, registry, locked, row, request)
+        move(transition, State.ROLLED_BACK)
+        return transition.row
     rows = standing(history(connection, gallery_id))
     if len(rows) < 2:
         raise NothingToRollBack("no version was current before: there is nothing to roll back to")
-    target = catalog.by_id(rows[-2].version_id)
+    target = registry.by_id(rows[-2].version_id)
     if rows[-2].state == State.RETIRED:
         raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
     # With its gate come back the calibrations that rest on it: answers are those from before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
-    return _begin(connection, catalog, locked, target, State.CURRENT, order, **back).row
+    return _begin(connection, registry, locked, target, State.CURRENT, request, **back).row
 
 
 def begin_retired(
-    connection: Connection, catalog: Catalog, locked: Row[Any], version: Registered, order: Order
-) -> Moving:
+    connection: Connection, registry: Registry, locked: Row[Any], version: LoadedVersion, request: TransitionRequest
+) -> TransitionContext:
     """The record of freeing embeddings that no deployment left behind: items brought them along."""
-    return _begin(connection, catalog, locked, version, State.RETIRED, order)
+    return _begin(connection, registry, locked, version, State.RETIRED, request)
 
 
 def _begin(
     connection: Connection,
-    catalog: Catalog,
+    registry: Registry,
     locked: Row[Any],
-    version: Registered,
+    version: LoadedVersion,
     state: State,
-    order: Order,
+    request: TransitionRequest,
     **values: Any,
-) -> Moving:
+) -> TransitionContext:
     row = {
         "gallery_id": locked.id,
         "version_id": version.id,
         "previous_id": locked.current_id,
         "state": State.REGISTERED.value,
         "activated": 0,
-        "reason": order.why,
+        "reason": request.why,
         "created": time.time(),
         **values,
     }
     inserted = connection.execute(insert(deployment).values(row).returning(deployment)).one()
-    moving = Moving(connection, catalog, locked, inserted, order)
-    evidence = BEGINNINGS[state](moving)
-    moving.change(state=state.value)
-    _record(moving, None, state, evidence)
-    return moving
+    transition = TransitionContext(connection, registry, locked, inserted, request)
+    evidence = BEGINNINGS[state](transition)
+    transition.change(state=state.value)
+    _record(transition, None, state, evidence)
+    return transition
 
 
-def _record(moving: Moving, before: State | None, after: State, evidence: Evidence) -> None:
+def _record(transition: TransitionContext, before: State | None, after: State, evidence: Evidence) -> None:
     row = {
-        "deployment_id": moving.row.id,
+        "deployment_id": transition.row.id,
         "before": before and before.value,
         "after": after.value,
-        "who": moving.order.who,
-        "why": moving.order.why or moving.order.override or "",
+        "who": transition.request.who,
+        "why": transition.request.why or transition.request.override or "",
         "evidence": dict(evidence),
         "at": time.time(),
     }
-    moving.connection.execute(insert(deployment_transition).values(row))
+    transition.connection.execute(insert(deployment_transition).values(row))
 
 
-def _end_current(moving: Moving, after: State) -> None:
-    """End the deployment that is current, if there is one: superseded, or rolled back by `moving`."""
-    mine = (deployment.c.gallery_id == moving.gallery.id, deployment.c.state == State.CURRENT.value)
-    row = moving.connection.execute(select(deployment).where(*mine)).first()
+def _end_current(transition: TransitionContext, after: State) -> None:
+    """End the deployment that is current, if there is one: superseded, or rolled back by `transition`."""
+    mine = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == State.CURRENT.value)
+    row = transition.connection.execute(select(deployment).where(*mine)).first()
     if row is not None:
-        ended = Moving(moving.connection, moving.catalog, moving.gallery, row, moving.order)
-        move(ended, after if moving.row.undoes_id is None else State.ROLLED_BACK)
+        ended = TransitionContext(
+            transition.connection, transition.registry, transition.gallery, row, transition.request
+        )
+        move(ended, after if transition.row.undoes_id is None else State.ROLLED_BACK)
 
 
-def _rest_on(moving: Moving, report: Row[Any]) -> Evidence:
+def _rest_on(transition: TransitionContext, report: Row[Any]) -> Evidence:
     """Weigh a report; the deployment names the one it rests on, and why it goes on if that refuses."""
-    said = weigh(moving.connection, moving.row.id, moving.version, report, moving.order.override)
-    moving.change(gate_id=report.id, reason=said["override"] or moving.row.reason)
+    said = weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
+    transition.change(gate_id=report.id, reason=said["override"] or transition.row.reason)
     return said
 
 
-def _verdict(moving: Moving) -> Evidence:
+def _verdict(transition: TransitionContext) -> Evidence:
     """What gates say of a version that is about to answer queries; nothing where none measured it."""
-    report = deciding_report(moving.connection, moving.gallery.id, moving.version, moving.current)
+    report = deciding_report(transition.connection, transition.gallery.id, transition.version, transition.current)
     if report is None:
         return {}
     if report.verdict == REFUSE:
-        return _rest_on(moving, report)
-    return weigh(moving.connection, moving.row.id, moving.version, report, moving.order.override)
+        return _rest_on(transition, report)
+    return weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
 
 
-def _try_out(moving: Moving, phase: State, settings: ShadowIn | CanaryIn) -> Evidence:
+def _try_out(transition: TransitionContext, phase: State, settings: ShadowIn | CanaryIn) -> Evidence:
     """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
-    if moving.gallery.current_id is None:
+    if transition.gallery.current_id is None:
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
-    if not moving.version.card.encoder:
-        raise NoEncoder(f"version {moving.version.name!r} has no encoder: no query can be tried out on it")
-    moving.version.check()
-    counted = _measured(moving)
-    mine = (trial_report.c.deployment_id == moving.row.id, trial_report.c.phase == phase.value)
-    moving.connection.execute(delete(trial_report).where(*mine))
-    moving.change(settings=settings.model_dump())
-    return {"settings": moving.row.settings, **counted}
+    if not transition.version.card.encoder:
+        raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
+    transition.version.check()
+    counted = _measured(transition)
+    mine = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == phase.value)
+    transition.connection.execute(delete(trial_report).where(*mine))
+    transition.change(settings=settings.model_dump())
+    return {"settings": transition.row.settings, **counted}
 
 
-def _measured(moving: Moving) -> Evidence:
+def _measured(transition: TransitionContext) -> Evidence:
     """What the trial that ends has measured, by its phase."""
-    mine = (trial_report.c.deployment_id == moving.row.id, trial_report.c.phase == moving.row.state)
-    rows = moving.connection.execute(select(trial_report).where(*mine))
+    mine = (trial_report.c.deployment_id == transition.row.id, trial_report.c.phase == transition.row.state)
+    rows = transition.connection.execute(select(trial_report).where(*mine))
     return {row.phase: summary(row.report) for row in rows}
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import Connection, Row
 
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.upgrades.deployments.history import State
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 from service.upgrades.gates.maps import live_places
@@ -18,22 +18,24 @@ from service.upgrades.gates.maps import live_places
 ENDED = {State.SUPERSEDED.value, State.ROLLED_BACK.value, State.RETIRED.value}
 
 
-def notes(connection: Connection, catalog: Catalog, row: Row[tuple[object, ...]]) -> list[str]:
+def notes(connection: Connection, registry: Registry, row: Row[tuple[object, ...]]) -> list[str]:
     """The notes on a deployment; none on one that has ended, or that only undoes another."""
     if row.state in ENDED or row.undoes_id is not None:
         return []
-    version = catalog.by_id(row.version_id)
-    found = list(_by_old_encoders(connection, catalog, row.gallery_id, version))
+    version = registry.by_id(row.version_id)
+    found = list(_by_old_encoders(connection, registry, row.gallery_id, version))
     if row.previous_id is not None:
-        found += _said(connection, row.gallery_id, version, catalog.by_id(row.previous_id).name)
+        found += _said(connection, row.gallery_id, version, registry.by_id(row.previous_id).name)
     return found
 
 
-def _by_old_encoders(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered) -> Iterator[str]:
+def _by_old_encoders(
+    connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion
+) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
     waiting: Counter[str] = Counter()
-    for (held, _), count in live_places(connection, catalog, gallery_id).items():
-        route = catalog.route(version.name, held.name)
+    for (held, _), count in live_places(connection, registry, gallery_id).items():
+        route = registry.route(version.name, held.name)
         if route is None or route.dual:
             waiting[held.name] += count
     for old, count in sorted(waiting.items()):
@@ -43,7 +45,7 @@ def _by_old_encoders(connection: Connection, catalog: Catalog, gallery_id: int, 
         )
 
 
-def _said(connection: Connection, gallery_id: int, version: Registered, current: str) -> Iterator[str]:
+def _said(connection: Connection, gallery_id: int, version: LoadedVersion, current: str) -> Iterator[str]:
     report = deciding_report(connection, gallery_id, version, current)
     if report is None:
         yield f"no gate has compared {version.name!r} with {current!r}: nobody knows whether answers get better"

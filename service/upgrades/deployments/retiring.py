@@ -11,10 +11,10 @@ from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, fal
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import State, on_its_way
-from service.upgrades.deployments.lifecycle import Moving, Order, begin_retired, lock, move
+from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
 
 ENDED = (State.SUPERSEDED, State.ROLLED_BACK)
 
@@ -33,7 +33,9 @@ class NothingToRetire(RegraftError):
     code = "nothing_to_retire"
 
 
-def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: Registered, order: Order) -> list[int]:
+def retire(
+    connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion, request: TransitionRequest
+) -> list[int]:
     """Mark every ended deployment of a version as retired; returns their numbers. `freeing` does the rest.
 
     Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
@@ -44,8 +46,8 @@ def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: R
         NothingToRetire: no deployment of it has ended here, and no item holds an embedding of it.
         ChangedMeanwhile: see `lifecycle.lock`.
     """
-    gallery = lock(connection, gallery_id, order.if_match)
-    _check_unused(connection, catalog, gallery, version)
+    gallery = lock(connection, gallery_id, request.if_match)
+    _check_unused(connection, registry, gallery, version)
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
     ended = connection.execute(select(deployment).where(*mine, deployment.c.state.in_(ENDED))).all()
     under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
@@ -55,30 +57,30 @@ def retire(connection: Connection, catalog: Catalog, gallery_id: int, version: R
     if not ended and not held:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
-    done = Order(order.who, order.why, checked=checked)
-    retired = [Moving(connection, catalog, gallery, row, done) for row in ended]
-    for moving in retired:
-        move(moving, State.RETIRED)
+    done = TransitionRequest(request.who, request.why, checked=checked)
+    retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
+    for transition in retired:
+        move(transition, State.RETIRED)
     if not retired:  # items brought these embeddings along: retired already, or never deployed here
-        retired = [begin_retired(connection, catalog, gallery, version, done)]
-    for moving in retired:
-        moving.change(to_free=held)
-    return [moving.row.id for moving in retired]
+        retired = [begin_retired(connection, registry, gallery, version, done)]
+    for transition in retired:
+        transition.change(to_free=held)
+    return [transition.row.id for transition in retired]
 
 
-def _check_unused(connection: Connection, catalog: Catalog, gallery: Row[Any], version: Registered) -> None:
+def _check_unused(connection: Connection, registry: Registry, gallery: Row[Any], version: LoadedVersion) -> None:
     if gallery.current_id == version.id:
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
     depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), item.c.active_id == version.id)
     if items := _count(connection, depending):
-        way_out = _way_out(connection, catalog, gallery, depending)
+        way_out = _way_out(connection, registry, gallery, depending)
         raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
     _check_unread(connection, gallery, version)
 
 
-def _check_unread(connection: Connection, gallery: Row[Any], version: Registered) -> None:
+def _check_unread(connection: Connection, gallery: Row[Any], version: LoadedVersion) -> None:
     """What a transform backfill has still to read must not go while it runs."""
     mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
     for job in connection.execute(select(backfill).where(*mine)):
@@ -88,9 +90,9 @@ def _check_unread(connection: Connection, gallery: Row[Any], version: Registered
             raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
 
 
-def _way_out(connection: Connection, catalog: Catalog, gallery: Row[Any], depending: ColumnElement[bool]) -> str:
+def _way_out(connection: Connection, registry: Registry, gallery: Row[Any], depending: ColumnElement[bool]) -> str:
     """What would move the items away, and how many of them."""
-    current = catalog.by_id(gallery.current_id)
+    current = registry.by_id(gallery.current_id)
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
     for kind in Kind:

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import Connection, Row, select
 
 from index.errors import InvalidArgument, RegraftError
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.store.tables import deployment_transition, gate_report
 
 PASS, REFUSE = "pass", "refuse"
@@ -28,7 +28,7 @@ class GateRefused(RegraftError):
 
 
 def named_report(
-    connection: Connection, gallery_id: int, version: Registered, current: str | None, number: int
+    connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None, number: int
 ) -> Row[Any]:
     """The report of this number, which has compared this version with the current one.
 
@@ -47,7 +47,7 @@ def named_report(
 
 
 def deciding_report(
-    connection: Connection, gallery_id: int, version: Registered, current: str | None
+    connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None
 ) -> Row[Any] | None:
     """The newest refusal that stands between this version and the current one, else the newest report, if any."""
     mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
@@ -72,7 +72,7 @@ def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
 
 
 def weigh(
-    connection: Connection, deployment_id: int, version: Registered, report: Row[Any], override: str | None
+    connection: Connection, deployment_id: int, version: LoadedVersion, report: Row[Any], override: str | None
 ) -> Mapping[str, Any]:
     """What a step that rests on a report leaves as evidence.
 

@@ -26,9 +26,9 @@ from index.version import EdgeKey, EdgeKind
 from service.backfills.planner import ACTIVE, Kind
 from service.errors import UnknownGallery
 from service.registry.calibrations import forget_edge
-from service.registry.edge_records import Declared, delete_edge, insert_edge
+from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.placement import activate, preference, route_to
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
@@ -102,14 +102,14 @@ class Dependent:
 class Removal:
     """What a removal did, or would do: `blocked_by` are the transform backfills that apply the edge."""
 
-    edge: Declared
+    edge: EdgeRecord
     dependents: tuple[Dependent, ...]
     blocked_by: tuple[int, ...]
 
 
-def check_free(catalog: Catalog, key: EdgeKey, replacing: bool) -> None:
+def check_free(registry: Registry, key: EdgeKey, replacing: bool) -> None:
     """Raise EdgeExists when there is an edge of this key and it is not to be replaced."""
-    if not replacing and catalog.edge(key) is not None:
+    if not replacing and registry.edge(key) is not None:
         new, old, kind = key
         raise EdgeExists(
             f"there is an edge of kind {kind} from {new!r} to {old!r} already; replace=true puts this one in its place",
@@ -119,13 +119,13 @@ def check_free(catalog: Catalog, key: EdgeKey, replacing: bool) -> None:
 
 def accept(
     database: Database,
-    catalog: Catalog,
+    registry: Registry,
     replica: Replica,
-    declared: Declared,
+    declared: EdgeRecord,
     terms: Change,
     *,
     replacing: bool = False,
-) -> Declared:
+) -> EdgeRecord:
     """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
 
     A rehearsal gives the edge back as it came.
@@ -141,14 +141,14 @@ def accept(
     with _changing:
         with database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
-            catalog.sync()
-            check_free(catalog, edge.key, replacing)
-            before = catalog.edge(edge.key)
+            registry.sync()
+            check_free(registry, edge.key, replacing)
+            before = registry.edge(edge.key)
             if before is not None:
                 _check_unused(_applied_by(connection, before))
                 delete_edge(connection, before.id)
                 forget_edge(connection, edge.key)
-            new, old = (catalog.named(name) for name in (edge.new, edge.old))
+            new, old = (registry.named(name) for name in (edge.new, edge.old))
             try:
                 number = insert_edge(connection, new.id, old.id, replace(declared, files=files), place)
             except IntegrityError:  # another replica's, at the same moment
@@ -157,10 +157,10 @@ def accept(
             subject = "/".join(edge.key)
             record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
             for gallery in galleries:
-                _place(connection, catalog, gallery, Graph((*catalog.graph().edges, edge)))
+                _place(connection, registry, gallery, Graph((*registry.graph().edges, edge)))
             if incoming is not None and place is not None and not terms.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
-                final = catalog.edges_folder / place
+                final = registry.edges_folder / place
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
                 incoming.rename(final)
@@ -168,15 +168,15 @@ def accept(
         if terms.dry_run:
             return declared
         forget_files(before)
-    _refresh(catalog, replica)
-    accepted = catalog.edge(edge.key)
+    _refresh(registry, replica)
+    accepted = registry.edge(edge.key)
     assert accepted is not None
     return accepted
 
 
 def remove(
     database: Database,
-    catalog: Catalog,
+    registry: Registry,
     replica: Replica,
     key: EdgeKey,
     terms: Change,
@@ -197,10 +197,10 @@ def remove(
     with _changing:
         with database.write(dry_run=terms.dry_run) as connection:
             galleries = _lock_galleries(connection)
-            catalog.sync()
-            declared = find(catalog, key)
-            graph = Graph(edge for edge in catalog.graph().edges if edge.key != key)
-            found = [_without(connection, catalog, gallery, key, graph) for gallery in galleries]
+            registry.sync()
+            declared = find(registry, key)
+            graph = Graph(edge for edge in registry.graph().edges if edge.key != key)
+            found = [_without(connection, registry, gallery, key, graph) for gallery in galleries]
             touched = tuple(d for d in found if d.routes or d.moved or d.lost)
             removal = Removal(declared, touched, _applied_by(connection, declared))
             if not terms.dry_run:
@@ -214,16 +214,16 @@ def remove(
             forget_files(declared)
     if not terms.dry_run:
         logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
-        _refresh(catalog, replica)
+        _refresh(registry, replica)
     return removal
 
 
-def find(catalog: Catalog, key: EdgeKey) -> Declared:
+def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
     """The edge of a key. Raises UnknownEdge."""
-    declared = catalog.edge(key)
+    declared = registry.edge(key)
     if declared is None:
         new, old, kind = key
-        there = [d.edge.kind.value for d in catalog.edges() if d.edge.key[:2] == (new, old)]
+        there = [d.edge.kind.value for d in registry.edges() if d.edge.key[:2] == (new, old)]
         raise UnknownEdge(
             f"there is no edge of kind {kind!r} from {new!r} to {old!r} (there are: {', '.join(there) or 'none'})"
         )
@@ -238,37 +238,37 @@ def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:
     return [row for row in all_galleries(connection) if row.current_id is not None]
 
 
-def _place(connection: Connection, catalog: Catalog, gallery: Row[Any], graph: Graph) -> int:
+def _place(connection: Connection, registry: Registry, gallery: Row[Any], graph: Graph) -> int:
     """Put the gallery's items where they belong with these edges; returns how many moved."""
-    current = catalog.by_id(gallery.current_id)
-    if preference(catalog, current) == preference(catalog, current, graph):
+    current = registry.by_id(gallery.current_id)
+    if preference(registry, current) == preference(registry, current, graph):
         return 0
-    return activate(connection, catalog, gallery.id, current, graph)
+    return activate(connection, registry, gallery.id, current, graph)
 
 
-def _without(connection: Connection, catalog: Catalog, gallery: Row[Any], key: EdgeKey, graph: Graph) -> Dependent:
+def _without(connection: Connection, registry: Registry, gallery: Row[Any], key: EdgeKey, graph: Graph) -> Dependent:
     """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
-    current = catalog.by_id(gallery.current_id)
+    current = registry.by_id(gallery.current_id)
     routes = []
     for version_id, items in live_mix(connection, gallery.id).items():
-        held = catalog.by_id(version_id)
-        before = route_to(catalog, current, held)
+        held = registry.by_id(version_id)
+        before = route_to(registry, current, held)
         if before is not None and key in before.signature:
-            after = route_to(catalog, current, held, graph)
+            after = route_to(registry, current, held, graph)
             routes.append(Rerouted(held.name, items, before.kinds, None if after is None else after.kinds))
-    lost = -_unreached(connection, catalog, gallery, catalog.graph())
-    moved = _place(connection, catalog, gallery, graph)
-    lost += _unreached(connection, catalog, gallery, graph)
+    lost = -_unreached(connection, registry, gallery, registry.graph())
+    moved = _place(connection, registry, gallery, graph)
+    lost += _unreached(connection, registry, gallery, graph)
     return Dependent(gallery.name, current.name, tuple(routes), moved, lost)
 
 
-def _unreached(connection: Connection, catalog: Catalog, gallery: Row[Any], graph: Graph) -> int:
-    current = catalog.by_id(gallery.current_id)
+def _unreached(connection: Connection, registry: Registry, gallery: Row[Any], graph: Graph) -> int:
+    current = registry.by_id(gallery.current_id)
     counted = live_mix(connection, gallery.id).items()
-    return sum(n for held_id, n in counted if route_to(catalog, current, catalog.by_id(held_id), graph) is None)
+    return sum(n for held_id, n in counted if route_to(registry, current, registry.by_id(held_id), graph) is None)
 
 
-def _applied_by(connection: Connection, declared: Declared) -> tuple[int, ...]:
+def _applied_by(connection: Connection, declared: EdgeRecord) -> tuple[int, ...]:
     if declared.edge.kind is not EdgeKind.FORWARD:
         return ()
     new = select(version.c.id).where(version.c.name == declared.edge.new).scalar_subquery()
@@ -293,14 +293,14 @@ def _check_unused(backfills: Sequence[int]) -> None:
         raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
 
 
-def forget_files(declared: Declared | None) -> None:
+def forget_files(declared: EdgeRecord | None) -> None:
     """Remove the folder of an edge that is gone, where it has one of its own."""
     if declared is not None and declared.files and declared.edge.folder is not None:
         shutil.rmtree(declared.edge.folder, ignore_errors=True)
 
 
-def _refresh(catalog: Catalog, replica: Replica) -> None:
+def _refresh(registry: Registry, replica: Replica) -> None:
     """Show it here at once; other processes look for themselves."""
-    catalog.sync()
+    registry.sync()
     for live in replica.all():
         replica.refresh(live.id)

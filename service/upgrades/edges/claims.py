@@ -18,12 +18,12 @@ from index.artifacts import read_arrays
 from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
-from index.evaluation import retrieval
-from index.fitting import intervals
+from index.evaluation.fitting import intervals
+from index.evaluation.metrics import retrieval
 from index.space import Space, Vectors, space_from_json
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import draw_held, pictured
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.registry.stored_images import Inputs, read_inputs
 from service.schemas import Body, Seed
 from service.store.blobs import Blobs
@@ -69,7 +69,7 @@ class Twin:
 
 
 def verify(
-    database: Database, blobs: Blobs, decoder: Decoder, new: Registered, old: Registered, asked: VerifyIn
+    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, asked: VerifyIn
 ) -> tuple[dict[str, Any], dict[str, Score]]:
     """Compare two versions of one dimension and space.
 
@@ -118,7 +118,7 @@ def _scores(twin: Twin, space: Space) -> dict[str, Score]:
     return intervals(retrieval(twin.new, own, twin.old, own, space))
 
 
-def _probes(new: Registered, old: Registered) -> Twin | None:
+def _probes(new: LoadedVersion, old: LoadedVersion) -> Twin | None:
     """Both versions' stored probes by both encoders; None where one has no encoder or they read another input."""
     if not new.card.encoder or not old.card.encoder or new.card.preprocess != old.card.preprocess:
         return None
@@ -129,12 +129,12 @@ def _probes(new: Registered, old: Registered) -> Twin | None:
     return Twin(PROBES, [f"probe of {new.name}", f"probe of {old.name}"], made[0], made[1])
 
 
-def _probe(version: Registered, shape: dict[str, tuple[int, ...]]) -> Vectors:
+def _probe(version: LoadedVersion, shape: dict[str, tuple[int, ...]]) -> Vectors:
     return read_arrays(version.version.folder / PROBE, PROBE, shape)["image"]
 
 
 def _items(
-    database: Database, blobs: Blobs, decoder: Decoder, new: Registered, old: Registered, asked: VerifyIn
+    database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, asked: VerifyIn
 ) -> Twin | None:
     """Exactly as many items as asked for: those that hold both embeddings, then those whose image both can encode."""
     if asked.gallery is None:
@@ -168,7 +168,7 @@ def _items(
 
 
 def _readable(
-    blobs: Blobs, decoder: Decoder, rows: Sequence[Row[Any]], versions: Sequence[Registered]
+    blobs: Blobs, decoder: Decoder, rows: Sequence[Row[Any]], versions: Sequence[LoadedVersion]
 ) -> Iterator[list[tuple[str, Inputs]]]:
     """Names and encoder inputs in batches; images that cannot be read are left out."""
     specs = {version.name: version.encoder().spec for version in versions}

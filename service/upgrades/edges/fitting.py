@@ -11,15 +11,23 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from sqlalchemy import Connection
 
-from index.adapters import few_pairs
 from index.errors import InvalidArgument, RegraftError
-from index.fitting import FITS, fit_adapter, fit_calibration_maps, intervals, legal_options, measure, split_pairs
+from index.evaluation.adapters import few_pairs
+from index.evaluation.fitting import (
+    FITS,
+    fit_adapter,
+    fit_calibration_maps,
+    intervals,
+    legal_options,
+    measure,
+    split_pairs,
+)
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
-from service.registry.edge_records import Declared, EdgeOrigin
+from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
 from service.registry.paired_embeddings import Held, draw_held
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Seed
 from service.store.audit import Change
@@ -28,7 +36,7 @@ from service.store.repository import gallery_named
 from service.upgrades.edges.changes import accept, check_free
 
 MIN_PAIRS = 20
-"""Below so many a fit means nothing; from here to `index.adapters.FEW_PAIRS` it comes with a warning."""
+"""Below so many a fit means nothing; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
 
 MOST_COMPARED = 10_000
 """Choosing slerp's weight compares each item with each, once for each weight."""
@@ -56,7 +64,7 @@ class FitIn(Body):
     replace: bool = False
 
 
-def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, terms: Change) -> Declared:
+def fit(database: Database, registry: Registry, replica: Replica, asked: FitIn, terms: Change) -> EdgeRecord:
     """Fit an edge, measure it as it will be served, and accept it unless it is a rehearsal.
 
     Raises:
@@ -65,14 +73,14 @@ def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, te
         TooFewPairs: says how many there are, and how to get more.
         InvalidArgument: an option or the kind cannot be used.
     """
-    catalog.sync()
-    new, old = (catalog.named(name) for name in (asked.new, asked.old))
+    registry.sync()
+    new, old = (registry.named(name) for name in (asked.new, asked.old))
     if new is old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
     if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
     kind = EdgeKind.SLERP if asked.kind == "slerp" else EdgeKind.MATRIX
-    check_free(catalog, (new.name, old.name, kind.value), asked.replace)
+    check_free(registry, (new.name, old.name, kind.value), asked.replace)
     options = _options(asked)
     with database.read() as connection:
         held, there = _draw(connection, new, old, asked)
@@ -86,7 +94,7 @@ def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, te
     except InvalidArgument as error:
         below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[asked.kind]) else ""
         raise InvalidArgument(error.message, pointer=below + error.pointer) from error
-    with incoming_folder(catalog.edges_folder) as folder:
+    with incoming_folder(registry.edges_folder) as folder:
         adapter.save(folder)
         edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder, folder=folder, support=len(pairs.new_SM))
         queries = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
@@ -112,7 +120,7 @@ def fit(database: Database, catalog: Catalog, replica: Replica, asked: FitIn, te
             "warning": few_pairs(edge.support),
         }
         return accept(
-            database, catalog, replica, Declared(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace
+            database, registry, replica, EdgeRecord(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace
         )
 
 
@@ -121,7 +129,7 @@ def write(edge: Edge, folder: Path) -> None:
     (folder / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
 
 
-def _draw(connection: Connection, new: Registered, old: Registered, asked: FitIn) -> tuple[Held, int]:
+def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> tuple[Held, int]:
     gallery_id = None if asked.gallery is None else gallery_named(connection, asked.gallery).id
     held, there = draw_held(
         connection, new, old, gallery_id=gallery_id, label=asked.label, sample=asked.sample, seed=asked.seed
@@ -137,7 +145,7 @@ def _draw(connection: Connection, new: Registered, old: Registered, asked: FitIn
     return held, there
 
 
-def _how_to_get_more(new: Registered, old: Registered) -> str:
+def _how_to_get_more(new: LoadedVersion, old: LoadedVersion) -> str:
     beside = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
     encoding = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder)
     if not encoding:

@@ -1,7 +1,7 @@
 """Calibrations that a gate fits on its sample, one for each route that queries of the new version would take.
 
 All maps of a gate are fitted together on the same queries and items: with labels by which pairs are right, without by
-what chance gives (`index.chance`), since only maps of one sort rank together. Which merge mode serves the gallery best
+what chance gives (`index.evaluation.evalue_calibration`), since only maps of one sort rank together. Which merge mode serves the gallery best
 while its items move is measured on the same sample.
 """
 
@@ -14,14 +14,14 @@ from sqlalchemy import Connection, false, func, select
 
 from index.calibration import Calibration
 from index.edge_maps import MapKey, map_key, safe_mode
-from index.evaluation import MEAN_AP, Compared
+from index.evaluation.matching import Matching, Nearest, Right, fit_chance_maps, fit_maps
+from index.evaluation.measures import first_items
+from index.evaluation.metrics import MEAN_AP, Compared
+from index.evaluation.modes import Choice, choose
 from index.graph import Route
-from index.matching import Matching, Nearest, Right, fit_chance_maps, fit_maps
-from index.measures import first_items
-from index.modes import Choice, choose
 from index.space import Vectors, space_from_json
 from index.version import Origin
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.store.tables import embedding, item
 from service.upgrades.gates.measuring import forwarded, reach
 from service.upgrades.gates.samples import Sample
@@ -32,11 +32,11 @@ NEAREST = 10
 MOST_ITEMS = 2_000
 """Items of the sample that maps are fitted on, and modes compared on."""
 
-Place = tuple[Registered, str]
+Place = tuple[LoadedVersion, str]
 """The items of a version and an origin."""
 
 
-def live_places(connection: Connection, catalog: Catalog, gallery_id: int) -> dict[Place, int]:
+def live_places(connection: Connection, registry: Registry, gallery_id: int) -> dict[Place, int]:
     """Live items by version and origin."""
     held = (embedding.c.item_id == item.c.id) & (embedding.c.version_id == item.c.active_id)
     counted = (
@@ -45,20 +45,20 @@ def live_places(connection: Connection, catalog: Catalog, gallery_id: int) -> di
         .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
         .group_by(item.c.active_id, embedding.c.origin)
     )
-    return {(catalog.by_id(v), origin): count for v, origin, count in connection.execute(counted)}
+    return {(registry.by_id(v), origin): count for v, origin, count in connection.execute(counted)}
 
 
 def fit(
-    catalog: Catalog, old: Registered, new: Registered, sample: Sample, places: Mapping[Place, int], seed: int
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, places: Mapping[Place, int], seed: int
 ) -> dict[MapKey, Calibration]:
     """A map for queries of `new` over each place that is there, or will be once `new` is current."""
     coming = [(old, Origin.ENCODED.value), (new, Origin.ENCODED.value), (new, Origin.TRANSFORMED.value)]
     sides: dict[MapKey, Compared] = {}
     for version, origin in dict.fromkeys([*places, *coming]):
-        route = catalog.route(new.name, version.name)
-        items = _items_of(catalog, version, origin, old, sample)
+        route = registry.route(new.name, version.name)
+        items = _items_of(registry, version, origin, old, sample)
         if route is not None and items is not None and set(route.encoders) <= set(sample.embedded):
-            sides[map_key(route, origin)] = _side(catalog, route, items, sample, version)
+            sides[map_key(route, origin)] = _side(registry, route, items, sample, version)
     count = min(MOST_ITEMS, *(len(side.items) for side in sides.values()))
     cut = [Compared(side.queries, side.items[:count], side.space) for side in sides.values()]
     right = _right(sample, count, None)
@@ -70,17 +70,17 @@ def fit(
 
 
 def choose_mode(
-    catalog: Catalog, old: Registered, new: Registered, sample: Sample, metric: str, seed: int
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, metric: str, seed: int
 ) -> tuple[MapKey, Choice] | None:
     """The merge mode that serves a backfill from `old` to `new` best, and the route it was measured along.
 
     None where serving would not reach what `old` has stored, or nothing has anything to find.
     """
-    route = catalog.route(new.name, old.name)
+    route = registry.route(new.name, old.name)
     if route is None or not set(route.encoders) <= set(sample.embedded):
         return None
     by_new = sample.embedded[new.name].vectors[:MOST_ITEMS]
-    before = _side(catalog, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
+    before = _side(registry, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
     after = Compared(by_new[: sample.queries], by_new, space_from_json(dict(new.card.space)))
     right = _right(sample, len(by_new), after)
     decides = metric if metric.startswith("cmc@") and sample.labels is not None else MEAN_AP
@@ -88,8 +88,8 @@ def choose_mode(
     return None if chosen is None else (map_key(route, Origin.ENCODED.value), chosen)
 
 
-def _side(catalog: Catalog, route: Route, items: Vectors, sample: Sample, version: Registered) -> Compared:
-    queries = reach(catalog, route, sample)
+def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, version: LoadedVersion) -> Compared:
+    queries = reach(registry, route, sample)
     return Compared(queries[:MOST_ITEMS], items, space_from_json(dict(version.card.space)))
 
 
@@ -105,11 +105,13 @@ def _right(sample: Sample, items: int, own: Compared | None) -> Right:
     return Nearest(first_items(own, min(NEAREST, items - 1), alone), items, alone)
 
 
-def _items_of(catalog: Catalog, version: Registered, origin: str, old: Registered, sample: Sample) -> Vectors | None:
+def _items_of(
+    registry: Registry, version: LoadedVersion, origin: str, old: LoadedVersion, sample: Sample
+) -> Vectors | None:
     """The sample as items of this version and origin; None where that cannot be had."""
     if origin != Origin.TRANSFORMED:
         given = sample.embedded.get(version.name)
         return None if given is None else given.vectors
-    known: Iterable[Registered] = (old, *(catalog.named(name) for name in sample.embedded))
-    moved = (forwarded(catalog, source, version, sample) for source in known if source is not version)
+    known: Iterable[LoadedVersion] = (old, *(registry.named(name) for name in sample.embedded))
+    moved = (forwarded(registry, source, version, sample) for source in known if source is not version)
     return next((found for found in moved if found is not None), None)

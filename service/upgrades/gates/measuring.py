@@ -12,28 +12,28 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared, retrieval
-from index.gate import Measured, gate
+from index.evaluation.gate import Measured, gate
+from index.evaluation.measures import first_items, recall, tar
+from index.evaluation.metrics import Compared, retrieval
 from index.graph import Route
-from index.measures import first_items, recall, tar
 from index.space import Vectors, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKind
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.upgrades.gates.samples import Sample
 
 TAR, RECALL = "TAR@FAR", "recall@k"
 
 
 def measure(
-    catalog: Catalog, old: Registered, new: Registered, sample: Sample, asked: Mapping[str, Any]
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, asked: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The report of a gate, as it is stored; `asked` holds metric, far, k and seed.
 
     Raises:
         InvalidArgument: the metric needs labels that are not there, or that nobody shares.
     """
-    kinds, old_old, new_old, new_new = compared(catalog, old, new, sample)
+    kinds, old_old, new_old, new_new = compared(registry, old, new, sample)
     metric, by = _metric(sample, new_new, asked)
     before = by(old_old)
     if not before.valid.any():
@@ -61,43 +61,43 @@ def measure(
 
 
 def compared(
-    catalog: Catalog, old: Registered, new: Registered, sample: Sample
+    registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample
 ) -> tuple[tuple[str, ...], Compared, Compared, Compared]:
     """The kinds of edges new/old goes by, and what is compared with what: old/old, new/old and new/new."""
     by_new, items = sample.embedded[new.name].vectors, sample.embedded[old.name].vectors
     queries = by_new[: sample.queries]
     old_old, new_new = _pair(items[: sample.queries], items, old), _pair(queries, by_new, new)
     # A slerp edge to a version that has not seen the sample would ask its encoder: the next best route counts.
-    route = catalog.graph().route(new.name, old.name, frozenset(sample.embedded))
+    route = registry.graph().route(new.name, old.name, frozenset(sample.embedded))
     if route is not None and not route.dual:
-        return route.kinds, old_old, _pair(reach(catalog, route, sample), items, old), new_new
-    if (moved := forwarded(catalog, old, new, sample)) is not None:
+        return route.kinds, old_old, _pair(reach(registry, route, sample), items, old), new_new
+    if (moved := forwarded(registry, old, new, sample)) is not None:
         return (EdgeKind.FORWARD.value,), old_old, _pair(queries, moved, new), new_new
     return (EdgeKind.DUAL.value,), old_old, old_old, new_new
 
 
-def reach(catalog: Catalog, route: Route, sample: Sample) -> Vectors:
+def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
     """The queries at the end of a route, whose encoders have seen them."""
     queries = sample.embedded[route.encoders[0]].vectors[: sample.queries]
     for edge in () if route.dual else route.edges:
-        transform = _opened(catalog, edge)
+        transform = _opened(registry, edge)
         given = sample.embedded.get(edge.old)
         queries = transform(queries, None if given is None else given.vectors[: sample.queries])
     return queries
 
 
-def forwarded(catalog: Catalog, old: Registered, new: Registered, sample: Sample) -> Vectors | None:
+def forwarded(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:
     """The sample as items that a `transform` backfill moved from `old` to `new`; None without an item edge."""
-    edge = catalog.graph().forward(old.name, new.name)
+    edge = registry.graph().forward(old.name, new.name)
     if edge is None:
         return None
     given = sample.embedded[old.name]
-    return _opened(catalog, edge)(given.vectors, given.side)
+    return _opened(registry, edge)(given.vectors, given.side)
 
 
-def _opened(catalog: Catalog, edge: Edge) -> Transform:
-    with catalog.opening(edge):
-        return load_transform(edge, catalog.named(edge.new).card, catalog.named(edge.old).card)
+def _opened(registry: Registry, edge: Edge) -> Transform:
+    with registry.opening(edge):
+        return load_transform(edge, registry.named(edge.new).card, registry.named(edge.old).card)
 
 
 def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured]]:
@@ -127,5 +127,5 @@ def _told(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequenc
     return labels[: len(pair.queries)], labels[: len(pair.items)]
 
 
-def _pair(queries: Vectors, items: Vectors, version: Registered) -> Compared:
+def _pair(queries: Vectors, items: Vectors, version: LoadedVersion) -> Compared:
     return Compared(queries, items, space_from_json(dict(version.card.space)))

@@ -19,7 +19,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH, Embedded, Encoder
 from index.errors import InvalidArgument, RegraftError
 from index.filter import value_at
-from service.registry.registry import Catalog, Registered
+from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_images import Input, read_inputs
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
@@ -141,7 +141,7 @@ def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
 
 
 def embed(
-    blobs: Blobs, decoder: Decoder, entries: Sequence[Entry], versions: Sequence[Registered], timed: int = TIMED
+    blobs: Blobs, decoder: Decoder, entries: Sequence[Entry], versions: Sequence[LoadedVersion], timed: int = TIMED
 ) -> Sample:
     """Encode the entries' images by each version; those that cannot be read are left out.
 
@@ -169,7 +169,11 @@ def embed(
 
 
 def read_embeddings(
-    connection: Connection, catalog: Catalog, evaluation_id: int, entries: Sequence[Entry], needed: Sequence[Registered]
+    connection: Connection,
+    registry: Registry,
+    evaluation_id: int,
+    entries: Sequence[Entry],
+    needed: Sequence[LoadedVersion],
 ) -> Sample:
     """The embeddings of these entries of an evaluation set that came without images.
 
@@ -179,12 +183,12 @@ def read_embeddings(
     mine = select(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == evaluation_id)
     versions = {row.version_id: row.vectors for row in connection.execute(mine)}
     if missing := [version.name for version in needed if version.id not in versions]:
-        held = ", ".join(sorted(catalog.by_id(v).name for v in versions))
+        held = ", ".join(sorted(registry.by_id(v).name for v in versions))
         why = f"evaluation {evaluation_id} holds no embeddings of {' and '.join(map(repr, missing))} (it has: {held})"
         raise InvalidArgument(why, pointer="/evaluation")
     rows = [entry.number for entry in entries]
     embedded = {}
-    for version in map(catalog.by_id, versions):
+    for version in map(registry.by_id, versions):
         stored = versions[version.id]
         vectors = from_bytes([stored], len(stored) // STORED.itemsize).reshape(-1, version.card.dim)
         embedded[version.name] = Embedded(vectors[rows], None)

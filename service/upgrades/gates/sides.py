@@ -20,7 +20,7 @@ from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument
 from index.space import Vectors
 from index.version import Origin, Preprocess
-from service.registry.registry import Registered
+from service.registry.registry import LoadedVersion
 from service.registry.stored_images import Input, Inputs, read_inputs
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
@@ -76,7 +76,9 @@ class Wanted:
     paired: bool
 
 
-def draw_sides(connection: Connection, gallery_id: int, old: Registered, new: Registered, wanted: Wanted) -> Drawn:
+def draw_sides(
+    connection: Connection, gallery_id: int, old: LoadedVersion, new: LoadedVersion, wanted: Wanted
+) -> Drawn:
     """Draw items of a gallery as queries and as items.
 
     Raises:
@@ -118,7 +120,12 @@ def _beyond(items: int, most: int, old_has_room: bool, new_has_room: bool) -> bo
 
 
 def embed_sides(
-    blobs: Blobs, decoder: Decoder, drawn: Drawn, old: Registered, new: Registered, helping: Sequence[Registered]
+    blobs: Blobs,
+    decoder: Decoder,
+    drawn: Drawn,
+    old: LoadedVersion,
+    new: LoadedVersion,
+    helping: Sequence[LoadedVersion],
 ) -> Sample:
     """Embed what is not stored: queries by every version, other items by those that it takes.
 
@@ -168,7 +175,7 @@ def embed_sides(
 
 
 def _entries(
-    connection: Connection, gallery_id: int, versions: Sequence[Registered], wanted: Wanted, drawn: Drawn
+    connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], wanted: Wanted, drawn: Drawn
 ) -> Iterator[Entry]:
     """Live items in the order drawn; their stored embeddings are noted on the way."""
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
@@ -187,7 +194,7 @@ def _entries(
                 yield Entry(row.id, row.blob, label, part, row.external_id)
 
 
-def _stored(connection: Connection, version: Registered, ids: Sequence[int], with_image: set[int]) -> dict[int, Row]:
+def _stored(connection: Connection, version: LoadedVersion, ids: Sequence[int], with_image: set[int]) -> dict[int, Row]:
     """Embeddings by a version; one that an edge made counts only where there is no image to embed."""
     mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
@@ -210,10 +217,10 @@ def _missing(
     entry: Entry,
     drawn: Drawn,
     known: Mapping[str, Mapping[int, Row]],
-    old: Registered,
-    new: Registered,
-    helping: Sequence[Registered],
-) -> list[Registered]:
+    old: LoadedVersion,
+    new: LoadedVersion,
+    helping: Sequence[LoadedVersion],
+) -> list[LoadedVersion]:
     """The versions that have still to embed an entry."""
     wanted = [old, *([new] if entry.number in drawn.both else [])]
     if entry.number in drawn.asking and entry.blob is not None:
@@ -221,28 +228,28 @@ def _missing(
     return [version for version in wanted if entry.number not in known.get(version.name, {})]
 
 
-def _specs(versions: Iterable[Registered]) -> dict[str, Preprocess]:
+def _specs(versions: Iterable[LoadedVersion]) -> dict[str, Preprocess]:
     return {version.name: version.encoder().spec for version in versions}
 
 
-def _encode(version: Registered, inputs: Mapping[int, Input], known: dict[str, dict[int, Row]]) -> None:
+def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str, dict[int, Row]]) -> None:
     made = encode(version.encoder(), list(inputs.values()))
     rows = known.setdefault(version.name, {})
     for n, number in enumerate(inputs):
         rows[number] = (made.vectors[n], None if made.side is None else made.side[n])
 
 
-def _is_timed(version: Registered, seconds: Sequence[float]) -> bool:
+def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
     """Whether single images are still to be timed, which a version is too whose embeddings are all stored."""
     return bool(version.card.encoder) and version.opens("images") and len(seconds) < TIMED
 
 
-def _timed(version: Registered, images: Iterable[Inputs | None], most: int) -> list[float]:
+def _timed(version: LoadedVersion, images: Iterable[Inputs | None], most: int) -> list[float]:
     return time_one(version.encoder(), [inputs[version.name] for inputs in images if inputs is not None][:most])
 
 
 def _left(
-    drawn: Drawn, known: Mapping[str, Mapping[int, Row]], unreadable: set[int], old: Registered
+    drawn: Drawn, known: Mapping[str, Mapping[int, Row]], unreadable: set[int], old: LoadedVersion
 ) -> tuple[list[Entry], int, int]:
     """The entries that can be compared - queries first, then those of both versions - and how many these are."""
     both, asking = drawn.both - unreadable, drawn.asking - unreadable
@@ -253,7 +260,7 @@ def _left(
     return [there[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
 
 
-def _stack(known: Mapping[str, Mapping[int, Row]], version: Registered, entries: Sequence[Entry]) -> Embedded:
+def _stack(known: Mapping[str, Mapping[int, Row]], version: LoadedVersion, entries: Sequence[Entry]) -> Embedded:
     rows = [known[version.name][entry.number] for entry in entries]
     sides = [side for _, side in rows if side is not None]
     return Embedded(

@@ -11,18 +11,18 @@ from starlette.datastructures import UploadFile
 from index.decoding import Decoder
 from index.gallery import Encode
 from service.registry.embedding import embed_images, embed_texts
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.registry.sight import Sight
 
 
 class ImageContent:
     """The images of a form, which closes after the response."""
 
-    def __init__(self, catalog: Catalog, files: Sequence[UploadFile], decoder: Decoder) -> None:
-        self._catalog = catalog
+    def __init__(self, registry: Registry, files: Sequence[UploadFile], decoder: Decoder) -> None:
+        self._registry = registry
         self._files = files
         self._decoder = decoder
-        self.encoders = catalog.encoders()
+        self.encoders = registry.encoders()
         """Versions that can embed it."""
 
     def digest(self) -> bytes:
@@ -36,16 +36,16 @@ class ImageContent:
     def kept(self) -> Encode:
         """An encoder of the same images that outlives the form."""
         files = [UploadFile(io.BytesIO(_read(file))) for file in self._files]
-        return embed_images(self._catalog, files, self._decoder, Sight())
+        return embed_images(self._registry, files, self._decoder, Sight())
 
 
 class TextContent:
     """The texts of a request."""
 
-    def __init__(self, catalog: Catalog, texts: Sequence[str]) -> None:
-        self._catalog = catalog
+    def __init__(self, registry: Registry, texts: Sequence[str]) -> None:
+        self._registry = registry
         self._texts = texts
-        self.encoders = catalog.text_encoders()
+        self.encoders = registry.text_encoders()
         """Versions that can embed it."""
 
     def digest(self) -> bytes:
@@ -58,7 +58,7 @@ class TextContent:
 
     def kept(self) -> Encode:
         """An encoder of the same texts."""
-        return embed_texts(self._catalog, self._texts)
+        return embed_texts(self._registry, self._texts)
 
 
 def _digest(parts: Sequence[bytes]) -> bytes:

@@ -20,15 +20,15 @@ from typing import Protocol
 
 import numpy as np
 
-from index.agreement import first_match_flips, overlap, rank_correlation
+from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
 from index.gallery import Ask, Encode, QueryChanged
-from service.registry.registry import Catalog
-from service.registry.rollout_records import CANARY, SHADOW, Tally, Trial, add_tally, exceeded
-from service.replica.replica import Answer, Live, Replica
+from service.registry.registry import Registry
+from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
+from service.replica.replica import Answer, LoadedGallery, Replica
 from service.store.database import Database
 from service.store.repository import take_seq
 from service.upgrades.deployments.history import State, on_its_way
-from service.upgrades.deployments.lifecycle import Order, roll_back
+from service.upgrades.deployments.lifecycle import TransitionRequest, roll_back
 
 logger = logging.getLogger(__name__)
 
@@ -82,25 +82,25 @@ class Asking:
 class _Job:
     """A query that the new version has still to answer."""
 
-    live: Live
-    trial: Trial
+    live: LoadedGallery
+    rollout: Rollout
     old: Answer
     ask: Ask
     size: int
     k: int
 
 
-class Watch:
+class RolloutMonitor:
     """The trials of one process."""
 
-    def __init__(self, database: Database, catalog: Catalog, replica: Replica) -> None:
+    def __init__(self, database: Database, registry: Registry, replica: Replica) -> None:
         self._database = database
-        self._catalog = catalog
+        self._registry = registry
         self._replica = replica
         self._jobs: queue.Queue[_Job] = queue.Queue(ROOM_REQUESTS)
         self._held = 0
         self._counting = threading.Lock()
-        self._tallies: dict[tuple[int, int, str], Tally] = defaultdict(Tally)
+        self._tallies: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -114,15 +114,15 @@ class Watch:
         self._thread.join()
         self._flush()
 
-    def answer(self, live: Live, askings: Sequence[Asking]) -> list[Answer]:
+    def answer(self, live: LoadedGallery, askings: Sequence[Asking]) -> list[Answer]:
         """Answer queries as the gallery's trial has it.
 
         What the new version of a canary cannot answer the old one does; what neither can is the request's own fault.
         """
-        trial = live.trial
-        drawn = [_drawn(trial, asking) for asking in askings]
-        canary = trial is not None and trial.phase == CANARY
-        by_new = [trial.version.name if trial and canary and chosen else None for chosen in drawn]
+        rollout = live.rollout
+        drawn = [_drawn(rollout, asking) for asking in askings]
+        canary = rollout is not None and rollout.phase == CANARY
+        by_new = [rollout.version.name if rollout and canary and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
             answers = live.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
@@ -135,41 +135,41 @@ class Watch:
             answers = live.answer([(asking.version, asking.ask) for asking in askings])
         seconds = time.perf_counter() - started
         for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
-            if trial is None or chosen is None:
+            if rollout is None or chosen is None:
                 continue
-            with self._tally(live, trial) as tally:
-                tally.add(**{"new" if new else "old": 1})
+            with self._tally(live, rollout) as counters:
+                counters.add(**{"new" if new else "old": 1})
                 if new and error:
-                    tally.fail(error)
+                    counters.fail(error)
                 else:
-                    tally.took("new" if new else "old", seconds)
-            if chosen and trial.phase == SHADOW:
-                self._shadow(live, trial, answered, asking)
+                    counters.took("new" if new else "old", seconds)
+            if chosen and rollout.phase == SHADOW:
+                self._shadow(live, rollout, answered, asking)
         return answers
 
-    def _shadow(self, live: Live, trial: Trial, old: Answer, asking: Asking) -> None:
+    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: Answer, asking: Asking) -> None:
         assert asking.content is not None
         size = asking.content.size()
         room = self._held + size <= ROOM_BYTES and not self._jobs.full()
         try:
             if room:
                 ask = replace(asking.ask, encode=asking.content.kept())
-                self._jobs.put_nowait(_Job(live, trial, old, ask, size, asking.k))
+                self._jobs.put_nowait(_Job(live, rollout, old, ask, size, asking.k))
                 self._hold(size)
         except queue.Full:
             room = False
         if not room:
-            with self._tally(live, trial) as tally:
-                tally.add(dropped=1)
+            with self._tally(live, rollout) as counters:
+                counters.add(dropped=1)
 
     def _hold(self, size: int) -> None:
         with self._counting:
             self._held += size
 
     @contextmanager
-    def _tally(self, live: Live, trial: Trial) -> Iterator[Tally]:
+    def _tally(self, live: LoadedGallery, rollout: Rollout) -> Iterator[Counters]:
         with self._counting:
-            yield self._tallies[live.id, trial.deployment, trial.phase]
+            yield self._tallies[live.id, rollout.deployment, rollout.phase]
 
     def _run(self) -> None:
         due = time.monotonic() + FLUSH_SECONDS
@@ -187,37 +187,37 @@ class Watch:
 
     def _compare(self, job: _Job) -> None:
         """Answer a query by the new version too, and count how far it agrees."""
-        if job.live.trial is None or job.live.trial.deployment != job.trial.deployment:
+        if job.live.rollout is None or job.live.rollout.deployment != job.rollout.deployment:
             return
         started = time.perf_counter()
         try:
-            (new,) = job.live.answer([(job.trial.version.name, job.ask)])
+            (new,) = job.live.answer([(job.rollout.version.name, job.ask)])
         except Exception as error:
-            with self._tally(job.live, job.trial) as tally:
-                tally.add(new=1)
-                tally.fail(error)
+            with self._tally(job.live, job.rollout) as counters:
+                counters.add(new=1)
+                counters.fail(error)
             return
         seconds = time.perf_counter() - started
         pair = (job.old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
-        with self._tally(job.live, job.trial) as tally:
+        with self._tally(job.live, job.rollout) as counters:
             # Queries that nothing matches, by a filter say, agree and disagree in nothing.
-            tally.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
-            tally.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
-            tally.add(flips=first_match_flips(*pair))
-            tally.took("new", seconds)
+            counters.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
+            counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
+            counters.add(flips=first_match_flips(*pair))
+            counters.took("new", seconds)
 
     def _flush(self) -> None:
         """Add counts up in the database; what cannot be written waits for the next time."""
         with self._counting:
-            waiting, self._tallies = self._tallies, defaultdict(Tally)
-        for (gallery_id, number, phase), tally in waiting.items():
-            left = tally
+            waiting, self._tallies = self._tallies, defaultdict(Counters)
+        for (gallery_id, number, phase), counters in waiting.items():
+            left = counters
             try:
                 with self._database.write() as connection:
-                    added = add_tally(connection, number, phase, tally)
+                    added = add_counters(connection, number, phase, counters)
                 # These counts are stored. If the canary cannot be ended now, none at all make the next time look again.
-                left = Tally()
+                left = Counters()
                 if added is not None and phase == CANARY and (why := exceeded(*added)):
                     self._end(gallery_id, number, why)
             except Exception:
@@ -232,20 +232,20 @@ class Watch:
             row = on_its_way(connection, gallery_id)
             if row is None or (row.id, row.state) != (number, State.CANARY):
                 return
-            roll_back(connection, self._catalog, gallery_id, Order(WHO, why))
+            roll_back(connection, self._registry, gallery_id, TransitionRequest(WHO, why))
         logger.warning("action=canary_rolled_back deployment=%s why=%r", number, why)
         self._replica.refresh(gallery_id)
 
 
-def _drawn(trial: Trial | None, asking: Asking) -> bool | None:
+def _drawn(rollout: Rollout | None, asking: Asking) -> bool | None:
     """Whether the queries are of the share that the new version answers; None: they take no part."""
     content = asking.content
-    if trial is None or content is None or asking.version is not None or trial.version.name not in content.encoders:
+    if rollout is None or content is None or asking.version is not None or rollout.version.name not in content.encoders:
         return None
-    return share_of(trial, asking.key.encode() if asking.key else content.digest()) < trial.share
+    return share_of(rollout, asking.key.encode() if asking.key else content.digest()) < rollout.share
 
 
-def share_of(trial: Trial, key: bytes) -> float:
+def share_of(rollout: Rollout, key: bytes) -> float:
     """Where a key lies in [0, 1), the same in every process; another deployment shuffles anew."""
-    digest = hashlib.sha256(f"{trial.deployment}:".encode() + key).digest()
+    digest = hashlib.sha256(f"{rollout.deployment}:".encode() + key).digest()
     return int.from_bytes(digest[:8], "big") / 2.0**64

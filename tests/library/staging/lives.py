@@ -13,7 +13,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.replica.replica import Replica
 from staging.galleries import Expected, Model, Move
 from staging.processes import Site, until
@@ -51,9 +51,9 @@ class Follower:
     """A replica that was built when it was made, and has replayed the feed from there since (invariant 7)."""
 
     def __init__(self, site: Site, name: str) -> None:
-        catalog = Catalog(site.database, site.settings)
-        catalog.sync()
-        self.replica = Replica(site.database, catalog, site.settings.poll_seconds)
+        registry = Registry(site.database, site.settings)
+        registry.sync()
+        self.replica = Replica(site.database, registry, site.settings.poll_seconds)
         self.live = self.replica.find(name)
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:

@@ -18,7 +18,7 @@ from sqlalchemy import select
 
 from service.backfills.worker import Worker
 from service.http.backfills import BackfillIn, start
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
@@ -70,10 +70,10 @@ class Site:
         """A real server that answers, and is done with what another had left to free."""
         process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port))
         until(self._answers, process)
-        until(lambda: not self.freeing(), process)
+        until(lambda: not self.reaper(), process)
         return process
 
-    def freeing(self) -> list[int]:
+    def reaper(self) -> list[int]:
         """Deployments whose retirement has still something to free."""
         with self.database.lookup() as connection:
             return list(connection.execute(select(deployment.c.id).where(deployment.c.to_free.is_not(None))).scalars())
@@ -89,7 +89,7 @@ class Site:
         with self.database.write() as connection:
             gallery_id = connection.execute(select(gallery.c.id).where(gallery.c.name == name)).scalar_one()
             fields = {"chunk_size": 6, **fields}
-            return start(connection, Catalog(self.database, self.settings), gallery_id, BackfillIn(**fields)).id
+            return start(connection, Registry(self.database, self.settings), gallery_id, BackfillIn(**fields)).id
 
     def work(self) -> None:
         """Work in this process until nothing is left, also what dead workers hold."""

@@ -365,11 +365,11 @@ class TestTransform:
                 )
                 for name in ("v1", "v2", "both")
             }
-        both = served.runtime.catalog.named("both")
-        edge = served.runtime.catalog.graph().forward("v1", "both")
+        both = served.runtime.registry.named("both")
+        edge = served.runtime.registry.graph().forward("v1", "both")
         expected = load_transform(edge, both.card, versions["v1"].card)(by_name["v1"][None])[0]
         assert by_name["both"] == pytest.approx(expected, abs=1e-6)
-        other = served.runtime.catalog.graph().forward("v2", "both")
+        other = served.runtime.registry.graph().forward("v2", "both")
         assert by_name["both"] != pytest.approx(
             load_transform(other, both.card, versions["v2"].card)(by_name["v2"][None])[0], abs=1e-3
         )

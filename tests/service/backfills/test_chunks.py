@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 
 from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.chunks import Chunk, ChunkLost
-from service.backfills.outcome import Failed, Moved
+from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
 from service.errors import UnknownGallery
 from service.settings import Settings
@@ -27,10 +27,10 @@ LEASE = 30.0
 ONE = np.ones(2, np.float32)
 
 
-def moved_of(seen: list[tuple[int, int]]) -> list[Moved]:
+def moved_of(seen: list[tuple[int, int]]) -> list[EmbeddedItems]:
     """What a worker makes of items, by key, as they were at a number: in two steps, as an encoder's batches come."""
     steps = (seen[:2], seen[2:])
-    return [Moved([k for k, _ in s], [n for _, n in s], np.tile(2 * ONE, (len(s), 1))) for s in steps]
+    return [EmbeddedItems([k for k, _ in s], [n for _, n in s], np.tile(2 * ONE, (len(s), 1))) for s in steps]
 
 
 class Clock:

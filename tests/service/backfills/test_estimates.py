@@ -62,7 +62,7 @@ def planned(served: Any, number: int) -> list[str]:
 
 
 def stored(served: Any, path: str, version: str, column: Any) -> dict[str, Any]:
-    registered = served.runtime.catalog.named(version)
+    registered = served.runtime.registry.named(version)
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
     statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
     with served.runtime.database.lookup() as connection:

@@ -18,7 +18,7 @@ from index.errors import InvalidVector, InvalidVersionFolder
 from index.transform import Carried, load_forward, load_transform
 from index.version import Version
 from service.backfills import chunks, worker
-from service.backfills.moving import _embed
+from service.backfills.embedder import _embed
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, gallery, item
@@ -67,7 +67,7 @@ def last_backfill(served: Any, path: str) -> dict[str, Any]:
 
 
 def stored(served: Any, path: str, version: str, column: Any = embedding.c.vector) -> dict[str, Any]:
-    registered = served.runtime.catalog.named(version)
+    registered = served.runtime.registry.named(version)
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
     statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
     with served.runtime.database.lookup() as connection:

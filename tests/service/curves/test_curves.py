@@ -115,8 +115,8 @@ class Loops:
     def __init__(self, served: Any, path: str, pictures: Sequence[bytes], new: str = "new") -> None:
         self.served, self.name, self.new = served, path.rpartition("/")[2], new
         images = [decode_image(picture, max_pixels=10_000) for picture in pictures]
-        catalog = served.runtime.catalog
-        encode = lambda version: catalog.named(version).encoder().encode(images).vectors.astype(np.float64)  # noqa: E731
+        registry = served.runtime.registry
+        encode = lambda version: registry.named(version).encoder().encode(images).vectors.astype(np.float64)  # noqa: E731
         self.by_old, self.by_new = encode("v1"), encode(new)
 
     def moved(self) -> dict[int, bool]:
@@ -127,7 +127,7 @@ class Loops:
             rows = connection.execute(
                 select(item.c.external_id, item.c.active_id).where(item.c.gallery_id == gallery, ~item.c.deleted)
             )
-            return {int(i[1:]): runtime.catalog.by_id(version).name == self.new for i, version in rows}
+            return {int(i[1:]): runtime.registry.by_id(version).name == self.new for i, version in rows}
 
     def ranking(self, query: int, *, itself: bool) -> list[int]:
         first = self.by_new[query][:4] / np.linalg.norm(self.by_new[query][:4])
@@ -241,7 +241,7 @@ class TestValues:
         assert curve_of(served, number)["points"][0]["value"] == pytest.approx(loops.value("mAP@1.0", range(20)))
 
     def test_the_encoders_that_queries_need_are_told_by_the_routes(self, served: Any) -> None:
-        needed = served.runtime.catalog.needed
+        needed = served.runtime.registry.needed
         assert needed("apart", []) == needed("apart", ["apart"]) == {"apart"}
         assert needed("new", ["new", "v1"]) == {"new"}
         assert needed("apart", ["apart", "v1"]) == {"apart", "v1"}

@@ -69,13 +69,13 @@ def test_a_shadow_does_not_make_queries_wait(
     served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new version hangs: queries are answered all the same, and what piles up is dropped."""
-    hanging, original = threading.Event(), served.runtime.catalog.named("v2").images
+    hanging, original = threading.Event(), served.runtime.registry.named("v2").images
 
     def hang() -> Callable[..., Any]:
         hanging.wait(60)
         return original()
 
-    monkeypatch.setattr(served.runtime.catalog.named("v2"), "images", hang)
+    monkeypatch.setattr(served.runtime.registry.named("v2"), "images", hang)
     number = served.http.post(f"{filled}/deployments", json={"version": "v2", "until": "shadow"}).json()["id"]
     try:
         for turn in range(70):

@@ -77,7 +77,7 @@ def feed(served: Any, path: str) -> Sequence[Any]:
 
 def add_gate(served: Any, path: str, version: str, current: str, verdict: str) -> int:
     """A stored report, as a gate with this verdict leaves it."""
-    registered = served.runtime.catalog.named(version)
+    registered = served.runtime.registry.named(version)
     with served.runtime.database.write() as connection:
         mine = select(gallery.c.id).where(gallery.c.name == path.rpartition("/")[2]).scalar_subquery()
         report = {"version": version, "current": current}
@@ -146,7 +146,7 @@ class TestDeploy:
             mine = select(item.c.id).join(gallery).where(gallery.c.name == filled.rpartition("/")[2])
             keys = list(connection.execute(mine.order_by(item.c.id)).scalars())
             vectors = np.arange(60, dtype=np.float32).reshape(20, 3)
-            plain = served.runtime.catalog.named("plain").id
+            plain = served.runtime.registry.named("plain").id
             put_embeddings(connection, plain, "supplied", keys[1:], vectors[1:])
 
         refused = deploy(served, filled, "plain")
@@ -341,10 +341,10 @@ class TestPlacement:
     def test_the_better_measured_route_wins_then_the_shorter_then_the_newer_version_and_dual_is_last(
         self, served: Any
     ) -> None:
-        catalog = served.runtime.catalog
+        registry = served.runtime.registry
 
         def order(current: str) -> list[str]:
-            return [held.name for held in preference(catalog, catalog.named(current))]
+            return [held.name for held in preference(registry, registry.named(current))]
 
         assert order("v3")[:3] == ["v3", "v2", "v1"]
         assert order("weak")[:3] == ["weak", "v1", "v2"]

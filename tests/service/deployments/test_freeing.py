@@ -16,7 +16,7 @@ from index.version import Version
 from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.tables import deployment, embedding, gallery, item
-from service.upgrades.deployments import freeing
+from service.upgrades.deployments import reaper as freeing
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def retire(served: Any, path: str, **options: Any) -> Any:
 def left(served: Any, path: str) -> tuple[int, list[int | None]]:
     """Embeddings of v1 in the gallery, and what its deployments have to free."""
     mine = gallery.c.name == path.rpartition("/")[2]
-    v1 = served.runtime.catalog.named("v1").id
+    v1 = served.runtime.registry.named("v1").id
     held = (
         select(func.count()).select_from(embedding.join(item).join(gallery)).where(mine, embedding.c.version_id == v1)
     )

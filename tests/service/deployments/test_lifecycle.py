@@ -105,7 +105,7 @@ def held(served: Any, path: str, version: str) -> int:
             .select_from(embedding.join(item).join(gallery))
             .where(
                 gallery.c.name == path.rpartition("/")[2],
-                embedding.c.version_id == served.runtime.catalog.named(version).id,
+                embedding.c.version_id == served.runtime.registry.named(version).id,
             )
         )
         return int(connection.execute(statement).scalar_one())
@@ -208,7 +208,7 @@ class TestSteps:
         refused = deploy(served, filled, "brittle")
         named = served.http.get("/versions/brittle").json()["problem"]
         file.write_bytes(whole)
-        served.runtime.catalog.look_again("brittle")
+        served.runtime.registry.look_again("brittle")
 
         assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
         assert name in refused.json()["detail"]
@@ -488,7 +488,7 @@ def hold_v2(served: Any, path: str) -> None:
     with served.runtime.database.write() as connection:
         late = select(item).join(gallery).where(item.c.external_id == "late", gallery.c.name == path.rpartition("/")[2])
         row = connection.execute(late).one()
-        version_id = served.runtime.catalog.named("v2").id
+        version_id = served.runtime.registry.named("v2").id
         put_embeddings(connection, version_id, "transformed", [row.id], np.eye(6, dtype=np.float32)[:1])
         seq = take_seq(connection, row.gallery_id, 1)
         connection.execute(update(item).where(item.c.id == row.id).values(active_id=version_id, seq=seq))

@@ -379,7 +379,7 @@ def hold(served: Any, version: str, vectors: np.ndarray, path: str | None = None
         named = select(gallery.c.id).where(gallery.c.name == (path or "").rpartition("/")[2])
         chosen = connection.execute(named if path else newest).scalar_one()
         rows = connection.execute(select(item.c.id, item.c.external_id).where(item.c.gallery_id == chosen)).all()
-        same = {"version_id": runtime.catalog.named(version).id, "origin": "supplied", "side": None}
+        same = {"version_id": runtime.registry.named(version).id, "origin": "supplied", "side": None}
         connection.execute(
             insert(embedding),
             [{**same, "item_id": row.id, "vector": unit[int(row.external_id)].tobytes()} for row in rows],
@@ -684,7 +684,7 @@ class TestOtherProcesses:
         file.write_bytes(file.read_bytes()[:-1] + b"x")
 
         with running(served.runtime.settings) as other:
-            declared = other.catalog.edge(("bare2", "bare", "matrix"))
+            declared = other.registry.edge(("bare2", "bare", "matrix"))
             assert declared is not None
             assert declared.problem == "edge.npz is not the file that was accepted"
-            assert other.catalog.route("bare2", "bare") is None
+            assert other.registry.route("bare2", "bare") is None

@@ -122,7 +122,7 @@ def test_an_encoder_that_was_forgotten_comes_back(
     assert hasty.register(make_version(tmp_path / "back", "back", 4)).status_code == 201
     path = hasty.gallery("back")
     hasty.ingest(path, {"a": pictures[0]})
-    registered = hasty.runtime.catalog.named("back")
+    registered = hasty.runtime.registry.named("back")
     held = registered.encoder()
     registered._lazy["images"].drop(0)
     assert loaded(hasty, "back") == []

@@ -45,7 +45,7 @@ def counts(answer: Any) -> dict[str, int]:
 def shown(served: Any, path: str, name: str = "a") -> tuple[str, Any, dict[str, str]]:
     """(active, metadata, version -> origin of what is held), which a replica built anew must place alike."""
     item = served.http.get(f"{path}/items/{name}").json()
-    anew = Replica(served.runtime.database, served.runtime.catalog, 1)
+    anew = Replica(served.runtime.database, served.runtime.registry, 1)
     fresh = anew.find(path.rpartition("/")[2]).gallery.mix()
     assert fresh == served.http.get(path).json()["mix"]
     assert item["active"] in fresh
@@ -54,7 +54,7 @@ def shown(served: Any, path: str, name: str = "a") -> tuple[str, Any, dict[str, 
 
 def hold(served: Any, path: str, version: str, origin: str, name: str = "a") -> None:
     """Have an item hold one embedding more, as a backfill leaves it."""
-    registered = served.runtime.catalog.named(version)
+    registered = served.runtime.registry.named(version)
     with served.runtime.database.write() as connection:
         row = live_item(connection, gallery_named(connection, path.rpartition("/")[2]).id, name)
         put_embeddings(connection, registered.id, origin, [row.id], np.ones((1, registered.card.dim), np.float32))

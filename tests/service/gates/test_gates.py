@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import select, update
 
 from index.encoder import Encoder
-from index.evaluation import retrieval
+from index.evaluation.metrics import retrieval
 from index.space import space_from_json
 from index.transform import load_transform
 from index.version import Version

@@ -30,7 +30,7 @@ def behind(served: Any, path: str, *deleted: str) -> Iterator[None]:
     """Every item turns blue, or these go, in SQL; the replica learns of it at the end."""
     runtime = served.runtime
     live = runtime.replica.find(path.rpartition("/")[2])
-    version_id = runtime.catalog.named("plain").id
+    version_id = runtime.registry.named("plain").id
     vector = np.asarray(PLACES["blue"], np.float32)
     items = [NewItem(f"i{n}", {"colour": "blue"}, "encoded", vector) for n in range(5)]
     with live.applying:

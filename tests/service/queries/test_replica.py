@@ -12,9 +12,9 @@ from sqlalchemy import insert, update
 
 from index.version import Version
 from service.errors import NoCurrentVersion, UnknownGallery
-from service.registry.registry import Catalog, insert_version
+from service.registry.registry import Registry, insert_version
 from service.replica import replica
-from service.replica.replica import Live, Replica
+from service.replica.replica import LoadedGallery, Replica
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
@@ -38,7 +38,7 @@ class World:
         self.replica = self.new_replica()
 
     def new_replica(self) -> Replica:
-        return Replica(self.database, Catalog(self.database, self.settings), 0.005)
+        return Replica(self.database, Registry(self.database, self.settings), 0.005)
 
     def create(self, name: str = "g", current: int | None = 1) -> int:
         with self.database.write() as connection:
@@ -63,7 +63,7 @@ def world(tmp_path: Path, make_version: Callable[..., Version]) -> Iterator[Worl
     made.database.close()
 
 
-def found(live: Live, query: list[float], k: int, version: str | None = None) -> list[int]:
+def found(live: LoadedGallery, query: list[float], k: int, version: str | None = None) -> list[int]:
     vectors = {2: np.asarray([query[:2]], np.float32), 3: np.asarray([[*query, 0][:3]], np.float32)}
     answer = live.search(version, lambda name: vectors[2 if name == "v1" else 3], k, NOBODY, False)
     return [int(key) for key in answer.found.keys_QK[0] if key >= 0]
@@ -244,7 +244,7 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     world.store(bad, 1, a=[1, 0])
     apply = Replica._apply
 
-    def fail(self: Replica, live: Live, *found: Any) -> None:
+    def fail(self: Replica, live: LoadedGallery, *found: Any) -> None:
         if live.name == "bad":
             raise ValueError("damaged")
         apply(self, live, *found)
@@ -317,7 +317,7 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     apply = Replica._apply
 
-    def counting(replica: Replica, live: Live, blocks: Any, *seq: int) -> None:
+    def counting(replica: Replica, live: LoadedGallery, blocks: Any, *seq: int) -> None:
         blocks = list(blocks)
         sizes.append(sum(map(len, blocks)))
         apply(replica, live, blocks, *seq)
@@ -342,7 +342,7 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
     live, apply = world.replica.find("g"), Replica._apply
     read, go = threading.Event(), threading.Event()
 
-    def late(replica: Replica, live: Live, *about: Any) -> None:
+    def late(replica: Replica, live: LoadedGallery, *about: Any) -> None:
         if not read.is_set():
             read.set()
             assert go.wait(5)

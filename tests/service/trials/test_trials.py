@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from index.version import Version
-from service.registry.rollout_records import Tally, bucket, exceeded, quantile, summary, tally_from_json
+from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded, quantile, summary
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import share_of
 
@@ -135,7 +135,7 @@ class TestShadow:
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "images", broken)
+        monkeypatch.setattr(served.runtime.registry.named("drifted"), "images", broken)
         number = begin(served, filled, "drifted", "shadow")
 
         assert ask(served, filled, pictures[0])["version"] == "v1"
@@ -230,7 +230,7 @@ class TestCanary:
     def test_what_the_new_version_cannot_answer_the_old_one_does_until_the_limit_ends_it(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(served.runtime.catalog.named("drifted"), "images", broken)
+        monkeypatch.setattr(served.runtime.registry.named("drifted"), "images", broken)
         limits = {"share": 1.0, "max_error_rate": 0.5, "min_queries": 5}
         number = begin(served, filled, "drifted", "canary", canary=limits)
 
@@ -351,16 +351,16 @@ class TestCanary:
 
 class TestTally:
     def test_sums_are_the_same_in_any_order(self) -> None:
-        one, two = Tally(), Tally()
+        one, two = Counters(), Counters()
         for tally, times in ((one, [0.001, 0.002, 0.004]), (two, [0.1, 0.002])):
             for seconds in times:
                 tally.took("new", seconds)
                 tally.add(new=1, overlap=0.25)
-        ab, ba = Tally(), Tally()
+        ab, ba = Counters(), Counters()
         for part in (one, two):
-            ab += tally_from_json(part.as_json())
+            ab += counters_from_json(part.as_json())
         for part in (two, one):
-            ba += tally_from_json(part.as_json())
+            ba += counters_from_json(part.as_json())
 
         assert ab.as_json() == ba.as_json()
         assert ab.counts == {"new": 5, "overlap": 1.25}
@@ -374,13 +374,13 @@ class TestTally:
         assert quantile({}, 0.5) is None
 
     def test_an_empty_report_says_that_nothing_is_known(self) -> None:
-        found = summary(Tally().as_json())
+        found = summary(Counters().as_json())
 
         assert (found["error_rate"], found["overlap"], found["rank_correlation"]) == (None, None, None)
         assert found["latency_ms"]["new"] == {"p50": None, "p99": None}
 
     def test_limits_wait_for_enough_queries_and_only_those_set_count(self) -> None:
-        tally = Tally()
+        tally = Counters()
         for _ in range(4):
             tally.add(new=1)
             tally.fail(ValueError("no"))

@@ -11,7 +11,7 @@ import service.registry.encoders.modalities
 from index.errors import NoEncoder
 from index.version import Version
 from service.errors import UnknownVersion, VersionBroken
-from service.registry.registry import Catalog, insert_version
+from service.registry.registry import Registry, insert_version
 from service.settings import Settings
 from service.store.database import Database, upgrade
 
@@ -46,35 +46,35 @@ def add(settings: Settings, database: Database, make_version: Callable[..., Vers
 def test_versions_that_others_register_are_found_by_name_and_by_number(
     settings: Settings, database: Database, add: Callable[..., Version]
 ) -> None:
-    catalog = Catalog(database, settings)
+    registry = Registry(database, settings)
     v1 = add("v1")
-    assert catalog.named("v1").version == v1
+    assert registry.named("v1").version == v1
     add("v2", (1, v1, "identity"))
 
-    assert catalog.by_id(2).name == "v2"
-    assert [r.name for r in catalog.all()] == ["v1", "v2"]
-    assert catalog.named("v1") is catalog.by_id(1)
+    assert registry.by_id(2).name == "v2"
+    assert [r.name for r in registry.all()] == ["v1", "v2"]
+    assert registry.named("v1") is registry.by_id(1)
 
 
 def test_a_version_is_found_by_its_name_only_once_its_edges_are_known(
     settings: Settings, database: Database, add: Callable[..., Version], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another thread that looks meanwhile must not take a version without its edges for a whole one."""
-    catalog = Catalog(database, settings)
+    registry = Registry(database, settings)
     v1 = add("v1")
-    catalog.sync()
+    registry.sync()
     add("v2", (1, v1, "identity"))
-    follow, seen = Catalog._follow_edges, []
+    follow, seen = Registry._follow_edges, []
 
-    def watched(self: Catalog, ids: Any) -> None:
+    def watched(self: Registry, ids: Any) -> None:
         follow(self, ids)
         seen.append("v2" in self._by_name)
 
-    monkeypatch.setattr(Catalog, "_follow_edges", watched)
+    monkeypatch.setattr(Registry, "_follow_edges", watched)
 
-    assert catalog.named("v2").name == "v2"
+    assert registry.named("v2").name == "v2"
     assert seen == [False]
-    assert [edge.edge.key for edge in catalog.edges()] == [("v2", "v1", "identity")]
+    assert [edge.edge.key for edge in registry.edges()] == [("v2", "v1", "identity")]
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones(
@@ -83,7 +83,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(
     add("v1")
 
     with pytest.raises(UnknownVersion, match=r"'v7' is not registered \(registered: v1\)"):
-        Catalog(database, settings).named("v7")
+        Registry(database, settings).named("v7")
 
 
 def test_routes_go_by_edges_and_by_old_encoders(
@@ -93,18 +93,18 @@ def test_routes_go_by_edges_and_by_old_encoders(
     v2 = add("v2", (1, v1, "identity"))
     add("v3", (2, v2, "truncate"))
     add("other", encoder=False)
-    catalog = Catalog(database, settings)
-    catalog.sync()
+    registry = Registry(database, settings)
+    registry.sync()
 
     def kinds(new: str, old: str) -> tuple[str, ...] | None:
-        route = catalog.route(new, old)
+        route = registry.route(new, old)
         return None if route is None else route.kinds
 
     assert kinds("v3", "v1") == ("truncate", "identity")
     assert kinds("v1", "v1") == ()
     assert kinds("v1", "v3") == ("dual",)
     assert kinds("v1", "other") is None
-    assert catalog.encoders() == {"v1", "v2", "v3"}
+    assert registry.encoders() == {"v1", "v2", "v3"}
 
 
 def test_an_encoder_is_loaded_once_and_when_it_is_needed(
@@ -120,11 +120,11 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
         return original(version, threads)
 
     monkeypatch.setattr(service.registry.encoders.modalities, "Encoder", counting)
-    catalog = Catalog(database, settings)
-    catalog.sync()
+    registry = Registry(database, settings)
+    registry.sync()
     assert loads == []
 
-    threads = [threading.Thread(target=lambda: catalog.named("v1").encoder(), daemon=True) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: registry.named("v1").encoder(), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -132,7 +132,7 @@ def test_an_encoder_is_loaded_once_and_when_it_is_needed(
 
     assert loads == ["v1"]
     with pytest.raises(NoEncoder):
-        catalog.named("bare").encoder()
+        registry.named("bare").encoder()
 
 
 def test_a_folder_that_changed_is_set_aside_and_named(
@@ -140,11 +140,11 @@ def test_a_folder_that_changed_is_set_aside_and_named(
 ) -> None:
     made, _ = add("v1"), add("v2")
     (made.folder / "encoder.onnx").write_bytes(b"other")
-    catalog = Catalog(database, settings)
+    registry = Registry(database, settings)
 
-    catalog.sync()
+    registry.sync()
 
-    assert ("encoder.onnx" in catalog.named("v1").problem, catalog.named("v2").problem) == (True, "")
-    assert catalog.encoders() == {"v2"}
+    assert ("encoder.onnx" in registry.named("v1").problem, registry.named("v2").problem) == (True, "")
+    assert registry.encoders() == {"v2"}
     with pytest.raises(VersionBroken, match=r"'v1' .* encoder\.onnx"):
-        catalog.named("v1").encoder()
+        registry.named("v1").encoder()

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from index.version import Version
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.audit import Change
 from service.store.database import Database
@@ -146,7 +146,7 @@ def test_a_version_whose_folder_is_gone_can_be_deleted(served: Any, spare: Versi
 
 def test_another_process_forgets_it_without_being_asked(served: Any, spare: Version) -> None:
     with_edges = Settings(data=served.runtime.settings.data)
-    other = Catalog(served.runtime.database, with_edges)
+    other = Registry(served.runtime.database, with_edges)
     other.sync()
     assert other.named(spare.name)
 
@@ -160,7 +160,7 @@ def test_another_process_forgets_it_without_being_asked(served: Any, spare: Vers
 def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersion, tmp_path: Path) -> None:
     made = make_version(tmp_path / "v", "edgeless", 3, encoder=False)
     assert served.register(made).status_code == 201
-    other = Catalog(served.runtime.database, served.runtime.settings)
+    other = Registry(served.runtime.database, served.runtime.settings)
     other.sync()
 
     assert served.http.delete("/versions/edgeless").status_code == 204
@@ -174,9 +174,9 @@ def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
 ) -> None:
     path, settings = served.gallery(None), served.runtime.settings
     with monkeypatch.context() as patch, closing(Database(settings.database_url)) as other:
-        patch.setattr(served.runtime.catalog, "sync", lambda: None)  # this process has not looked since
-        remove(settings.versions, other, Catalog(other, settings), spare.name, Change("other", dry_run=False))
+        patch.setattr(served.runtime.registry, "sync", lambda: None)  # this process has not looked since
+        remove(settings.versions, other, Registry(other, settings), spare.name, Change("other", dry_run=False))
         body = {"entries": [{}, {}], "embeddings": {spare.name: [[1, 0, 0, 0]] * 2}}
         problem(served.http.post(f"{path}/evaluations", json=body), 409, "deleted_meanwhile")
-    served.runtime.catalog.sync()
+    served.runtime.registry.sync()
     problem(served.http.post(f"{path}/evaluations", json=body), 404, "unknown_version")

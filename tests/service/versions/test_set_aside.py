@@ -14,9 +14,9 @@ import pytest
 from index.decoding import Decoder
 from index.errors import RegraftError
 from index.version import Version
-from service.backfills.moving import Mover
+from service.backfills.embedder import Embedder
 from service.errors import EdgeBroken
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.runtime import running
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -236,10 +236,10 @@ class TestEdgeFolder:
             refused = served.http.post("/galleries/mixed/backfills", json={"kind": "transform"})
             assert "v4 -> v2" in problem(refused, 503, "edge_broken")["detail"]
         database = Database(added.database_url)
-        catalog = Catalog(database, added)
-        mover = Mover(catalog, open_blobs(database, added.blobs_url), Decoder(added.max_image_pixels))
+        registry = Registry(database, added)
+        embedder = Embedder(registry, open_blobs(database, added.blobs_url), Decoder(added.max_image_pixels))
         with pytest.raises(EdgeBroken, match="v4 -> v2"):
-            mover.forward(catalog.named("v2"), catalog.named("v4"))
+            embedder.forward(registry.named("v2"), registry.named("v4"))
         database.close()
 
 
@@ -277,14 +277,14 @@ def test_a_folder_that_changes_while_the_service_runs_is_sent_to_no_remote_worke
 
 def test_a_catalog_that_is_read_anew_knows_the_card_from_sql(settings: Settings) -> None:
     with running(settings) as runtime:
-        whole = runtime.catalog.named("v2").card
+        whole = runtime.registry.named("v2").card
     remove(settings, "v2")
 
     with running(settings) as runtime:
-        set_aside = runtime.catalog.named("v2")
+        set_aside = runtime.registry.named("v2")
 
         assert set_aside.card == whole
         for read in (set_aside.images, set_aside.encoder, set_aside.texts):
             with pytest.raises(RegraftError, match=r"card\.json is missing"):
                 read()
-        assert "v2" not in runtime.catalog.encoders()
+        assert "v2" not in runtime.registry.encoders()

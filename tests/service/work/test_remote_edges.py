@@ -84,7 +84,7 @@ def send(keyed: Any, archive: bytes) -> dict[str, Any]:
 
 
 def held(keyed: Any, path: str) -> dict[str, Any]:
-    late = keyed.runtime.catalog.named("late")
+    late = keyed.runtime.registry.named("late")
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == late.id)
     columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector)
     statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
@@ -185,7 +185,7 @@ class TestProtocol:
 
         edge = parcel.unpack(tmp_path / "e.zip", tmp_path / "e", "late", "sided", named["sha256"])
 
-        declared = keyed.runtime.catalog.edge(("late", "sided", "forward"))
+        declared = keyed.runtime.registry.edge(("late", "sided", "forward"))
         assert (edge.as_json(), declared.id) == (declared.edge.as_json(), named["id"])
         assert (named["old"], len(named["old_card_sha256"])) == ("sided", 64)
         other = tmp_path / "other"
@@ -212,7 +212,7 @@ class TestProtocol:
     def test_the_hash_is_over_everything_an_edge_consists_of(self, keyed: Any, task: Any, part: str) -> None:
         from dataclasses import replace
 
-        edge = keyed.runtime.catalog.edge(("late", "sided", "forward")).edge
+        edge = keyed.runtime.registry.edge(("late", "sided", "forward")).edge
         changed = {
             "new": replace(edge, new="other"),
             "old": replace(edge, old="other"),
@@ -249,13 +249,13 @@ class TestProtocol:
         assert accepted.json()["done"] == 20
 
     def test_a_damaged_edge_is_neither_named_nor_sent(self, keyed: Any, task: dict[str, Any], tmp_path: Path) -> None:
-        declared = keyed.runtime.catalog.edge(("late", "sided", "forward"))
+        declared = keyed.runtime.registry.edge(("late", "sided", "forward"))
         (declared.edge.folder / "edge.onnx").write_bytes(b"changed")
 
         refused = keyed.http.get(f"/work/edges/{declared.id}")
 
         assert (refused.status_code, refused.json()["code"]) == (503, "edge_broken")
-        assert "edge.onnx changed on disk" in keyed.runtime.catalog.edge(("late", "sided", "forward")).problem
+        assert "edge.onnx changed on disk" in keyed.runtime.registry.edge(("late", "sided", "forward")).problem
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
             folders = Folders(client, tmp_path / "kept", 1, Limits())
             with pytest.raises(Exception, match="changed on disk"):

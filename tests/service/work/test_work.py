@@ -17,7 +17,7 @@ from sqlalchemy import select, update
 from index.version import Version
 from regraft.client import Client, Problem
 from regraft.remote import RemoteWorker
-from service.backfills import drained
+from service.backfills import completion as drained
 from service.backfills.worker import Worker
 from service.http import remote_worker_api
 from service.settings import Settings
@@ -158,9 +158,9 @@ class TestWorking:
 
         assert [keyed.http.get(f"/backfills/{number}").json()["state"] for number in numbers] == ["done", "done"]
         # One mover: what it has opened it keeps.
-        assert [(given[2], given[3]) for given in asked] == [(keyed.runtime.mover, number) for number in numbers]
+        assert [(given[2], given[3]) for given in asked] == [(keyed.runtime.embedder, number) for number in numbers]
         runtime = keyed.runtime
-        assert drained.look_after(runtime.database, runtime.catalog, runtime.mover) == {}
+        assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder) == {}
 
     def test_a_device_that_holds_the_originals_gets_no_images(
         self, keyed: Any, filled: Any, remote: Client, tmp_path: Path, pictures: list[bytes]
@@ -256,7 +256,7 @@ class TestWorking:
 def held(keyed: Any, path: str, version: str) -> dict[str, Any]:
     from service.store.tables import embedding, gallery
 
-    registered = keyed.runtime.catalog.named(version)
+    registered = keyed.runtime.registry.named(version)
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
     columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
     statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
@@ -303,7 +303,7 @@ class TestLease:
     ) -> None:
         filled(chunk_size=20)
         with monkeypatch.context() as patch:
-            patch.setattr(keyed.runtime.catalog.named("v2"), "problem", "encoder.onnx changed")
+            patch.setattr(keyed.runtime.registry.named("v2"), "problem", "encoder.onnx changed")
             for _ in range(2):
                 refused = claim(keyed)
                 assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")

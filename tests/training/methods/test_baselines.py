@@ -14,7 +14,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training import losses
 from training.heads import Softmax
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.advbct import AdvBct
 from training.methods.compatible import Compatible
 from training.methods.contrast import Contrast
@@ -52,8 +52,8 @@ def old_version(dim: int = 3) -> Old:
     )
 
 
-def setting(dim: int = 3, old: Old | None = None) -> Setting:
-    return Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old or old_version())
+def setting(dim: int = 3, old: Old | None = None) -> MethodContext:
+    return MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old or old_version())
 
 
 def batch(dim: int = 3, progress: float = 0.0) -> Batch:

@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.heads import ArcFace, Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.bct import Bct
 
 CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
@@ -32,7 +32,7 @@ def old_version(rows: tuple[int, ...] = (1, UNKNOWN, 0, UNKNOWN), *, head: bool 
 def build(dim: int = OLD_DIM, old: Old | None = None, **options: object) -> Bct:
     torch.manual_seed(0)
     given = old_version() if old is None else old
-    return Bct(Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), given), **options)  # type: ignore[arg-type]
+    return Bct(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), given), **options)  # type: ignore[arg-type]
 
 
 def batch(dim: int = OLD_DIM) -> Batch:
@@ -161,7 +161,7 @@ def test_extra_dimensions_are_cut_off_and_missing_ones_filled_with_zeros(dim: in
 
 
 def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_passed_on() -> None:
-    setting = Setting(OLD_DIM, CLASSES, lambda d: Classifier(ArcFace(d, CLASSES)), old_version())
+    setting = MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(ArcFace(d, CLASSES)), old_version())
     method, given = Bct(setting, scale=SCALE), batch()
 
     torch.testing.assert_close(method.influence_loss(given), build(scale=SCALE).influence_loss(given))
@@ -173,4 +173,4 @@ def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_
 
 def test_bct_needs_an_old_version() -> None:
     with pytest.raises(InvalidArgument, match="bct needs an old version: set old="):
-        Bct(Setting(OLD_DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES))))
+        Bct(MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES))))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from training.heads import Softmax
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.bt2 import BasisTransformation, Bt2
 
 N, M, D, CLASSES = 4, 5, 2, 3
@@ -35,7 +35,7 @@ def old_version() -> Old:
 def build(dim: int = M + N, extra: int = D, **options: float | str) -> Bt2:
     torch.manual_seed(0)
     method = Bt2(
-        Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version()), extra=extra, **options
+        MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version()), extra=extra, **options
     ).double()
     turned(method.transform)
     return method
@@ -191,7 +191,9 @@ def test_every_legal_dimension_works(dim: int, extra: int) -> None:
     ],
 )
 def test_the_independent_model_must_be_there_and_fit(given: int, message: str) -> None:
-    setting = Setting(M + N, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version(), independent_dim=given)
+    setting = MethodContext(
+        M + N, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version(), independent_dim=given
+    )
 
     with pytest.raises(InvalidArgument, match=message):
         Bt2(setting, extra=D)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from index.version import EdgeKind
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.fct import Fct, Forward
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
@@ -35,7 +35,7 @@ def build(
     torch.manual_seed(0)
     unknown = torch.full((CLASSES,), UNKNOWN)
     old = Old(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
-    setting = Setting(DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits)
+    setting = MethodContext(DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits)
     return Fct(setting, branch=8, trunk=8, uncertainty=uncertainty)
 
 

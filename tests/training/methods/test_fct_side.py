@@ -15,12 +15,12 @@ from index.transform import load_forward
 from index.version import SIDE, Version
 from training import export
 from training import train as path
-from training.crossing import Crossings
+from training.cross_version import Crossings
 from training.data import Tensors
+from training.embeddings import embed_sides
 from training.method import ItemEdge
 from training.recipes import Recipe, find_recipe
 from training.side_information import KINDS
-from training.sides import embed_sides
 from training.sources import load_data
 from training.trained import Trained
 

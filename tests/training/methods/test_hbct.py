@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training import lorentz, losses
 from training.heads import LorentzMLR
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.hbct import Hbct
 
 DIM, CLASSES = 4, 3
@@ -22,10 +22,10 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def setting(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> Setting:
+def setting(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> MethodContext:
     rows = torch.zeros(CLASSES, dtype=torch.long)
     old = None if old_dim is None else Old(draw(CLASSES, old_dim), rows, space=old_space)
-    return Setting(DIM, CLASSES, lambda d: Classifier(LorentzMLR(d, CLASSES)), old, space)
+    return MethodContext(DIM, CLASSES, lambda d: Classifier(LorentzMLR(d, CLASSES)), old, space)
 
 
 def build(**options: object) -> Hbct:

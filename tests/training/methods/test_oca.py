@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, Old, Setting
+from training.method import Batch, Classifier, MethodContext, Old
 from training.methods.oca import Oca
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
@@ -29,7 +29,7 @@ MEANS = draw(CLASSES, OLD_DIM, seed=5)
 def build(dim: int = DIM, **options: object) -> Oca:
     torch.manual_seed(0)
     old = Old(MEANS, torch.full((CLASSES,), UNKNOWN))
-    made = Oca(Setting(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)  # type: ignore[arg-type]
+    made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)  # type: ignore[arg-type]
     with torch.no_grad():
         made.rotation.upper.copy_(draw(dim, dim, seed=9))
     return made

@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from index.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
-from index.evaluation import MEAN_AP, Compared, paired_bootstrap
-from index.matching import Matching, Nearest, Right
+from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
+from index.evaluation.matching import Matching, Nearest, Right
+from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.merge import Mode
 from index.version import Score
 

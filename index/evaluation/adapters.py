@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.errors import InvalidArgument
-from index.evaluation import MEAN_AP, retrieval
+from index.evaluation.metrics import MEAN_AP, retrieval
 from index.space import Cosine, Vectors
 from index.transform import slerp
 from index.version import EDGE_ARRAYS, EdgeKind

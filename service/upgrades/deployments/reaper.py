@@ -29,7 +29,7 @@ AGAIN_SECONDS = 10.0
 """Pause before what failed is tried again."""
 
 
-class Freeing:
+class EmbeddingReaper:
     """Frees embeddings in one process: at once for its requests, on a thread what was left unfinished."""
 
     def __init__(self, database: Database) -> None:

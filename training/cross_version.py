@@ -12,14 +12,14 @@ from graphlib import CycleError, TopologicalSorter
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared
+from index.evaluation.metrics import Compared
+from index.evaluation.ordering import hyperbolic_uncertainty
 from index.graph import Graph
-from index.ordering import hyperbolic_uncertainty
 from index.space import Lorentz, Vectors
 from index.transform import Carried
 from index.version import Edge, EdgeKind, Version
 from training.edges import open_forward, open_query_edge
-from training.sides import Sides
+from training.embeddings import Sides
 
 
 @dataclass(frozen=True)

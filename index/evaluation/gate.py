@@ -10,8 +10,16 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.evaluation import Bools, Floats, Retrieval, mean_interval, negative_flips, paired_bootstrap, update_gain
-from index.measures import PerQuery
+from index.evaluation.measures import PerQuery
+from index.evaluation.metrics import (
+    Bools,
+    Floats,
+    Retrieval,
+    mean_interval,
+    negative_flips,
+    paired_bootstrap,
+    update_gain,
+)
 from index.version import Score
 
 Measured = Retrieval | PerQuery

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from service.backfills.moving import Mover
+from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import State, drained, finish_or_extend
-from service.registry.registry import Catalog
+from service.registry.registry import Registry
 from service.store.database import Database
 
 
-def look_after(database: Database, catalog: Catalog, mover: Mover) -> dict[int, State]:
+def finish_or_replan(database: Database, registry: Registry, embedder: Embedder) -> dict[int, State]:
     """End each drained backfill, or plan what came or changed while it ran, or is to be tried again.
 
     Returns:
@@ -20,7 +20,7 @@ def look_after(database: Database, catalog: Catalog, mover: Mover) -> dict[int, 
     states = {}
     for backfill_id in waiting:
         with database.read() as connection:
-            uncertain = uncertain_of(connection, catalog, mover, backfill_id)
+            uncertain = uncertain_of(connection, registry, embedder, backfill_id)
         with database.write() as connection:
             state = finish_or_extend(connection, backfill_id, uncertain)
         if state is not None:  # or another worker was faster

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from index.adapters import Affine, Slerp, fit_slerp, low_rank, procrustes, ridge
 from index.edge_maps import EDGE, MODE, OWN, safe_mode
 from index.errors import InvalidArgument
-from index.evaluation import MEAN_AP, Compared, Retrieval, mixed_retrieval
-from index.matching import Matching, fit_maps
-from index.modes import choose
+from index.evaluation.adapters import Affine, Slerp, fit_slerp, low_rank, procrustes, ridge
+from index.evaluation.matching import Matching, fit_maps
+from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
+from index.evaluation.modes import choose
 from index.space import Cosine, Vectors, space_from_json
 from index.version import Card, EdgeKind, Score
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
-from index.evaluation import Compared, blocks, comparable, costs
+from index.evaluation.metrics import Compared, blocks, comparable, costs
 from index.space import Space, Vectors
 
 Floats = NDArray[np.float64]

@@ -35,7 +35,7 @@ class Missing(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Asked:
+class ShardTrace:
     """One live shard as a search saw it.
 
     `calibration` is the map its scores went through, None unless the mode is `calibrated`. Of several shards behind
@@ -52,7 +52,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """The answer to Q queries.
 
     Attributes:
@@ -76,7 +76,7 @@ class Found:
     raw_QK: Vectors
     keys_QK: Keys
     shards_QK: NDArray[np.int64]
-    shards: tuple[Asked, ...]
+    shards: tuple[ShardTrace, ...]
     items: Mapping[int, Item]
     seq: int
     mix: Mapping[str, int]

@@ -1,6 +1,6 @@
 """What a gate can measure per query besides CMC and mAP: TAR@FAR, and recall where nothing is labelled.
 
-Both rank as `index.evaluation` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
+Both rank as `index.evaluation.metrics` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
 items, K results, B one block of queries.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
-from index.evaluation import Bools, Compared, Floats, Ints, blocks, comparable, costs
+from index.evaluation.metrics import Bools, Compared, Floats, Ints, blocks, comparable, costs
 
 FIRST = "cmc@1"
 """Whether the first match is right: what flips are counted on."""

@@ -30,7 +30,7 @@ class Draw:
     seed: int
 
 
-class Order(Sampler[Draw]):
+class EpochBatchSampler(Sampler[Draw]):
     """The batches of one epoch after the other. A last batch that is not full is dropped.
 
     The processes of one training share each batch equally, so their number does not change which images meet.
@@ -71,7 +71,7 @@ class Order(Sampler[Draw]):
             yield Draw(rows, mixed(self.seed, self.epoch, place, self.rank))
 
 
-class Drawn(Dataset[TrainingBatch]):
+class BatchDataset(Dataset[TrainingBatch]):
     """A batch for each `Draw`.
 
     Args:
@@ -100,14 +100,14 @@ def training_batches(
     epoch: int = 0,
     views: int = 1,
 ) -> DataLoader[TrainingBatch]:
-    """The batches that train a recipe in one process, from an epoch on; `Order` and `Drawn` say what they hold."""
+    """The batches that train a recipe in one process, from an epoch on; `EpochBatchSampler` and `BatchDataset` say what they hold."""
     tensors = Tensors(images, recipe.preprocess, recipe.augment)
-    order = Order(len(tensors), recipe.batch_size, recipe.seed, rank, world)
+    order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
     # Images that are kept in memory need nobody to decode them.
     workers = recipe.workers if tensors.kept is None else 0
     return DataLoader(
-        Drawn(tensors, cached, views),
+        BatchDataset(tensors, cached, views),
         batch_size=None,
         sampler=order,
         num_workers=workers,

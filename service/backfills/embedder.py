@@ -21,7 +21,7 @@ from index.image import Pixels
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
-from service.backfills.outcome import Compute, Failed, Moved, Outcome
+from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.store.vector_codec import from_bytes
 
 X = TypeVar("X")
@@ -41,7 +41,7 @@ class Images(Protocol):
 
 
 class Known(Protocol):
-    """A version, as `service.registry.registry.Registered` is one."""
+    """A version, as `service.registry.registry.LoadedVersion` is one."""
 
     @property
     def name(self) -> str: ...
@@ -51,7 +51,7 @@ class Known(Protocol):
 
 
 class Versions(Protocol):
-    """The versions an item may be of, as `service.registry.registry.Catalog` has them."""
+    """The versions an item may be of, as `service.registry.registry.Registry` has them."""
 
     def by_id(self, version_id: int) -> Known: ...
     def sync_edges(self) -> None: ...
@@ -102,14 +102,14 @@ class MissingImage(InvalidImage):
     code = "image_missing"
 
 
-class Mover:
+class Embedder:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
     def __init__(
-        self, catalog: Versions, images: Images, decoder: Decoder, transforms: dict[int, Forward] | None = None
+        self, registry: Versions, images: Images, decoder: Decoder, transforms: dict[int, Forward] | None = None
     ) -> None:
         """`transforms`: the edges that are open, by number, where several movers share them."""
-        self._catalog = catalog
+        self._registry = registry
         self._images = images
         self._decoder = decoder
         self._transforms = {} if transforms is None else transforms
@@ -133,18 +133,18 @@ class Mover:
     def transform(self, target: Known, rows: Sequence[Stored]) -> Iterator[Compute]:
         """The item edges from the versions of stored embeddings to the target."""
         for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
-            yield partial(_embed, [(row, row) for row in group], self._forward(self._catalog.by_id(old_id), target))
+            yield partial(_embed, [(row, row) for row in group], self._forward(self._registry.by_id(old_id), target))
 
     def forward(self, old: Known, new: Known) -> Forward | None:
         """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
         # Edges come and go while a worker runs; one that a backfill applies stays as it is.
-        self._catalog.sync_edges()
-        declared = self._catalog.edge((new.name, old.name, EdgeKind.FORWARD.value))
+        self._registry.sync_edges()
+        declared = self._registry.edge((new.name, old.name, EdgeKind.FORWARD.value))
         if declared is None:
             return None
         declared.check()
         if declared.id not in self._transforms:
-            with self._catalog.opening(declared.edge):
+            with self._registry.opening(declared.edge):
                 self._transforms[declared.id] = load_forward(declared.edge, new.card, old.card)
         return self._transforms[declared.id]
 
@@ -226,4 +226,4 @@ def _embed(inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carr
         return collect(_embed(inputs[:half], embed), _embed(inputs[half:], embed))
     rows = [row for row, _ in inputs]
     keys, seqs = [row.id for row in rows], [row.seq for row in rows]
-    return [Moved(keys, seqs, made.vectors_ND, made.side_NS, made.variance_N)], []
+    return [EmbeddedItems(keys, seqs, made.vectors_ND, made.side_NS, made.variance_N)], []

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration, blend, fit_calibration
-from index.chance import fit_chance
-from index.evaluation import Compared, blocks, comparable, costs, leave_out
+from index.evaluation.evalue_calibration import fit_chance
+from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
 from index.space import Space
 
 SURE, DRAWN = 100, 100
@@ -104,7 +104,7 @@ def fit_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0)
 
 
 def fit_chance_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
-    """The maps of `index.chance` from these queries, each beside as many random items, never its own image."""
+    """The maps of `index.evaluation.evalue_calibration` from these queries, each beside as many random items, never its own image."""
     made = []
     for side in sides:
         scores = _random_scores(side, right, rows, seed)

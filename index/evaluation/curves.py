@@ -2,7 +2,7 @@
 
 At each share the unmoved items are met along their route and the moved ones in the new version. Both rank as one list,
 in the modes of `index.merge`: by raw scores; by the place in the own shard; calibrated, by the log-odds of
-`index.calibration`; and label-free, by those of `index.chance`, which no label has touched. Each half of the queries is
+`index.calibration`; and label-free, by those of `index.evaluation.evalue_calibration`, which no label has touched. Each half of the queries is
 ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
 
 Shape suffixes: Q queries, N items, P points of the curve, B one block of queries.
@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
-from index.evaluation import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
-from index.matching import Right, fit_chance_maps, fit_maps, read_scores
-from index.ordering import POINTS, BackfillCurve
+from index.evaluation.matching import Right, fit_chance_maps, fit_maps, read_scores
+from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
+from index.evaluation.ordering import POINTS, BackfillCurve
 from index.version import Score
 
 RAW, RANK, CALIBRATED, LABEL_FREE = "raw", "rank", "calibrated", "label-free"
