@@ -11,8 +11,8 @@ in the folder changes.
 Measured at 0, 5, ... 100 % of the items moved, mean of three random orders, on a subset: the items and queries of 100
 random classes, at most 2,000 and 500 of them, never one image on both sides. Modes: `raw`, `rank` (reciprocal rank
 fusion), `calibrated` (maps fitted with labels on one half of the queries rank the other half) and `label-free` (maps of
-`index.evaluation.evalue_calibration`, same halves, no labels). Kinds of backfill: items are encoded again; or, `fct by h`, moved by FCT's
-forward transform. In both, unmoved FCT items are met by `dual`.
+`evalue_calibration`, same halves, no labels). Kinds of backfill: items are encoded again; or, `fct by h`, moved by
+FCT's forward transform. In both, unmoved FCT items are met by `dual`.
 
 First table: the area under the curve, in percent, and its paired difference to `raw`. Second: the lowest point of the
 curve minus old/old, in points; below 0 it is a dip (a curve that starts with new/old below old/old cannot be without

@@ -13,7 +13,7 @@ third of the features; new: all). The edges:
     forward    old items carried to the new space by ridge regression; unmoved ones by `dual`
 
 Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
-(`index.evaluation.modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
+(`modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
 curve (0, 10, ... 100 % moved in random order) of the default, the gain of each other mode over it with its interval
 over all seeds' queries, and how often each was chosen. `held` says that no other mode beats the default beyond it.
 """

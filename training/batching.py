@@ -100,7 +100,7 @@ def training_batches(
     epoch: int = 0,
     views: int = 1,
 ) -> DataLoader[TrainingBatch]:
-    """The batches that train a recipe in one process, from an epoch on; `EpochBatchSampler` and `BatchDataset` say what they hold."""
+    """The batches that train a recipe in one process, from an epoch on; see `EpochBatchSampler` and `BatchDataset`."""
     tensors = Tensors(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)

@@ -1,7 +1,7 @@
 """Lightning's loop around `training.module`: devices, precision, logs, checkpoints and Ctrl-C.
 
 A training that was stopped, by whatever means, goes on from its last finished epoch when it is started again, and ends
-in the same weights: batches follow from seed and epoch (`training.batching`), and every step seeds its own random numbers.
+in the same weights: batches follow from seed and epoch (`batching`), and every step seeds its own random numbers.
 """
 
 from __future__ import annotations

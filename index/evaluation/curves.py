@@ -2,9 +2,8 @@
 
 At each share the unmoved items are met along their route and the moved ones in the new version. Both rank as one list,
 in the modes of `index.merge`: by raw scores; by the place in the own shard; calibrated, by the log-odds of
-`index.calibration`; and label-free, by those of `index.evaluation.evalue_calibration`, which no label has touched. Each half of the queries is
-ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
-
+`index.calibration`; and label-free, by those of `evalue_calibration`, which no label has touched. Each half of the
+queries is ranked with the maps fitted on the other half, so no query is measured with a map that has seen it.
 Shape suffixes: Q queries, N items, P points of the curve, B one block of queries.
 """
 

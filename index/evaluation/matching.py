@@ -104,7 +104,7 @@ def fit_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0)
 
 
 def fit_chance_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
-    """The maps of `index.evaluation.evalue_calibration` from these queries, each beside as many random items, never its own image."""
+    """The maps of `evalue_calibration` from these queries, each beside as many random items, never its own image."""
     made = []
     for side in sides:
         scores = _random_scores(side, right, rows, seed)

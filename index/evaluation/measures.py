@@ -1,6 +1,6 @@
 """What a gate can measure per query besides CMC and mAP: TAR@FAR, and recall where nothing is labelled.
 
-Both rank as `index.evaluation.metrics` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
+Both rank as `metrics` does, blockwise, and leave each query's own image out. Shape suffixes: Q queries, N
 items, K results, B one block of queries.
 """
 

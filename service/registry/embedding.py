@@ -1,6 +1,6 @@
 """From what a request carries to embeddings: images and texts, by any version, in batches with other requests.
 
-Both functions give what `LoadedGallery.search` asks for: `encode(version)`, which embeds a request's queries once a version.
+Both functions give what `LoadedGallery.search` asks for: `encode(version)` embeds a request's queries once a version.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The replica: follows every gallery's change feed and keeps it searchable in memory.
 
-`LoadedGallery` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one step, so
-a query sees a deployment and the items it moved together or not at all. A thread looks for news of other processes;
-this process calls `refresh` after its own writes, so that whoever wrote reads it back.
+`LoadedGallery` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one
+step, so a query sees a deployment and the items it moved together or not at all. A thread looks for news of other
+processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back.
 """
 
 from __future__ import annotations

@@ -11,8 +11,7 @@ from typing import Any
 
 from service.http import app, deployments
 from service.settings import Settings
-from service.upgrades.deployments import lifecycle, retiring
-from service.upgrades.deployments import reaper
+from service.upgrades.deployments import lifecycle, reaper, retiring
 from service.upgrades.rollouts import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {

@@ -1,8 +1,8 @@
 """Calibrations that a gate fits on its sample, one for each route that queries of the new version would take.
 
 All maps of a gate are fitted together on the same queries and items: with labels by which pairs are right, without by
-what chance gives (`index.evaluation.evalue_calibration`), since only maps of one sort rank together. Which merge mode serves the gallery best
-while its items move is measured on the same sample.
+what chance gives (`evalue_calibration`), since only maps of one sort rank together. Which merge mode serves the gallery
+best while its items move is measured on the same sample.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""index.evaluation.evalue_calibration: E-values against counting by hand, the exponential tail, and a map that keeps every order."""
+"""evalue_calibration: E-values against counting by hand, the exponential tail, and a map that keeps every order."""
 
 from __future__ import annotations
 

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.errors import InvalidArgument
+from index.evaluation import metrics as evaluation
 from index.evaluation.metrics import (
     Compared,
     Retrieval,
@@ -30,7 +31,6 @@ from index.evaluation.metrics import (
     retrieval_from_rankings,
     update_gain,
 )
-from index.evaluation.metrics import metrics as evaluation
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 SPACES = [Cosine(), Euclidean(), Lorentz(1.0), Lorentz(0.3)]
@@ -362,6 +362,6 @@ def test_evaluation_needs_nothing_but_numpy() -> None:
     code = (
         "import sys\n"
         "for name in ('faiss', 'onnx', 'onnxruntime', 'pydantic', 'PIL', 'torch'): sys.modules[name] = None\n"
-        "import index.evaluation.metrics, index.evaluation.verification, index.evaluation.gate, index.evaluation.ordering"
+        "from index.evaluation import gate, metrics, ordering, verification"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from index.evaluation import curves
 from index.evaluation.curves import (
     CALIBRATED,
     LABEL_FREE,
@@ -19,7 +20,7 @@ from index.evaluation.curves import (
     measure_curves,
 )
 from index.evaluation.matching import Matching, fit_maps
-from index.evaluation.metrics import Compared, curves, retrieval
+from index.evaluation.metrics import Compared, retrieval
 from index.evaluation.ordering import Waiting, backfill_order
 from index.merge import merge_rank
 from index.space import Cosine, Euclidean, Lorentz, Space

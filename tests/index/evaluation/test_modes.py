@@ -1,4 +1,4 @@
-"""index.evaluation.modes: the merge mode that a simulated backfill is served best by; and maps drawn towards raw scores."""
+"""modes: the merge mode that a simulated backfill is served best by; and maps drawn towards raw scores."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
+from index.evaluation import adapters
 from index.evaluation.adapters import few_pairs, fit_slerp, low_rank, procrustes, ridge
 from index.evaluation.fitting import FITS
-from index.evaluation.metrics import adapters
 from index.space import Cosine, Vectors
 from index.transform import Matrix, slerp
 from index.version import Card, Edge, EdgeKind
