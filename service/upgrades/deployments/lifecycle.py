@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy import Connection, Row, delete, insert, select, update
@@ -147,7 +147,7 @@ def canary(transition: TransitionContext) -> Evidence:
 
 def become_current(transition: TransitionContext) -> Evidence:
     """Queries go through the version at once, and items that hold an embedding it prefers move to it."""
-    connection, now = transition.connection, time.time()
+    connection, registry, now = transition.connection, transition.registry, time.time()
     if transition.gallery.current_id == transition.row.version_id:
         raise AlreadyCurrent(f"version {transition.version.name!r} is current already", pointer="/version")
     transition.version.check()
@@ -158,16 +158,14 @@ def become_current(transition: TransitionContext) -> Evidence:
     connection.execute(mine.values(current_id=transition.row.version_id))
     stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
-    transition.registry.sync_edges()
+    registry.sync_edges()
     lost = {}
     if transition.row.undoes_id is not None:
-        lost = check_kept(
-            connection, transition.registry, transition.gallery, transition.version, transition.request.force
-        )
-    moved = activate(connection, transition.registry, transition.gallery.id, transition.version)
+        lost = check_kept(connection, registry, transition.gallery, transition.version, transition.request.force)
+    moved = activate(connection, registry, transition.gallery.id, transition.version)
     transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
     if transition.row.undoes_id is None:
-        check_reachable(connection, transition.registry, transition.gallery.id, transition.version)
+        check_reachable(connection, registry, transition.gallery.id, transition.version)
     return {**said, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(transition)}
 
 
@@ -355,10 +353,7 @@ def _end_current(transition: TransitionContext, after: State) -> None:
     mine = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == State.CURRENT.value)
     row = transition.connection.execute(select(deployment).where(*mine)).first()
     if row is not None:
-        ended = TransitionContext(
-            transition.connection, transition.registry, transition.gallery, row, transition.request
-        )
-        move(ended, after if transition.row.undoes_id is None else State.ROLLED_BACK)
+        move(replace(transition, row=row), after if transition.row.undoes_id is None else State.ROLLED_BACK)
 
 
 def _rest_on(transition: TransitionContext, report: Row[Any]) -> Evidence:
