@@ -15,16 +15,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
 from index.errors import InvalidArgument, NoRoute
-from index.filter import Filter
 from index.graph import Graph, Route
 from index.lock import ReadWriteLock
 from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
 from index.metadata import Item, Metadata
+from index.search_params import DEFAULTS, SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
 from index.shard import FaissShard, Keys, Shard
 from index.space import Space, Vectors, space_from_json
@@ -55,20 +55,17 @@ class Ask:
 
     Attributes:
         encode: embeds them by a version.
-        k: results a query, at least 1; there are never more than items.
+        depth: results a query, at least 1: `params.k`, and what pages before and behind it need; never more than items.
+        params: the options; `mode` None: what was measured to be best, else what `edge_maps` says. With a filter there
+            may be fewer results.
         encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
-        strict: raise instead of skipping shards that no route reaches.
-        mode: how shards are merged, one of `Mode`; None: what was measured to be best, else what `edge_maps` says.
-        where: only items whose metadata pass it are ranked; there may be fewer than k.
         stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
     """
 
     encode: Encode
-    k: int
+    depth: int
+    params: SearchParams = DEFAULTS
     encoders: frozenset[str] = frozenset()
-    strict: bool = False
-    mode: str | None = None
-    where: Filter | None = None
     stored: Mapping[int, int] = field(default_factory=dict)
 
 
@@ -105,18 +102,16 @@ class Gallery:
         k: int,
         *,
         encoders: frozenset[str] = frozenset(),
-        strict: bool = False,
-        mode: str | None = None,
-        where: Filter | None = None,
+        **options: Any,
     ) -> SearchResult:
-        """`answer` to one `Ask` by one version."""
-        return self.answer([(query_version, Ask(encode, k, encoders, strict, mode, where))])[0]
+        """`answer` to one `Ask` by one version; the other options are fields of `SearchParams`, taken as they are."""
+        return self.answer([(query_version, Ask(encode, k, SearchParams.model_construct(**options), encoders))])[0]
 
     def answer(self, asks: Sequence[tuple[str, Ask]]) -> list[SearchResult]:
         """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
 
         Raises:
-            InvalidArgument: k is below 1, the gallery is empty, or there is no such mode.
+            InvalidArgument: the depth is below 1, the gallery is empty, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
             QueryChanged: a query is an item that was written since it was read.
@@ -135,10 +130,9 @@ class Gallery:
     def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> SearchResult | None:
         """Answer by what was embedded, under the lock; None: the routes of now need more."""
         mix = self._mix()
-        depth = min(ask.k, sum(mix.values()))
-        check_k(depth, sum(mix.values()))
+        depth = _depth(ask.depth, sum(mix.values()))
         routes, degraded = self._plan(query_version, mix, ask.encoders)
-        if degraded and (ask.strict or not routes):
+        if degraded and (ask.params.strict or not routes):
             raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
         if any(self._written(key) != seq for key, seq in ask.stored.items()):
             raise QueryChanged
@@ -147,9 +141,10 @@ class Gallery:
         live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
         maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
         spaces = [self._spaces[version] for version, _ in live]
-        mode = choose_mode(ask.mode, spaces, maps is not None, self._preferred(query_version, routes, live))
+        mode = choose_mode(ask.params.mode, spaces, maps is not None, self._preferred(query_version, routes, live))
         moved = {version: _timed(self._transform, route, embedded.vectors) for version, route in routes.items()}
-        allowed, filter_seconds = (None, 0.0) if ask.where is None else _timed(self._metadata.select, ask.where)
+        where = ask.params.filter
+        allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
         scanned = [_timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()]
         used = maps if maps is not None and mode is Mode.CALIBRATED else [None] * len(live)
         started = time.perf_counter()
@@ -341,11 +336,13 @@ class Gallery:
         self._edge_maps = edge_maps(graph.edges, self._versions)
 
 
-def check_k(k: int, items: int) -> None:
-    """Raise InvalidArgument unless 1 <= k <= items."""
-    if not 1 <= k <= items:
-        legal = f"must be 1 to {items}, the number of items" if items else "cannot be answered: the gallery is empty"
-        raise InvalidArgument(f"k is {k}, it {legal}", pointer="/k")
+def _depth(wanted: int, items: int) -> int:
+    """How deep to look for as many results, where there may be fewer items."""
+    if not items:
+        raise InvalidArgument("there is nothing to find: the gallery is empty", pointer="/k")
+    if wanted < 1:
+        raise InvalidArgument(f"k is {wanted}, it must be at least 1", pointer="/k")
+    return min(wanted, items)
 
 
 def _merge(

@@ -209,7 +209,7 @@ class Match(BaseModel):
     metadata: dict[str, Any]
 
 
-class Matches(BaseModel):
+class QueryMatches(BaseModel):
     """The matches of one query, best first: where it stands in the request, what embedded it, how it was ranked."""
 
     query: str
@@ -266,7 +266,7 @@ class ExplainOut(BaseModel):
     seconds: SecondsOut
 
 
-class Answered(BaseModel):
+class SearchResponse(BaseModel):
     """The answer to queries: `version`, `mode` and `mix` (items per version) are those of the first.
 
     All of it - matches, what they show, `mix`, `degraded` - is as it was at number `seq` of the gallery's change feed.
@@ -282,7 +282,7 @@ class Answered(BaseModel):
     mix: dict[str, int]
     degraded: list[DegradedOut]
     warnings: list[ImageWarning]
-    results: list[Matches]
+    results: list[QueryMatches]
     next: str | None
     explain: ExplainOut | None = None
     took_ms: float

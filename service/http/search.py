@@ -5,35 +5,37 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
-from pydantic_core import to_json
 
 from index.gallery import Ask, QueryChanged
 from index.merge import Mode
+from index.search_params import SearchParams
 from index.search_result import SearchResult, ShardTrace
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
-from service.http.body_schemas import EMBEDDING, FILE, ID, SWITCH, fields, many, reads
+from service.http.body_schemas import EMBEDDING, FILE, ID, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, read_body
-from service.http.search_request import (
-    DEFAULT_K,
-    KINDS,
-    LISTS,
-    OPTIONS,
-    QueryBatch,
-    SearchRequest,
-    from_form,
-    from_json,
-)
+from service.http.search_request import KINDS, LISTS, OPTIONS, QueryBatch, SearchRequest, from_form, from_json
 from service.replica.replica import Answer, LoadedGallery
 from service.runtime import Runtime, Service
-from service.schemas import NAME, Answered
+from service.schemas import (
+    NAME,
+    DegradedOut,
+    EdgeUsed,
+    ExplainOut,
+    ImageWarning,
+    Match,
+    QueryMatches,
+    SearchResponse,
+    SecondsOut,
+    ShardOut,
+)
 from service.upgrades.rollouts.monitor import Asking
 
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
@@ -42,19 +44,11 @@ QUERY_KEY = "X-Query-Key"
 """Header: queries of one key stay with one version during a canary."""
 MAX_FIELD_BYTES = 1 << 20
 
-OPTION_SCHEMAS: dict[str, Any] = {
-    "k": {"type": "integer", "minimum": 1, "default": DEFAULT_K, "description": "at most the number of items"},
-    "mode": {
-        "type": ["string", "null"],
-        "enum": [*(mode.value for mode in Mode), None],
-        "description": "default: the first possible",
-    },
-    "threshold": {"type": ["number", "null"], "description": "matches must have at least so good a score"},
-    "filter": {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]},
-    "cursor": {"type": ["string", "null"], "description": "`next` of the answer to the same request"},
-    "strict": SWITCH,
-    "explain": SWITCH,
-}
+Read = Callable[[LoadedGallery], SearchRequest]
+"""Reads a request as the gallery stands now."""
+
+OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
+OPTION_SCHEMAS["filter"] |= {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]}
 QUERY_SCHEMAS: dict[str, Any] = {
     "texts": many({"type": "string", "maxLength": MAX_CHARACTERS}),
     "items": many(ID, description="ids of stored items: more like these"),
@@ -74,7 +68,7 @@ QUERY_BODY = reads(
 )
 
 
-@router.post("/galleries/{name}/query", response_model=Answered, openapi_extra=QUERY_BODY)
+@router.post("/galleries/{name}/query", response_model=SearchResponse, openapi_extra=QUERY_BODY)
 async def query(name: str, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
@@ -91,100 +85,90 @@ async def query(name: str, request: Request, service: Service) -> Response:
         return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
-def respond(service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None) -> Response:
-    """The answer as a response, written on this thread: a large one would keep the event loop from other requests."""
-    return Response(to_json(answer(service, name, read, key)), media_type="application/json")
+def respond(service: Runtime, name: str, read: Read, key: str | None) -> Response:
+    """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
 
-
-def answer(
-    service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None = None
-) -> dict[str, Any]:
-    """Search and show what was found; queries of one `key` stay with one version during a canary.
+    The response is written on this thread: a large one would keep the event loop from other requests.
 
     Raises:
         UnknownGallery: there is no such gallery.
-        InvalidArgument: k is not 1 to the number of items, or the response would be too large.
+        InvalidArgument: the gallery is empty, an option is out of range, or the response would be too large.
         NoRoute: strict, and some items cannot be reached; or none can.
         ModeUnavailable: the items cannot be ranked together in the mode asked for.
     """
     started = time.perf_counter()
-    question, pages = _ask(service, name, read, key)
-    first = pages[0].answer
-    return {
-        "version": first.version,
-        "k": question.k,
-        "mode": first.found.mode.value,
-        "seq": first.found.seq,
-        "mix": first.found.mix,
-        "degraded": list(
-            {(d.version, d.reason): vars(d) for page in pages for d in page.answer.found.degraded}.values()
-        ),
-        "warnings": [warning for part in question.parts for warning in part.sight.as_json()],
-        "results": sorted((result for page in pages for result in page.results), key=_asked),
-        "next": question.cursor() if any(page.more for page in pages) else None,
-        **({"explain": explain(pages)} if question.explain else {}),
-        "took_ms": round((time.perf_counter() - started) * 1000, 3),
-    }
+    while True:
+        live = service.replica.find(name)
+        service.replica.declare(live)
+        asked = read(live)
+        try:
+            answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
+            break
+        except QueryChanged:  # between reading a stored item and comparing it
+            service.replica.refresh(live.id)
+    pages = [_page(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]
+    response = _response(asked, pages, round((time.perf_counter() - started) * 1000, 3))
+    return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
 
 
-def _asked(result: Mapping[str, Any]) -> tuple[int, int]:
-    """Where its query stands in the request."""
-    _, kind, number = result["query"].split("/")
-    return KINDS.index(kind), int(number)
+def _asking(asked: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
+    # One more tells whether there is a next page, and a stored item finds itself among the best.
+    depth = asked.end + 1 + (max(part.exclude_keys) >= 0)
+    ask = Ask(part.encode, depth, asked.params, part.encoders, part.stored)
+    return Asking(part.version, ask, part.content, key, asked.params.k)
 
 
 @dataclass(frozen=True)
 class Page:
-    """What one part of a question gets: `results` in its order, and whether any query has `more` behind them."""
+    """What one part of a request gets: `results` in its order, and whether any query has `more` behind them."""
 
     part: QueryBatch
     answer: Answer
-    results: list[dict[str, Any]]
+    results: list[QueryMatches]
     more: bool
     fetch_seconds: float
 
 
-def _ask(
-    service: Runtime, name: str, read: Callable[[LoadedGallery], SearchRequest], key: str | None
-) -> tuple[SearchRequest, list[Page]]:
-    """Search for all parts of a question in one view of the gallery."""
-    while True:
-        live = service.replica.find(name)
-        service.replica.declare(live)
-        question = read(live)
-        askings = [_asking(question, part, key) for part in question.parts]
-        try:
-            answers = service.rollouts.answer(live, askings)
-        except QueryChanged:  # between reading a stored item and comparing it
-            service.replica.refresh(live.id)
-            continue
-        return question, [_page(service, question, *one) for one in zip(question.parts, answers, strict=True)]
-
-
-def _asking(question: SearchRequest, part: QueryBatch, key: str | None) -> Asking:
-    # One more tells whether there is a next page, and a stored item finds itself among the best.
-    depth = question.offset + question.k + 1 + (max(part.exclude_keys) >= 0)
-    ask = Ask(part.encode, depth, part.encoders, question.strict, question.mode, question.where, part.stored)
-    return Asking(part.version, ask, part.content, key, question.k)
-
-
-def _page(service: Runtime, question: SearchRequest, part: QueryBatch, answer: Answer) -> Page:
+def _page(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Answer) -> Page:
     """One part's page of what was found."""
     started = time.perf_counter()
-    rows = [list(row) for row in _ranked(service, answer.found, part, question)]
-    shown = [row[question.offset : question.offset + question.k] for row in rows]
+    rows = [list(row) for row in _ranked(service, answer.found, part, asked.params.threshold)]
+    shown = [row[asked.offset : asked.end] for row in rows]
     results = _show(answer, part, shown)
     service.traffic.count(np.asarray([key for row in shown for _, _, key, _ in row], np.int64))
-    more = any(len(row) > question.offset + question.k for row in rows)
-    return Page(part, answer, results, more, time.perf_counter() - started)
+    return Page(part, answer, results, any(len(row) > asked.end for row in rows), time.perf_counter() - started)
+
+
+def _response(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> SearchResponse:
+    first = pages[0].answer
+    degraded = {(d.version, d.reason): d for page in pages for d in page.answer.found.degraded}.values()
+    return SearchResponse(
+        version=first.version,
+        k=asked.params.k,
+        mode=first.found.mode.value,
+        seq=first.found.seq,
+        mix=dict(first.found.mix),
+        degraded=[DegradedOut(**vars(one)) for one in degraded],
+        warnings=[ImageWarning(**warning) for part in asked.parts for warning in part.sight.as_json()],
+        results=sorted((result for page in pages for result in page.results), key=_place),
+        next=asked.cursor() if any(page.more for page in pages) else None,
+        **({"explain": explain(pages)} if asked.params.explain else {}),
+        took_ms=took_ms,
+    )
+
+
+def _place(result: QueryMatches) -> tuple[int, int]:
+    """Where its query stands in the request."""
+    _, kind, number = result.query.split("/")
+    return KINDS.index(kind), int(number)
 
 
 def _ranked(
-    service: Runtime, found: SearchResult, part: QueryBatch, question: SearchRequest
+    service: Runtime, found: SearchResult, part: QueryBatch, threshold: float | None
 ) -> Iterator[Iterator[Place]]:
     """For each query the places in its row that hold a match, best first."""
     sign = 1 if found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
-    least = -np.inf if question.threshold is None else sign * question.threshold
+    least = -np.inf if threshold is None else sign * threshold
     arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
     for own, *row in zip(part.exclude_keys, *(array_QK.tolist() for array_QK in arrays), strict=True):
         yield (
@@ -200,9 +184,8 @@ def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
     return all(space_from_json(service.registry.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[dict[str, Any]]:
+def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[QueryMatches]:
     """What the matches show."""
-    about = {"version": answer.version, "mode": answer.found.mode.value}
     shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.found.shards]
     results = []
     for pointer, row in zip(part.pointers, rows, strict=True):
@@ -210,50 +193,46 @@ def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> 
         for score, raw_score, key, shard in row:
             item = answer.found.items[key]
             metadata = json.loads(item.metadata)
-            matches.append(
-                {"id": item.id, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata}
-            )
-        results.append({"query": pointer, **about, "matches": matches})
+            matches.append(Match(id=item.id, score=score, raw_score=raw_score, **shards[shard], metadata=metadata))
+        results.append(
+            QueryMatches(query=pointer, version=answer.version, mode=answer.found.mode.value, matches=matches)
+        )
     return results
 
 
-def explain(pages: Sequence[Page]) -> dict[str, Any]:
+def explain(pages: Sequence[Page]) -> ExplainOut:
     """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
     encode: Counter[str] = Counter()
     for page in pages:
         encode.update(page.answer.found.encode_seconds)
-    return {
-        "shards": [
-            {"queries": list(page.part.pointers), **_explain_shard(shard)}
+    shards = [_shard(page.part.pointers, shard) for page in pages for shard in page.answer.found.shards]
+    seconds = SecondsOut(
+        encode=dict(encode),
+        # Shards of one version share one transform.
+        transform=sum(
+            seconds
             for page in pages
-            for shard in page.answer.found.shards
-        ],
-        "seconds": {
-            "encode": dict(encode),
-            # Shards of one version share one transform.
-            "transform": sum(
-                seconds
-                for page in pages
-                for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
-            ),
-            "filter": sum(page.answer.found.filter_seconds for page in pages),
-            "scan": sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
-            "merge": sum(page.answer.found.merge_seconds for page in pages),
-            "fetch": sum(page.fetch_seconds for page in pages),
-        },
-    }
+            for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
+        ),
+        filter=sum(page.answer.found.filter_seconds for page in pages),
+        scan=sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
+        merge=sum(page.answer.found.merge_seconds for page in pages),
+        fetch=sum(page.fetch_seconds for page in pages),
+    )
+    return ExplainOut(shards=shards, seconds=seconds)
 
 
-def _explain_shard(shard: ShardTrace) -> Mapping[str, Any]:
-    return {
-        "version": shard.version,
-        "origin": shard.origin,
-        "items": shard.items,
-        "route": [
-            {"new": e.new, "old": e.old, "kind": e.kind.value, "scores": {n: vars(s) for n, s in e.scores.items()}}
+def _shard(queries: Sequence[str], shard: ShardTrace) -> ShardOut:
+    return ShardOut(
+        queries=list(queries),
+        version=shard.version,
+        origin=shard.origin,
+        items=shard.items,
+        route=[
+            EdgeUsed(new=e.new, old=e.old, kind=e.kind.value, scores={n: vars(s) for n, s in e.scores.items()})
             for e in shard.route.edges
         ],
-        "encoders": list(shard.route.encoders),
-        "calibration": shard.calibration.as_json() if shard.calibration else None,
-        "seconds": {"transform": shard.transform_seconds, "scan": shard.scan_seconds},
-    }
+        encoders=list(shard.route.encoders),
+        calibration=shard.calibration.as_json() if shard.calibration else None,
+        seconds={"transform": shard.transform_seconds, "scan": shard.scan_seconds},
+    )

@@ -2,23 +2,24 @@
 
 A request may mix image files, embeddings, texts and ids of items. Its answers come in that order, each named by the
 JSON pointer of its query: /images/0, /embeddings/0, /texts/0, /items/0.
+
+The options are `index.search_params.SearchParams`: a new one needs nothing here.
 """
 
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from index.errors import InvalidArgument
-from index.filter import Filter, parse_filter
-from index.gallery import Encode, check_k
-from index.merge import Mode
+from index.gallery import Encode
+from index.search_params import SearchParams, foreign_cursor
 from index.space import space_from_json
 from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
@@ -34,9 +35,10 @@ from service.schemas import check_embeddings, take_object
 from service.upgrades.rollouts.content import ImageContent, TextContent
 from service.upgrades.rollouts.monitor import Content
 
-DEFAULT_K = 10
-FLAGS = ("strict", "explain")
-OPTIONS = ("k", "mode", "threshold", "filter", "cursor", *FLAGS)
+OPTIONS = tuple(SearchParams.model_fields)
+PLAIN = {"mode", "cursor"}
+"""Options that are no JSON in a form, but plain text."""
+OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
 KINDS = ("images", "embeddings", *LISTS)
 """The kinds of queries, in the order of their answers."""
@@ -73,27 +75,22 @@ class SearchRequest:
 
     Attributes:
         parts: its queries.
-        k: matches wanted for each.
+        params: its options.
         offset: how many of the best matches earlier pages have shown.
-        mode: how shards are merged, None: the first mode that is possible.
-        threshold: matches must be at least this good in the score the list is ranked by; None: any.
-        where: only items whose metadata pass it are found; None: all.
-        strict: refuse a degraded answer.
-        explain: tell how the answer came about.
     """
 
     parts: Sequence[QueryBatch]
-    k: int
+    params: SearchParams
     offset: int
-    mode: str | None
-    threshold: float | None
-    where: Filter | None
-    strict: bool
-    explain: bool
+
+    @property
+    def end(self) -> int:
+        """How many of the best matches this page and those before it show."""
+        return self.offset + self.params.k
 
     def cursor(self) -> str:
         """What the same request takes to go on behind this page."""
-        text = json.dumps([self.offset + self.k, _same(self.parts, self.mode, self.threshold, self.where)])
+        text = json.dumps([self.end, _fingerprint(self.parts, self.params)])
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
@@ -105,34 +102,30 @@ def from_json(service: Runtime, live: LoadedGallery, raw: bytes) -> SearchReques
 
 def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
     """A question with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
-    plain = {name: form.fields[name] for name in ("mode", "cursor") if name in form.fields}
-    read = {name: _read_field(name, text) for name, text in form.fields.items() if name not in plain}
+    body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
         raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
-    return _question(service, live, {**plain, **read}, form.files)
+    return _question(service, live, body, form.files)
 
 
 def _question(
     service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> SearchRequest:
-    mode, threshold = body.get("mode"), body.get("threshold")
-    if mode is not None and mode not in list(Mode):
-        raise InvalidBody(f"mode must be one of {', '.join(Mode)}", pointer="/mode")
-    if threshold is not None and (not isinstance(threshold, (int, float)) or isinstance(threshold, bool)):
-        raise InvalidBody("threshold must be a number", pointer="/threshold")
-    for name in FLAGS:
-        if not isinstance(body.get(name, False), bool):
-            raise InvalidBody(f"{name} must be true or false", pointer=f"/{name}")
-    k = body.get("k", DEFAULT_K)
-    if not isinstance(k, int) or isinstance(k, bool):
-        raise InvalidBody("k must be an integer", pointer="/k")
-    where = None if body.get("filter") is None else parse_filter(body["filter"])
+    params = _params({name: body[name] for name in OPTIONS if name in body})
     parts = _parts(service, live, body, files)
-    check_k(k, sum(live.gallery.mix().values()))
-    offset = _read_cursor(body["cursor"], _same(parts, mode, threshold, where)) if body.get("cursor") is not None else 0
-    _check_size(sum(len(part.pointers) for part in parts), offset, k, service.settings.max_results)
-    flags = {name: body.get(name, False) for name in FLAGS}
-    return SearchRequest(parts, k, offset, mode, threshold, where, **flags)
+    offset = 0 if params.cursor is None else _read_cursor(params.cursor, _fingerprint(parts, params))
+    _check_size(sum(len(part.pointers) for part in parts), offset, params.k, service.settings.max_results)
+    return SearchRequest(parts, params, offset)
+
+
+def _params(given: Mapping[str, Any]) -> SearchParams:
+    try:
+        return SearchParams.model_validate(given)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = first["loc"][0]
+        kind = InvalidArgument if first["type"] in OUT_OF_RANGE else InvalidBody
+        raise kind(f"{name}: {first['msg']}", pointer=f"/{name}") from error
 
 
 def _parts(
@@ -208,23 +201,21 @@ def _read_field(name: str, text: str) -> Any:
         raise InvalidBody(f'field {name} must be JSON, like 10, 0.5, true or ["a"]', pointer=f"/{name}") from error
 
 
-def _read_cursor(cursor: object, same: str) -> int:
+def _read_cursor(cursor: str, made_for: str) -> int:
     """The offset in a cursor that `SearchRequest.cursor` made for the same request."""
     try:
         # A longer one is not ours, and might be nested deeper than it could be read.
-        text = str(cursor)[:MAX_CURSOR]
-        offset, made_for = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
-        if isinstance(offset, int) and 0 < offset < 1 << 53 and made_for == same:
+        text = cursor[:MAX_CURSOR]
+        offset, fingerprint = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+        if isinstance(offset, int) and 0 < offset < 1 << 53 and fingerprint == made_for:
             return offset
     except (ValueError, TypeError):
         pass
-    raise InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
+    raise foreign_cursor()
 
 
-def _same(parts: Sequence[QueryBatch], mode: str | None, threshold: float | None, where: Filter | None) -> str:
-    """What must not change from page to page, as far as it can be told cheaply."""
-    asked = [[part.version, list(part.pointers)] for part in parts]
-    return hashlib.sha256(json.dumps([asked, mode, threshold, repr(where)]).encode()).hexdigest()[:16]
+def _fingerprint(parts: Sequence[QueryBatch], params: SearchParams) -> str:
+    return params.fingerprint([[part.version, list(part.pointers)] for part in parts])
 
 
 def _check_count(service: Runtime, listed: object, pointer: str) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 from sqlalchemy import Row
 
 from index.errors import ModeUnavailable, NoRoute, RegraftError
-from index.filter import Filter
 from index.gallery import Ask, Encode, Gallery
+from index.search_params import DEFAULTS, SearchParams
 from index.search_result import SearchResult
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion, UnknownGallery
@@ -66,12 +66,10 @@ class LoadedGallery:
         encode: Encode,
         k: int,
         encoders: frozenset[str],
-        strict: bool,
-        mode: str | None = None,
-        where: Filter | None = None,
+        params: SearchParams = DEFAULTS,
     ) -> Answer:
         """`answer` to one `Ask`."""
-        return self.answer([(version, Ask(encode, k, encoders, strict, mode, where))])[0]
+        return self.answer([(version, Ask(encode, k, params, encoders))])[0]
 
     def answer(self, asks: Sequence[tuple[str | None, Ask]]) -> list[Answer]:
         """`Gallery.answer`, each by its version or else the current one, never across the moment of a deployment.

@@ -96,7 +96,7 @@ def test_an_empty_change_is_legal(gallery: Gallery) -> None:
 @pytest.mark.parametrize("k", [-1, 0])
 def test_k_is_at_least_one_and_never_gives_more_than_there_is(gallery: Gallery, k: int) -> None:
     gallery.apply({("v1", "encoded"): ([1, 2], unit(2, 4)), ("v3", "encoded"): ([3], unit(1, 6))})
-    with pytest.raises(InvalidArgument, match=f"k is {k}, it must be 1 to 3") as caught:
+    with pytest.raises(InvalidArgument, match=f"k is {k}, it must be at least 1") as caught:
         gallery.search("v3", always(unit(1, 6)), k)
     assert caught.value.pointer == "/k"
     for legal in (1, 3, 4, 10**9):
@@ -447,20 +447,20 @@ def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
     even, none = parse_filter({"field": "even", "eq": True}), parse_filter({"field": "n", "eq": -1})
     for mode in ("raw", "rank"):
         everything = gallery.search("v2", q, 12, mode=mode)
-        found = gallery.search("v2", q, 12, mode=mode, where=even)
+        found = gallery.search("v2", q, 12, mode=mode, filter=even)
         assert (found.keys_QK[:, 6:] == MISSING).all()
         if mode == "raw":
             expected = [[key for key in row if key % 2 == 0] for row in everything.keys_QK.tolist()]
             assert found.keys_QK[:, :6].tolist() == expected
         assert (np.sort(found.keys_QK[:, :6], axis=1) == np.arange(0, 12, 2)).all()
-        assert (gallery.search("v2", q, 3, mode=mode, where=none).keys_QK == MISSING).all()
+        assert (gallery.search("v2", q, 3, mode=mode, filter=none).keys_QK == MISSING).all()
     assert found.mix == {"v1": 6, "v2": 6}
     assert found.filter_seconds > 0 == everything.filter_seconds
 
 
 def test_metadata_stays_with_an_item_that_moves_and_goes_with_one_that_leaves(gallery: Gallery) -> None:
     def passing(filter_json: object) -> set[int]:
-        found = gallery.search("v2", always(unit(1, 4, 9)), 3, where=parse_filter(filter_json))
+        found = gallery.search("v2", always(unit(1, 4, 9)), 3, filter=parse_filter(filter_json))
         return set(found.keys_QK[0].tolist()) - {MISSING}
 
     red = {"field": "color", "eq": "red"}

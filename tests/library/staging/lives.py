@@ -13,6 +13,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from index.merge import Mode
+from index.search_params import SearchParams
 from service.registry.registry import Registry
 from service.replica.replica import Replica
 from staging.galleries import Expected, Model, Move
@@ -60,7 +62,7 @@ class Follower:
         """Key -> raw score for a query by a picture."""
         self.replica.refresh(self.live.id)
         found = self.live.search(
-            None, lambda version: world.encode(version, number)[None], k, world.everyone, False, "raw"
+            None, lambda version: world.encode(version, number)[None], k, world.everyone, SearchParams(mode=Mode.RAW)
         ).found
         return dict(zip(found.keys_QK[0].tolist(), found.raw_QK[0].tolist(), strict=True))
 

@@ -158,11 +158,19 @@ class TestPages:
     def test_a_foreign_cursor_is_refused(self, served: Any, filled: str, problem: Problem, cursor: Any) -> None:
         problem(ask(served, filled, items=["i3"], k=1, cursor=cursor), 422, "invalid_argument", "/cursor")
 
-    def test_a_cursor_of_another_request_is_refused(self, served: Any, filled: str, problem: Problem) -> None:
-        cursor = ask(served, filled, items=["i3"], k=1).json()["next"]
+    @pytest.mark.parametrize(
+        "other",
+        [{"mode": "rank"}, {"threshold": 0}, {"filter": {"field": "a", "exists": False}}, {"items": ["i3"] * 2}],
+    )
+    def test_a_cursor_of_another_request_is_refused(
+        self, served: Any, filled: str, problem: Problem, other: dict[str, Any]
+    ) -> None:
+        asked = {"items": ["i3"], "k": 1}
+        cursor = ask(served, filled, **asked).json()["next"]
 
-        problem(ask(served, filled, items=["i3"], k=1, mode="rank", cursor=cursor), 422, "invalid_argument", "/cursor")
-        assert ask(served, filled, items=["i3"], k=4, cursor=cursor).status_code == 200
+        problem(ask(served, filled, **{**asked, **other}, cursor=cursor), 422, "invalid_argument", "/cursor")
+        same = {**asked, "k": 4, "strict": True, "explain": True}
+        assert ask(served, filled, **same, cursor=cursor).status_code == 200
 
 
 class TestThreshold:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import service.http.search_request
 from index.calibration import Calibration
 from index.encoder import Encoder
 from index.image import decode_image
+from index.shard import FaissShard
 from index.version import Version
 
 Problem = Callable[..., dict[str, Any]]
@@ -69,13 +71,22 @@ def test_k_defaults_to_ten(served: Any, filled: str, pictures: list[bytes]) -> N
     assert len(ids(served.query(filled, pictures[0]))[0]) == 10
 
 
-@pytest.mark.parametrize("k", [0, -1, 21, 10**9])
-def test_k_lies_between_one_and_the_number_of_items(
+def test_fewer_items_than_k_are_fewer_matches(served: Any, filled: str, pictures: list[bytes]) -> None:
+    few = served.gallery()
+    served.ingest(few, {f"i{n}": pictures[n] for n in range(3)})
+
+    assert {len(row) for row in ids(served.query(few, *pictures[:2]))} == {3}
+    answer = served.query(filled, pictures[0], k=1000)
+    assert len(ids(answer)[0]) == 20
+    assert (answer.json()["k"], answer.json()["next"]) == (1000, None)
+
+
+@pytest.mark.parametrize("k", [0, -1, 10**9, 10**30])
+def test_k_is_at_least_one_and_bounded(
     served: Any, filled: str, pictures: list[bytes], problem: Problem, k: int
 ) -> None:
-    told = problem(served.query(filled, pictures[0], k=k), 422, "invalid_argument", "/k")["detail"]
+    problem(served.query(filled, pictures[0], k=k), 422, "invalid_argument", "/k")
 
-    assert "1 to 20" in told
     body = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": k}
     problem(served.http.post(f"{filled}/query", json=body), 422, "invalid_argument", "/k")
 
@@ -84,6 +95,23 @@ def test_an_empty_gallery_answers_no_query(served: Any, pictures: list[bytes], p
     path = served.gallery()
 
     assert "empty" in problem(served.query(path, pictures[0], k=1), 422, "invalid_argument", "/k")["detail"]
+
+
+def test_few_functions_lie_between_the_route_and_the_scan(
+    served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths, scan = [], FaissShard.search
+
+    def spy(*args: Any) -> Any:
+        paths.append([frame.name for frame in traceback.extract_stack()])
+        return scan(*args)
+
+    monkeypatch.setattr(FaissShard, "search", spy)
+    served.query(filled, pictures[0])
+
+    ((*path, _),) = paths
+    functions = [name for name in path[path.index("respond") :] if not name.startswith("<")]  # no comprehensions
+    assert len(functions) <= 6
 
 
 def test_a_gallery_without_current_version_answers_no_images(
@@ -128,6 +156,9 @@ def test_a_bad_field_of_the_form_is_named(
         ({"mode": "best"}, "invalid_body", "/mode"),
         ({"mode": 1}, "invalid_body", "/mode"),
         ({"mode": ["raw"]}, "invalid_body", "/mode"),
+        ({"threshold": "0.5"}, "invalid_body", "/threshold"),
+        ({"threshold": True}, "invalid_body", "/threshold"),
+        ({"filter": "x"}, "invalid_filter", "/filter"),
         ({"version": None}, "invalid_body", "/version"),
         ({"version": "v9"}, "unknown_version", "/version"),
         ({"limit": 1}, "invalid_body", "/limit"),

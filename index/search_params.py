@@ -1,0 +1,73 @@
+"""What may be asked of a search besides its queries: one model, validated once, where a request comes in.
+
+The API's description, the cursor and the gallery take it from here; the options of the client and the command are held
+against its fields by a test.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+
+from index.errors import InvalidArgument
+from index.filter import Filter, parse_filter
+from index.merge import Mode
+
+MAX_K = (1 << 31) - 1
+"""The largest k; a service bounds queries x k besides."""
+ANY_PAGE = frozenset({"k", "cursor", "strict", "explain"})
+"""Options that may differ from page to page: they change nothing about the ranking."""
+
+
+def _read_filter(value: object) -> Filter | None:
+    return None if value is None else parse_filter(value)
+
+
+def _read_cursor(value: object) -> str | None:
+    # Nothing but what an answer gave is a cursor, of whatever type it is.
+    if value is None or isinstance(value, str):
+        return value
+    raise foreign_cursor()
+
+
+def foreign_cursor() -> InvalidArgument:
+    """The error of a cursor that is not of this request."""
+    return InvalidArgument("cursor must be the `next` of an earlier answer to this request", pointer="/cursor")
+
+
+class SearchParams(BaseModel):
+    """The options of a search.
+
+    Raises:
+        InvalidFilter, InvalidArgument: of the filter and the cursor; ValidationError: of all else.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
+    """matches wanted for each query; fewer items give fewer matches"""
+    mode: Annotated[Mode, Field(strict=False), WithJsonSchema({"type": "string", "enum": list(Mode)})] | None = None
+    """how matches of several versions rank as one list; default: the first possible"""
+    threshold: float | None = None
+    """matches must have at least so good a score"""
+    filter: Annotated[Filter | None, PlainValidator(_read_filter), WithJsonSchema({"type": ["object", "null"]})] = None
+    """only items whose metadata pass it are found"""
+    cursor: Annotated[str | None, PlainValidator(_read_cursor), WithJsonSchema({"type": ["string", "null"]})] = None
+    """`next` of the answer to the same request"""
+    strict: bool = False
+    """refuse an answer that leaves items out"""
+    explain: bool = False
+    """tell how the answer came about"""
+
+    def fingerprint(self, queries: Any) -> str:
+        """What must not change from page to page, as far as it can be told cheaply; `queries`: any JSON of them."""
+        ranking = repr({name: value for name, value in self if name not in ANY_PAGE})
+        return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
+
+
+DEFAULTS = SearchParams()
