@@ -42,8 +42,11 @@ class ImageItem:
     metadata: Mapping[str, Any] | None = None
 
 
+DEFAULT_K = 10
+
+
 class QueryOptions(TypedDict, total=False):
-    """Options of a query.
+    """Options of a query besides `k`, those of `index.search_params`.
 
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
     threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
@@ -187,7 +190,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         self,
         gallery: str,
         images: Sequence[bytes] = (),
-        k: int = 10,
+        k: int = DEFAULT_K,
         *,
         texts: Sequence[str] = (),
         items: Sequence[str] = (),
@@ -214,7 +217,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         gallery: str,
         embeddings: Vectors,
         version: str,
-        k: int = 10,
+        k: int = DEFAULT_K,
         **options: Unpack[QueryOptions],
     ) -> Json:
         """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.

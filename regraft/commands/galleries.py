@@ -12,13 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft.client import Client, ImageItem, Json, Problem, QueryOptions
+from regraft.client import DEFAULT_K, Client, ImageItem, Json, Problem, QueryOptions
 from regraft.commands.console import visible
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, progress, would
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
-DEFAULT_K = 10
 
 gallery = typer.Typer(no_args_is_help=True, help="Create, list, show and delete galleries.")
 
@@ -111,9 +110,7 @@ def query(
     like: Annotated[
         str | None, typer.Option("--like", metavar="ITEM", help="Search with a stored item.", show_default=False)
     ] = None,
-    k: Annotated[
-        int | None, typer.Option("-k", help=f"Matches wanted; default {DEFAULT_K} or all.", show_default=False)
-    ] = None,
+    k: Annotated[int, typer.Option("-k", help="Matches wanted; fewer items give fewer.")] = DEFAULT_K,
     mode: Annotated[
         str | None,
         typer.Option("--mode", help="calibrated, raw or rank; default the first possible.", show_default=False),
@@ -125,6 +122,7 @@ def query(
         str | None,
         typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -136,6 +134,8 @@ def query(
     if sum(given is not None for given in (image, text, like)) != 1:
         raise InvalidArgument("give one of IMAGE, --text and --like")
     options = QueryOptions(explain=explain)
+    if strict:
+        options["strict"] = True
     if mode is not None:
         options["mode"] = mode
     if threshold is not None:
@@ -143,8 +143,6 @@ def query(
     if where is not None:
         options["filter"] = _read_filter(where)
     with connect(url, api_key) as client:
-        if k is None:
-            k = max(1, min(DEFAULT_K, client.gallery(name)["items"]))
         images = [] if image is None else [image.read_bytes()]
         texts, items = ([] if one is None else [one] for one in (text, like))
         answer = client.query(name, images, k, texts=texts, items=items, **options)

@@ -267,7 +267,6 @@ def test_batches_are_cut_by_bytes_too(tmp_path, monkeypatch):
 def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     (tmp_path / "q.png").write_bytes(b"x")
     match = {"id": "a", "score": 0.98765, "version": "v1", "route": ["identity"], "metadata": {"digit": 3}}
-    service.answers["GET /v1/galleries/g"] = GALLERY
     service.answers["POST /v1/galleries/g/query"] = {
         "results": [{"matches": [match]}],
         "degraded": [{"version": "v0", "items": 7, "reason": "no edge"}],
@@ -279,7 +278,7 @@ def test_query_prints_matches_and_what_was_not_searched(run, service, tmp_path):
     assert code == 0
     assert shown.splitlines()[1].split(maxsplit=4) == ["a", "0.9877", "v1", "identity", "{'digit': 3}"]
     assert said == "not searched: 7 items of v0: no edge\nwarning: 1 image: it is cropped\n"
-    assert b'name="k"\r\n\r\n2\r\n' in service.requests[-1].content  # no more than there are items
+    assert b'name="k"\r\n\r\n10\r\n' in service.requests[-1].content
 
 
 def test_query_explains_how_each_shard_was_reached(run, service, tmp_path):
@@ -326,6 +325,8 @@ def test_query_takes_an_image_a_text_or_an_item(run, service, tmp_path):
     assert json.loads(service.requests[-1].content)["texts"] == ["a red boot"]
     assert run("query", "g", "--like", "a", "-k", "1", "--threshold", "0.5")[0] == 0
     assert json.loads(service.requests[-1].content) == {"items": ["a"], "k": 1, "threshold": 0.5, "explain": False}
+    assert run("query", "g", "--like", "a", "--strict")[0] == 0
+    assert json.loads(service.requests[-1].content)["strict"] is True
     assert run("query", "g", "--like", "a", "-k", "1", "--filter", '{"field": "n", "eq": 1}')[0] == 0
     assert json.loads(service.requests[-1].content)["filter"] == {"field": "n", "eq": 1}
     code, _, said = run("query", "g", "--like", "a", "-k", "1", "--filter", "n=1")

@@ -14,11 +14,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import typer
 
 import regraft
 from index.errors import InvalidArgument, RegraftError
+from index.search_params import SearchParams
 from regraft import connection
-from regraft.client import Client, ImageItem, Problem, Unreachable
+from regraft.cli import app
+from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions, Unreachable
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -182,6 +185,16 @@ def test_a_query_without_images_is_json_and_one_with_images_a_form():
     assert json.loads(plain.content) == body
     for name, value in (("texts", '["two"]'), ("k", "10"), ("threshold", "0.5"), ("mode", "rank")):
         assert f'name="{name}"\r\n\r\n{value}\r\n'.encode() in form.content
+
+
+def test_client_and_command_have_the_options_of_a_search():
+    fields = SearchParams.model_fields
+    command = typer.main.get_command(app).commands["query"]
+
+    assert {"k", *QueryOptions.__annotations__} == set(fields)
+    assert fields["k"].default == DEFAULT_K
+    # A person asks for more matches, not for the page behind them.
+    assert set(fields) - {"cursor"} <= {name.lstrip("-") for option in command.params for name in option.opts}
 
 
 def test_a_version_folder_is_packed_with_its_card_at_the_root(make_version, tmp_path):
