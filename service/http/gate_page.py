@@ -1,65 +1,88 @@
-"""A gate report as one HTML page: inline SVG, no script, nothing loaded from elsewhere."""
+"""A gate report as one HTML page: inline SVG and small images, no script, nothing loaded from elsewhere."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-COLOURS = {"pass": "#1a7f37", "warn": "#9a6700", "refuse": "#cf222e"}
+from service.http.gate_plots import BETTER, OPEN, WORSE, bars, differences
+
+COLOURS = {"pass": BETTER, "warn": OPEN, "refuse": WORSE}
 WORDS = {
     "pass": "The new version is better over what is stored: deploying it improves every answer at once.",
     "warn": "The measured difference does not decide, or a slice gets worse: look before deploying.",
     "refuse": "The new version is worse over what is stored: deploying it needs a written reason.",
 }
 BARS = (("old_old", "M(old/old), now"), ("new_old", "M(new/old), at once"), ("new_new", "M(new/new), after a backfill"))
-
-LEFT, WIDTH, ROW = 240, 420, 28
-"""Pixels: room for names, the axis from 0 to 1, and the height of a bar."""
+DIFFERENCE = "M(new/old) - M(old/old), percentage points: right of 0 is better"
 
 MOST_SLICES = 50
 """Slices the page draws."""
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 54rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } table { border-collapse: collapse; }
 td, th { padding: .2rem .8rem .2rem 0; text-align: left; font-variant-numeric: tabular-nums; }
 .verdict { display: inline-block; padding: .1rem .7rem; border-radius: 1rem; color: white; } svg { max-width: 100%; }
+.flips td { vertical-align: top; overflow-wrap: anywhere; } .flips img { display: block; min-width: 48px; }
 """
 
 
-def page(gallery: str, report: Mapping[str, Any]) -> str:
-    """The page of a report, as `service.http.gates.GateOut` gives it."""
+def page(gallery: str, report: Mapping[str, Any], images: Mapping[str, str]) -> str:
+    """The page of a report.
+
+    Args:
+        gallery: its name.
+        report: as `service.http.gates.GateOut` gives it.
+        images: data URIs of what its flips name, by id; one without an image is shown as its id alone.
+    """
     title = f"Gate {report['id']}: {report['current']} to {report['version']} in {gallery}"
-    verdict = report["verdict"]
+    verdict, metric = report["verdict"], report["metric"]
     parts = [
         f"<h1>{escape(title)}</h1>",
         f'<p><span class="verdict" style="background:{COLOURS[verdict]}">{verdict}</span> {WORDS[verdict]}</p>',
-        f"<h2>{escape(report['metric'])}</h2>",
-        _bars([(name, report[field]) for field, name in BARS if report[field]]),
+        f"<h2>{escape(metric)}</h2>",
+        bars([(name, report[field]) for field, name in BARS if report[field]], f"{metric} with its 95 % interval"),
         "<h2>Difference M(new/old) - M(old/old)</h2>",
-        _differences([("all queries", report["difference"])]),
+        differences([("all queries", report["difference"])], DIFFERENCE),
+        "<h2>What was measured</h2>",
+        _table(_measured(report)),
+        "<h2>What came of it</h2>",
         _table(_facts(report)),
+        *_flips(report, images),
+        *_slices(report),
     ]
-    if report["slices"]:
-        shown = report["slices"][:MOST_SLICES]
-        named = [(f"{_plain(one['value'])} ({one['queries']})", one["difference"]) for one in shown]
-        parts += [f"<h2>Slices by {escape(report['slice'] or '')}, worst first</h2>", _differences(named)]
-        if left := len(report["slices"]) - len(shown):
-            parts.append(f"<p>and {left} more, which lose less</p>")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>"
     )
 
 
+def _measured(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    chosen = "every one that can ask" if report["exhaustive"] else f"at most {report['sample']}, drawn"
+    covered = "every one that can be compared" if report["whole"] else "a sample"
+    of = "own items" if report["evaluation"] is None else f"evaluation set {report['evaluation']}"
+    label = report["label"] or ("that of each entry" if report["labelled"] else "none")
+    return [
+        ("measured on", f"the gallery's {of}"),
+        ("label", label),
+        ("metric", report["metric"]),
+        ("queries", f"{report['queries']} ({chosen}) that had something to find"),
+        ("items on the gallery side", f"{report['items']} ({covered})"),
+        ("left out", f"{report['unreadable']} that could not be read, {report['unlabelled']} without a label"),
+        ("seed", str(report["seed"])),
+        ("date", datetime.fromtimestamp(report["created"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")),
+        ("by", report["who"]),
+    ]
+
+
 def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     gap = report["gap_closed"]
     facts = [
         ("route", " → ".join(report["route"]) or "the same version"),
-        ("queries", f"{report['queries']} of {report['items']} entries"),
-        ("left out", f"{report['unreadable']} that could not be read, {report['unlabelled']} without a label"),
         ("negative flips", f"{report['negative_flips']} first matches were right and are wrong"),
         ("share of the gap closed", "unknown" if gap is None else f"{gap:.0%} before any backfill"),
         ("calibrations fitted", str(report["calibrations"])),
@@ -69,59 +92,49 @@ def _facts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
     return facts
 
 
+def _flips(report: Mapping[str, Any], images: Mapping[str, str]) -> list[str]:
+    """The queries that the new version gets wrong, as images where they are there."""
+    flips = report["flips"]
+    if not flips:
+        return []
+    columns = ("query", "its first match by the new version, wrong", "place of the first right item")
+    head = f"<tr>{''.join(f'<th>{column}</th>' for column in columns)}</tr>"
+    rows = "".join(
+        f"<tr><td>{_end(flip['query'], images)}</td><td>{_end(flip['wrong'], images)}</td>"
+        f"<td>{flip['rank']} (was 1)</td></tr>"
+        for flip in flips
+    )
+    said = f"{len(flips)} of {report['negative_flips']}, by how far the first right item fell, the deepest fall first."
+    return ["<h2>Negative flips</h2>", f"<p>{said}</p>", f'<table class="flips">{head}{rows}</table>']
+
+
+def _end(end: Mapping[str, Any], images: Mapping[str, str]) -> str:
+    name = escape(end["id"])
+    shown = f'<img src="{escape(images[end["id"]])}" alt="{name}">' if end["id"] in images else ""
+    label = "" if end["label"] is None else f"<br>label {escape(_plain(end['label']))}"
+    return f"{shown}{name}{label}"
+
+
+def _slices(report: Mapping[str, Any]) -> list[str]:
+    if not report["slices"]:
+        return []
+    shown = report["slices"][:MOST_SLICES]
+    named = [(f"{_plain(one['value'])} ({one['queries']})", one["difference"]) for one in shown]
+    parts = [f"<h2>Slices by {escape(report['slice'] or '')}, worst first</h2>", differences(named, DIFFERENCE)]
+    if left := len(report["slices"]) - len(shown):
+        parts.append(f"<p>and {left} more, which lose less</p>")
+    return parts
+
+
 def _plain(value: str) -> str:
-    """A slice as people read it: JSON, but for a string the string itself."""
-    found = json.loads(value)
+    """A label or a slice as people read it: JSON, but for a string the string itself; as it is where it was cut."""
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return value
     return found if isinstance(found, str) else value
 
 
 def _table(facts: Sequence[tuple[str, str]]) -> str:
     rows = "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in facts)
     return f"<table>{rows}</table>"
-
-
-def _bars(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """Bars from 0 to 1 with their intervals."""
-    shapes = []
-    for number, (name, score) in enumerate(rows):
-        y = number * ROW
-        value, low, high = (LEFT + WIDTH * score[field] for field in ("value", "low", "high"))
-        shapes.append(_name(name, y))
-        shapes.append(f'<rect x="{LEFT}" y="{y + 6}" width="{value - LEFT:.1f}" height="16" fill="#54aeff"/>')
-        shapes.append(_interval(low, high, y))
-        shapes.append(_label(f"{score['value']:.1%} [{score['low']:.1%}, {score['high']:.1%}]", y))
-    return _svg(shapes, len(rows))
-
-
-def _differences(rows: Sequence[tuple[str, Mapping[str, float]]]) -> str:
-    """Differences around 0, on the scale of the widest."""
-    most = max((abs(score[field]) for _, score in rows for field in ("low", "high")), default=0) or 1.0
-    centre, scale = LEFT + WIDTH / 2, WIDTH / 2 / most
-    shapes = [f'<line x1="{centre}" x2="{centre}" y1="0" y2="{len(rows) * ROW}" stroke="#8c959f"/>']
-    for number, (name, score) in enumerate(rows):
-        y = number * ROW
-        value, low, high = (centre + scale * score[field] for field in ("value", "low", "high"))
-        colour = COLOURS["refuse"] if score["high"] < 0 else COLOURS["pass"] if score["low"] > 0 else COLOURS["warn"]
-        shapes.append(_name(name, y))
-        shapes.append(_interval(low, high, y))
-        shapes.append(f'<circle cx="{value:.1f}" cy="{y + 14}" r="5" fill="{colour}"/>')
-        shapes.append(_label(f"{100 * score['value']:+.1f} [{100 * score['low']:+.1f}, {100 * score['high']:+.1f}]", y))
-    return _svg(shapes, len(rows))
-
-
-def _svg(shapes: Sequence[str], rows: int) -> str:
-    width, height = LEFT + WIDTH + 200, rows * ROW + 2
-    start = f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" font-size="13" role="img">'
-    return f"{start}{''.join(shapes)}</svg>"
-
-
-def _name(text: str, y: float) -> str:
-    return f'<text x="{LEFT - 10}" y="{y + 18}" text-anchor="end">{escape(text[:40])}</text>'
-
-
-def _label(text: str, y: float) -> str:
-    return f'<text x="{LEFT + WIDTH + 10}" y="{y + 18}">{escape(text)}</text>'
-
-
-def _interval(low: float, high: float, y: float) -> str:
-    return f'<line x1="{low:.1f}" x2="{high:.1f}" y1="{y + 14}" y2="{y + 14}" stroke="#1f2328" stroke-width="2"/>'

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Row, insert, select
 
 from index.errors import InvalidArgument, RegraftError
 from service.errors import NoCurrentVersion
+from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
@@ -84,6 +85,24 @@ class SliceOut(BaseModel):
     difference: ScoreOut
 
 
+class FlipEndOut(BaseModel):
+    """An item's id, or an entry's number in the evaluation set; its label as JSON, cut at 200 characters."""
+
+    id: str
+    label: str | None
+
+
+class FlipOut(BaseModel):
+    """A query whose first match was right under old/old and is `wrong` under new/old.
+
+    `rank` is the place of its first right item under new/old, which was 1 under old/old.
+    """
+
+    query: FlipEndOut
+    wrong: FlipEndOut
+    rank: int
+
+
 class LatencyOut(BaseModel):
     """Milliseconds to encode one image."""
 
@@ -107,8 +126,9 @@ class GateOut(BaseModel):
     `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
     whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
     is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
-    and did not ask; `unlabelled` entries are left out where labels decide. `slices` are worst first, each `value` is
-    JSON. `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
+    and did not ask; `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
+    `negative_flips`, the deepest fall (largest `rank`) first. `slices` are worst first, each `value` is JSON.
+    `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
     merge mode of `merge`. A rehearsal has no `id`.
     """
 
@@ -122,6 +142,7 @@ class GateOut(BaseModel):
     new_new: ScoreOut | None
     difference: ScoreOut
     negative_flips: int
+    flips: list[FlipOut] = []
     gap_closed: float | None
     queries: int
     items: int
@@ -198,13 +219,15 @@ def show(name: str, number: Number, service: Service) -> GateOut:
 
 @router.get("/galleries/{name}/gates/{number}/page", response_class=HTMLResponse)
 def show_page(name: str, number: Number, service: Service) -> Response:
-    """A gate report as one HTML page with plots, which needs nothing from elsewhere."""
+    """A gate report as one HTML page with plots and images of flips, which needs nothing from elsewhere."""
     with service.database.read() as connection:
         row = _row(connection, name, number)
-    content = page(name, describe(row).model_dump())
+        report = describe(row).model_dump()
+        keys = flip_blobs(connection, row.gallery_id, report)
+    content = page(name, report, thumbnails(service.blobs, service.decoder, keys))
     headers = {
         "Content-Disposition": f'inline; filename="gate-{number}.html"',
-        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
+        "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; img-src data:",
     }
     return Response(content, media_type="text/html", headers=headers)
 

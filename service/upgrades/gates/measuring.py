@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 
 from index.errors import InvalidArgument
+from index.evaluation.flips import Flip, worst_flips
 from index.evaluation.gate import Measured, gate
+from index.evaluation.matching import Matching, Nearest, Right
 from index.evaluation.measures import first_items, recall, tar
 from index.evaluation.metrics import Compared, retrieval
 from index.graph import Route
@@ -24,6 +26,11 @@ from service.upgrades.gates.samples import Sample
 
 TAR, RECALL = "TAR@FAR", "recall@k"
 
+MOST_FLIPS = 12
+"""Negative flips that a report names."""
+MOST_LABEL = 200
+"""Characters of a flip's label that a report keeps."""
+
 
 def measure(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, asked: Mapping[str, Any]
@@ -34,17 +41,19 @@ def measure(
         InvalidArgument: the metric needs labels that are not there, or that nobody shares.
     """
     kinds, old_old, new_old, new_new = compared(registry, old, new, sample)
-    metric, by = _metric(sample, new_new, asked)
+    metric, by, right = _metric(sample, new_new, asked)
     before = by(old_old)
     if not before.valid.any():
         raise InvalidArgument("no two entries of the sample share a label", pointer="/label")
     # By `dual` the old encoder embeds the query: the same ranking, never worse and never better.
     after = before if kinds == (EdgeKind.DUAL.value,) else by(new_old)
     verdict = gate(before, after, by(new_new), metric, seed=asked["seed"], slice_of=sample.slices)
+    flips = worst_flips(before, after, new_old, right, MOST_FLIPS)
     all_new = len(new_new.items) == len(sample)
     return {
         **asked,
         **verdict.as_json(),
+        "flips": [_named(flip, sample) for flip in flips],
         "gap_closed": verdict.gap_closed if all_new else None,
         "version": new.name,
         "current": old.name,
@@ -58,6 +67,14 @@ def measure(
         "labelled": sample.labels is not None,
         "latency_ms": {name: dict(found) for name, found in sample.latency_ms.items() if name in (old.name, new.name)},
     }
+
+
+def _named(flip: Flip, sample: Sample) -> dict[str, Any]:
+    """A flip by the ids and labels of its query and of what was found instead."""
+    query, wrong = (sample.entries[number] for number in (flip.query, flip.wrong))
+    ends = {"query": query, "wrong": wrong}
+    told = {end: {"id": e.name, "label": e.label and e.label[:MOST_LABEL]} for end, e in ends.items()}
+    return {**told, "rank": flip.rank}
 
 
 def compared(
@@ -100,20 +117,25 @@ def _opened(registry: Registry, edge: Edge) -> Transform:
         return load_transform(edge, registry.named(edge.new).card, registry.named(edge.old).card)
 
 
-def _metric(sample: Sample, new_new: Compared, asked: Mapping[str, Any]) -> tuple[str, Callable[[Compared], Measured]]:
-    """The metric's full name, and what measures it."""
+def _metric(
+    sample: Sample, new_new: Compared, asked: Mapping[str, Any]
+) -> tuple[str, Callable[[Compared], Measured], Right]:
+    """The metric's full name, what measures it, and which items are right by it."""
     labels, alone = sample.labels, np.arange(sample.queries)
     metric = asked["metric"] or (RECALL if labels is None else "cmc@1")
     if metric == RECALL:
         k = min(asked["k"], len(sample) - 1)
         truth = first_items(new_new, k, alone)
-        return f"recall@{k}", lambda pair: recall(first_items(pair, k, alone), truth)
+        right = Nearest(truth, len(sample), alone)
+        return f"recall@{k}", lambda pair: recall(first_items(pair, k, alone), truth), right
     if labels is None:
         why = f"metric {metric!r} needs labels: name a metadata field in `label`, or an evaluation set with labels"
         raise InvalidArgument(why, pointer="/metric")
+    codes = np.unique(np.asarray(labels), return_inverse=True)[1]
+    matching = Matching(codes[: sample.queries], codes, alone)
     if metric == TAR:
-        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, *_told(labels, pair), asked["far"], alone)
-    return metric, lambda pair: _rank(pair, labels)
+        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, *_told(labels, pair), asked["far"], alone), matching
+    return metric, lambda pair: _rank(pair, labels), matching
 
 
 def _rank(pair: Compared, labels: Sequence[str]) -> Measured:

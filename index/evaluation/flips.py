@@ -1,0 +1,57 @@
+"""Negative flips one by one: which queries a new version gets wrong, what it finds first instead, and how bad it is.
+
+Shape suffixes: Q queries, N items, B one block of queries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from index.evaluation.gate import Measured
+from index.evaluation.matching import Right
+from index.evaluation.measures import FIRST
+from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
+
+
+@dataclass(frozen=True)
+class Flip:
+    """A query whose first match was right under old/old and is wrong under new/old.
+
+    Attributes:
+        query: its number.
+        wrong: the number of its first match under new/old.
+        rank: the place of its first right item under new/old, from 2 on; it was 1 under old/old.
+    """
+
+    query: int
+    wrong: int
+    rank: int
+
+
+def worst_flips(old_old: Measured, new_old: Measured, shard: Compared, right: Right, most: int) -> list[Flip]:
+    """At most `most` of the negative flips that a gate counts, the deepest fall (largest `rank`) first.
+
+    Args:
+        old_old: what the old version's queries found, `cmc@1` among it.
+        new_old: what the new version's found among the same items.
+        shard: what `new_old` was measured on.
+        right: what is right for its queries among its items.
+        most: how many flips to give, at least 0.
+    """
+    lost_Q = (old_old.per_query(FIRST) > 0) & (new_old.per_query(FIRST) == 0) & old_old.valid & new_old.valid
+    flipped = np.flatnonzero(lost_Q)
+    queries, items = comparable(shard)
+    found: list[Flip] = []
+    for block in blocks(len(flipped), len(items)):
+        some = flipped[block]
+        cost_BN, right_BN = costs(queries[some], items, shard.space), right.relevant(some)
+        leave_out(right.self_Q[some], cost_BN, right_BN)
+        wrong_BN = np.where(right_BN, np.inf, cost_BN)
+        # As where it is counted: among equals the wrong ones come first.
+        best_B = np.where(right_BN, cost_BN, np.inf).min(axis=1)
+        rank_B = 1 + (wrong_BN <= best_B[:, None]).sum(axis=1)
+        found += map(Flip, some.tolist(), wrong_BN.argmin(axis=1).tolist(), rank_B.tolist())
+        found = sorted(found, key=lambda flip: (-flip.rank, flip.query))[:most]
+    return found

@@ -1,0 +1,59 @@
+"""The images of a gate's page: small copies of what the flips of its report name, made when it is asked for."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, false, select
+
+from index.decoding import Decoder
+from index.errors import InvalidImage
+from service.store.blobs import Blobs, StoreUnreachable
+from service.store.tables import evaluation, evaluation_entry, item
+
+SIDE = 96
+"""Pixels of a copy's longer side, at most: 24 of them are below half a megabyte."""
+QUALITY = 80
+"""Of the JPEG, 1 to 95."""
+
+
+def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any]) -> dict[str, str]:
+    """Where the images of a report's flips lie now, by the id of an item or the number of an entry.
+
+    What was deleted since, and what never had an image, is not among them.
+    """
+    ids = {flip[end]["id"] for flip in report["flips"] for end in ("query", "wrong")}
+    if report["evaluation"] is None:
+        live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.external_id.in_(ids))
+        rows = connection.execute(select(item.c.external_id, item.c.blob).where(*live))
+    else:
+        mine = (evaluation.c.id == report["evaluation"], evaluation.c.gallery_id == gallery_id)
+        wanted = evaluation_entry.c.number.in_([int(number) for number in ids])
+        entries = evaluation_entry.join(evaluation, evaluation.c.id == evaluation_entry.c.evaluation_id)
+        chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob)
+        rows = connection.execute(chosen.select_from(entries).where(*mine, wanted))
+    return {str(name): blob for name, blob in rows if blob is not None}
+
+
+def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[str, str]:
+    """Small copies of images as data URIs, by the same names; those that are gone or cannot be read are left out."""
+    made = {}
+    for name, key in keys.items():
+        try:
+            made[name] = _thumbnail(decoder, blobs.read(key))
+        except (OSError, ValueError, InvalidImage):  # ValueError: colours that Pillow cannot convert
+            continue
+        except StoreUnreachable:
+            break
+    return made
+
+
+def _thumbnail(decoder: Decoder, image: bytes) -> str:
+    written = io.BytesIO()
+    with decoder.decoded(image) as decoded:
+        decoded.thumbnail((SIDE, SIDE))
+        decoded.convert("RGB").save(written, "JPEG", quality=QUALITY)
+    return f"data:image/jpeg;base64,{base64.b64encode(written.getvalue()).decode()}"
