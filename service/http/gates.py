@@ -177,6 +177,7 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
     """Compare a version with the current one; also fit the calibrations that deploying it would need."""
     service.registry.sync()
     new = service.registry.named(body.version)
+    new.check()
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         if gallery.current_id is None:
