@@ -163,7 +163,7 @@ class TestShadow:
             def put_nowait(self, job: Any) -> None:
                 raise queue.Full
 
-        monkeypatch.setattr(served.runtime.watch, "_jobs", Full(64))
+        monkeypatch.setattr(served.runtime.rollouts, "_jobs", Full(64))
         number = begin(served, filled, "drifted", "shadow")
         ask(served, filled, pictures[0])
 
