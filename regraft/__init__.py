@@ -1,17 +1,22 @@
 """The face of Regraft: the client and the `regraft` command.
 
-`from regraft import Client` imports httpx only; the command imports the service or training when a command needs it.
+`from regraft import Client` imports httpx and numpy; the command imports the service or training when a command needs
+them, and says which extra brings them.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from regraft.own_packages import check_not_hidden
+
 if TYPE_CHECKING:
     from regraft.client import Client, ImageItem, InvalidInput, Problem, Unreachable
 
 __version__ = "0.1.0"
 __all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "Unreachable", "__version__"]
+
+check_not_hidden("index")
 
 
 def __getattr__(name: str) -> Any:

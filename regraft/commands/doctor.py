@@ -22,7 +22,7 @@ def doctor(
     """Find damaged or lost data, and say what to do."""
     if data is not None:
         os.environ["REGRAFT_DATA"] = str(data)
-    with needs(""):
+    with needs("serve"):
         from regraft.commands.processes import checked_settings, usable_database
         from service.doctor.examination import Doctor
         from service.store.database import Database, upgrade

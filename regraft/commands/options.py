@@ -14,6 +14,7 @@ from rich.table import Table
 from index.errors import InvalidArgument, RegraftError, nearest
 from regraft.client import DEFAULT_URL, Client, Problem
 from regraft.commands.console import Description, PlainConsole
+from regraft.own_packages import OWN, check_not_hidden
 
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
 ApiKey = Annotated[
@@ -52,12 +53,26 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Turn a missing optional package, imported inside the block, into a sentence that says what to install."""
+    """Turn a missing package, imported inside the block, into a sentence that says what to install.
+
+    Raises:
+        MissingExtra: a package that `extra` brings is missing, or another of the same name hides one of Regraft's own.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
-        name = f"regraft[{extra}]" if extra else "regraft"
-        raise MissingExtra(f"{error.name} is not installed; this command needs: pip install '{name}'") from error
+        _check_not_hidden(str(error.name).partition(".")[0])
+        raise MissingExtra(
+            f"{error.name} is not installed; this command needs: pip install 'regraft[{extra}]'"
+        ) from error
+
+
+def _check_not_hidden(name: str) -> None:
+    if name in OWN:
+        try:
+            check_not_hidden(name)
+        except ImportError as error:
+            raise MissingExtra(str(error)) from error
 
 
 def progress() -> Progress:

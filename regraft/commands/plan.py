@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft.commands.options import out, print_table
+from regraft.commands.options import needs, out, print_table
 
 if TYPE_CHECKING:
     from index.evaluation.cost import Cost, Reckoned
@@ -85,11 +85,11 @@ def _retired(shown: dict[str, Any]) -> str:
 
 
 def _reencode(new: Version, rate: float | None) -> Cost | None:
-    from index.encoder import Encoder
-    from index.evaluation.cost import Cost, encoder_macs
-
     if not new.card.encoder:
         return None
+    with needs("worker"):
+        from index.encoder import Encoder
+        from index.evaluation.cost import Cost, encoder_macs
     if rate is None:
         import numpy as np
 
@@ -100,13 +100,14 @@ def _reencode(new: Version, rate: float | None) -> Cost | None:
 
 
 def _transform(old: Version, new: Version, rate: float | None) -> Cost | None:
-    from index.evaluation.cost import Cost, forward_macs
-    from index.transform import load_forward
     from index.version import EdgeKind
 
     edge = next((e for e in new.edges if e.old == old.name and e.kind is EdgeKind.FORWARD), None)
     if edge is None:
         return None
+    with needs("worker"):
+        from index.evaluation.cost import Cost, forward_macs
+        from index.transform import load_forward
     if rate is None:
         import numpy as np
 

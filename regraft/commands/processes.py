@@ -19,6 +19,7 @@ import typer
 
 from index.errors import InvalidArgument, RegraftError
 from regraft.commands.options import err, needs, out
+from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
     from service.settings import Settings
@@ -42,7 +43,7 @@ def serve(
 ) -> None:
     """Run the service, with its workers."""
     _settle({"host": host, "port": port, "data": data})
-    with needs(""):
+    with needs("serve"):
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.store.database import upgrade
@@ -74,7 +75,7 @@ def worker(
         _work_remotely(url, key, data, stop)
         return
     _settle({"data": data})
-    with needs(""):
+    with needs("serve"):
         from service.backfills.worker import run
 
     if os.environ.get(FOLLOW_PARENT):
@@ -84,7 +85,7 @@ def worker(
 
 
 def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading.Event) -> None:
-    with needs(""):
+    with needs("worker"):
         from regraft.client import Client
         from regraft.remote import RemoteWorker
 
@@ -106,7 +107,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
 def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
     _settle({"data": data})
-    with needs(""):
+    with needs("serve"):
         from service.store.database import upgrade
     settings = checked_settings()
     with usable_database():
@@ -151,11 +152,12 @@ class Workers:
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "regraft", "worker"]
+    # -P: nothing is imported from the working directory, which may hold a `service` or an `index` of its own.
+    command = [sys.executable, "-P", "-m", "regraft", "worker"]
+    paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Its own session: Ctrl-C reaches the service only, which then ends its workers in order.
-    return subprocess.Popen(  # noqa: S603
-        command, stdin=subprocess.PIPE, env={**os.environ, FOLLOW_PARENT: "1"}, start_new_session=True
-    )
+    environment = {**os.environ, "PYTHONPATH": paths, FOLLOW_PARENT: "1"}
+    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -213,7 +215,8 @@ def usable_database() -> Iterator[None]:
             raise DatabaseDamaged(f"{DatabaseDamaged.__doc__} ({str(error).splitlines()[0]})") from error
         raise UnusableDatabase(f"the database cannot be used: {str(error).splitlines()[0]}") from error
     except ModuleNotFoundError as error:
-        raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}") from error
+        how = ": pip install 'regraft[postgres]'" if error.name == "psycopg" else ""
+        raise UnusableDatabase(f"REGRAFT_DATABASE_URL needs the Python package {error.name}{how}") from error
 
 
 def checked_settings() -> Settings:

@@ -19,7 +19,7 @@ Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder
 @version.command("verify")
 def verify(folder: Folder) -> None:
     """Check everything a registration would check: hashes, shapes, probe, edges."""
-    with needs(""):
+    with needs("worker"):
         from index.encoder import verify_version
     checked = verify_version(folder)
     card = checked.card
