@@ -10,7 +10,7 @@ DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-all check openapi examples photos sizes
+.PHONY: help demo serve test coverage test-all check openapi examples photos sizes
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +23,9 @@ serve: $(DEMO)  ## the service and one worker for your own images, data in ./reg
 
 test: $(DEV)  ## the fast test suite
 	$(BIN)/python -m pytest
+
+coverage: $(DEV)  ## the fast suite, and which lines of the packages it does not run
+	$(BIN)/python -m pytest --cov=regraft --cov=service --cov=index --cov=training --cov-report=term-missing:skip-covered
 
 test-all: $(DEV)  ## also the slow tests: the demo, and training the examples again
 	$(BIN)/python -m pytest -m "not gpu"

@@ -129,7 +129,7 @@ def test_each_pinned_version_is_one_that_the_project_allows():
     pins = dict(re.findall(r"^([a-z0-9-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     extras = [r for name, needed in project["optional-dependencies"].items() if name != "gpu" for r in needed]
 
-    for needed in map(Requirement, [*project["dependencies"], *extras]):
+    for needed in map(Requirement, [r for r in [*project["dependencies"], *extras] if not r.startswith("regraft[")]):
         assert needed.specifier.contains(pins[needed.name.lower()]), needed
 
 
