@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
 from index.errors import InvalidVector
+from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
+from index.version import EdgeKind
 from service.errors import InvalidBody
 
 LIMIT = "x-limit"
@@ -22,8 +24,20 @@ NAME = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", "maxLe
 Number = Annotated[int, Field(ge=1, le=MOST)]
 """What the database numbers: gates, deployments, backfills, chunks, edges."""
 Seed = Annotated[int, Field(ge=0, le=MOST)]
+ID = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": MAX_ID,
+    "pattern": r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]+$",
+    "description": LEGAL_ID,
+}
+"""The schema of an item's id, as far as JSON Schema can say it."""
 Name = Annotated[str, WithJsonSchema(NAME)]
 """A gallery's or a version's. One that cannot be is as unknown as any other."""
+ItemId = Annotated[str, WithJsonSchema(ID)]
+"""An item's in a path. One that cannot be is as unknown as any other."""
+KindName = Annotated[str, WithJsonSchema({"type": "string", "enum": list(EdgeKind)})]
+"""An edge's in a path. One that cannot be is as unknown as any other."""
 Reason = Annotated[str, Field(max_length=1024, pattern=r"^[^\x00]*$")]
 """Words for the audit or a report; PostgreSQL stores no zero character."""
 FieldPath = Annotated[str, Field(min_length=1, max_length=1024)]

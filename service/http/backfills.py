@@ -23,7 +23,7 @@ from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime, Service
-from service.schemas import Body, Number
+from service.schemas import Body, Name, Number
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.tables import backfill
@@ -69,7 +69,7 @@ class BackfillIn(Body):
     measure meanwhile.
     """
 
-    version: str | None = None
+    version: Name | None = None
     kind: Literal["reencode", "transform"] = "reencode"
     order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
     chunk_size: Annotated[int | None, Field(ge=1, le=4096)] = None
@@ -90,7 +90,7 @@ class Backfills(BaseModel):
 
 @router.post("/galleries/{name}/backfills", status_code=202)
 def create(
-    name: str, body: BackfillIn, response: Response, service: Service, terms: Terms
+    name: Name, body: BackfillIn, response: Response, service: Service, terms: Terms
 ) -> BackfillOut | EstimateOut:
     """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
     if terms.dry_run:
@@ -113,7 +113,7 @@ def create(
 
 
 @router.get("/galleries/{name}/backfills")
-def list_all(name: str, service: Service) -> Backfills:
+def list_all(name: Name, service: Service) -> Backfills:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id)

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from index.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
-from index.item_id import LEGAL_ID, MAX_ID
 from service.http.forms import FORM, JSON
 from service.schemas import LIMIT
 
 Schema = dict[str, Any]
 
-ID: Schema = {"type": "string", "minLength": 1, "maxLength": MAX_ID, "description": LEGAL_ID}
 FILE: Schema = {"type": "string", "format": "binary"}
 SWITCH: Schema = {"type": "boolean", "default": False}
 FILE_NAME: Schema = {"type": "string", "description": "the file name of a part"}

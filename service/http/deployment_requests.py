@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from index.errors import InvalidArgument
 from service.registry.rollout_records import CanaryIn, ShadowIn
-from service.schemas import Body, Number, Reason
+from service.schemas import Body, Name, Number, Reason
 from service.upgrades.deployments.history import State
 from service.upgrades.deployments.lifecycle import TransitionRequest
 
@@ -33,7 +33,7 @@ class StepIn(Body):
 class DeploymentIn(StepIn):
     """A version to be deployed, step by step until `until`; an option that none of these steps has is refused."""
 
-    version: str
+    version: Name
     until: Literal["registered", "verified", "gated", "shadow", "canary", "current"] = "current"
 
 

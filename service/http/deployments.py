@@ -18,7 +18,7 @@ from service.http.requests import CheckedRoute
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime, Service
-from service.schemas import Body, Number, Reason
+from service.schemas import Body, Name, Number, Reason
 from service.store.audit import Change
 from service.store.repository import gallery_named
 from service.store.tables import deployment
@@ -47,7 +47,7 @@ class RollbackIn(Body):
 class RetireIn(Body):
     """A version whose embeddings are to be freed, and why."""
 
-    version: str
+    version: Name
     reason: Reason = ""
 
 
@@ -112,7 +112,7 @@ class Retired(BaseModel):
 
 
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: str, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
+def create(name: Name, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.registry.sync()
     version = service.registry.named(body.version)
@@ -131,7 +131,7 @@ def create(name: str, body: DeploymentIn, response: Response, service: Service, 
 
 
 @router.get("/galleries/{name}/deployments")
-def list_all(name: str, response: Response, service: Service) -> Deployments:
+def list_all(name: Name, response: Response, service: Service) -> Deployments:
     """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
@@ -141,7 +141,7 @@ def list_all(name: str, response: Response, service: Service) -> Deployments:
 
 
 @router.get("/galleries/{name}/deployments/{number}")
-def show(name: str, number: Number, response: Response, service: Service) -> DeploymentDetail:
+def show(name: Name, number: Number, response: Response, service: Service) -> DeploymentDetail:
     """A deployment, every step it took, and what its shadow or canary has counted."""
     with service.database.read() as connection:
         row = _row(connection, gallery_named(connection, name).id, number)
@@ -160,7 +160,7 @@ def show(name: str, number: Number, response: Response, service: Service) -> Dep
 
 @router.post("/galleries/{name}/deployments/{number}/advance")
 def advance(
-    name: str, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
+    name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
 ) -> DeploymentOut:
     """Take one step of a deployment."""
     to = State(body.to)
@@ -179,7 +179,7 @@ def advance(
 
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
-    name: str, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
+    name: Name, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
 ) -> RolledBack:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
@@ -196,7 +196,7 @@ def create_rollback(
 
 
 @router.post("/galleries/{name}/retire")
-def create_retirement(name: str, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
+def create_retirement(name: Name, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)

@@ -27,7 +27,7 @@ from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
-from service.schemas import MOST, NAME, Body, Reason
+from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import Change
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
@@ -62,8 +62,8 @@ ADD_BODY = reads(
 class EdgeIn(Body):
     """An edge that needs no files; `verify` says how an `identity` is checked."""
 
-    new: str
-    old: str
+    new: Name
+    old: Name
     kind: Literal["identity", "truncate", "zero_pad"]
     verify: VerifyIn | None = None
     replace: bool = False
@@ -128,7 +128,7 @@ class RemovalOut(BaseModel):
 
 
 @router.get("/edges")
-def list_all(service: Service, new: str | None = None, old: str | None = None) -> EdgeList:
+def list_all(service: Service, new: Name | None = None, old: Name | None = None) -> EdgeList:
     """Every edge, or those from `new`, or those to `old`."""
     service.registry.sync()
     for name in (n for n in (new, old) if n is not None):
@@ -138,7 +138,7 @@ def list_all(service: Service, new: str | None = None, old: str | None = None) -
 
 
 @router.get("/edges/{new}/{old}/{kind}")
-def show(new: str, old: str, kind: str, service: Service) -> EdgeDetail:
+def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeDetail:
     """One edge."""
     service.registry.sync()
     return describe(find(service.registry, (new, old, kind)))
@@ -168,9 +168,9 @@ def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) 
 
 @router.delete("/edges/{new}/{old}/{kind}")
 def delete(
-    new: str,
-    old: str,
-    kind: str,
+    new: Name,
+    old: Name,
+    kind: KindName,
     service: Service,
     terms: Terms,
     force: bool = False,

@@ -26,7 +26,7 @@ from service.http.requests import CheckedRoute, read_body
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing
 from service.runtime import Runtime, Service
-from service.schemas import Number, check_embeddings, take_object
+from service.schemas import Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, take_seq
@@ -40,7 +40,12 @@ MAX_NAME = 128
 
 LABEL: dict[str, Any] = {"description": "any JSON; entries of equal labels belong together"}
 ENTRY = {"label": LABEL, "metadata": {"type": "object"}}
-SET_NAME = {"type": "string", "maxLength": MAX_NAME, "description": "printable characters"}
+SET_NAME = {
+    "type": "string",
+    "maxLength": MAX_NAME,
+    "pattern": r"^[^\x00-\x1f\x7f-\x9f]*$",
+    "description": "printable characters",
+}
 EVALUATION_BODY = reads(
     form=fields(
         {
@@ -102,7 +107,7 @@ class Draft:
 @router.post(
     "/galleries/{name}/evaluations", status_code=201, response_model=EvaluationOut, openapi_extra=EVALUATION_BODY
 )
-async def create(name: str, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationOut:
+async def create(name: Name, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationOut:
     """Keep labelled images, or embeddings by every version that will be compared."""
     settings = service.settings
     response.status_code = terms.status(201)
@@ -120,7 +125,7 @@ async def create(name: str, request: Request, response: Response, service: Servi
 
 
 @router.get("/galleries/{name}/evaluations")
-def list_all(name: str, service: Service) -> Evaluations:
+def list_all(name: Name, service: Service) -> Evaluations:
     """Every evaluation set of a gallery, oldest first."""
     with service.database.read() as connection:
         mine = select(evaluation).where(evaluation.c.gallery_id == gallery_named(connection, name).id)
@@ -129,7 +134,7 @@ def list_all(name: str, service: Service) -> Evaluations:
 
 
 @router.get("/galleries/{name}/evaluations/{number}")
-def show(name: str, number: Number, service: Service) -> EvaluationOut:
+def show(name: Name, number: Number, service: Service) -> EvaluationOut:
     """One evaluation set."""
     with service.database.read() as connection:
         row = evaluation_row(connection, gallery_named(connection, name).id, number)
@@ -142,7 +147,7 @@ def show(name: str, number: Number, service: Service) -> EvaluationOut:
     response_class=Response,
     responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
 )
-def remove(name: str, number: Number, service: Service, terms: Terms) -> Response:
+def remove(name: Name, number: Number, service: Service, terms: Terms) -> Response:
     """Delete an evaluation set; gate reports that were measured on it stay."""
     with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id

@@ -12,7 +12,7 @@ from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.replica.replica import LoadedGallery
 from service.runtime import Service
-from service.schemas import Galleries, GalleryIn, GalleryOut
+from service.schemas import Galleries, GalleryIn, GalleryOut, Name
 from service.store.audit import record
 from service.store.repository import delete_gallery, gallery_named, insert_gallery
 
@@ -41,13 +41,13 @@ def list_all(service: Service) -> Galleries:
 
 
 @router.get("/galleries/{name}")
-def show(name: str, service: Service) -> GalleryOut:
+def show(name: Name, service: Service) -> GalleryOut:
     """One gallery."""
     return describe(service.replica.find(name))
 
 
 @router.delete("/galleries/{name}", status_code=204)
-def remove(name: str, service: Service, terms: Terms) -> None:
+def remove(name: Name, service: Service, terms: Terms) -> None:
     """Delete a gallery with its items, images, deployments and backfills."""
     with service.database.write(dry_run=terms.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id

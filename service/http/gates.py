@@ -21,7 +21,7 @@ from service.http.requests import CheckedRoute
 from service.registry.calibrations import store
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
-from service.schemas import Body, FieldPath, Number, Seed
+from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.repository import gallery_named, take_seq
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
@@ -56,7 +56,7 @@ class GateIn(Body):
     also looked at one by one. A field is a key, or a path of keys as `outer.inner`.
     """
 
-    version: str
+    version: Name
     label: FieldPath | None = None
     evaluation: Number | None = None
     slice: FieldPath | None = None
@@ -173,7 +173,7 @@ class Gates(BaseModel):
 
 
 @router.post("/galleries/{name}/gates", status_code=201)
-def create(name: str, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
+def create(name: Name, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
     """Compare a version with the current one; also fit the calibrations that deploying it would need."""
     service.registry.sync()
     new = service.registry.named(body.version)
@@ -203,7 +203,7 @@ def create(name: str, body: GateIn, response: Response, service: Service, terms:
 
 
 @router.get("/galleries/{name}/gates")
-def list_all(name: str, service: Service) -> Gates:
+def list_all(name: Name, service: Service) -> Gates:
     """Every gate report of a gallery, oldest first."""
     with service.database.read() as connection:
         mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
@@ -212,14 +212,14 @@ def list_all(name: str, service: Service) -> Gates:
 
 
 @router.get("/galleries/{name}/gates/{number}")
-def show(name: str, number: Number, service: Service) -> GateOut:
+def show(name: Name, number: Number, service: Service) -> GateOut:
     """A gate report."""
     with service.database.read() as connection:
         return describe(_row(connection, name, number))
 
 
 @router.get("/galleries/{name}/gates/{number}/page", response_class=HTMLResponse)
-def show_page(name: str, number: Number, service: Service) -> Response:
+def show_page(name: Name, number: Number, service: Service) -> Response:
     """A gate report as one HTML page with plots and images of flips, which needs nothing from elsewhere."""
     with service.database.read() as connection:
         row = _row(connection, name, number)

@@ -13,13 +13,13 @@ from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
 from service.errors import BodyTooLarge, NoImage
-from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, ID, fields, gives, many, reads
+from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_embeddings, ingest_images
 from service.http.requests import CheckedRoute, read_body
 from service.runtime import Runtime, Service
-from service.schemas import NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemOut, Items
+from service.schemas import ID, NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemId, ItemOut, Items, Name
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item
 
@@ -56,7 +56,7 @@ INGEST_BODY = reads(
 
 @router.post("/galleries/{name}/items", response_model=Ingested, openapi_extra=INGEST_BODY)
 async def ingest(
-    name: str, request: Request, service: Service, atomic: bool = False, replace: Replace = None
+    name: Name, request: Request, service: Service, atomic: bool = False, replace: Replace = None
 ) -> Response:
     """Store items; with `atomic` either all or none.
 
@@ -84,7 +84,7 @@ def _told(done: dict[str, Any]) -> Response:
 
 @router.get("/galleries/{name}/items")
 def list_page(
-    name: str, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
+    name: Name, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
 ) -> Items:
     """A page of the gallery's items."""
     after = decode_cursor(cursor)
@@ -96,7 +96,7 @@ def list_page(
 
 
 @router.post("/galleries/{name}/items:delete")
-def remove_many(name: str, body: IdsIn, service: Service) -> Deleted:
+def remove_many(name: Name, body: IdsIn, service: Service) -> Deleted:
     """Delete items by their ids; unknown ones are named and the rest is deleted."""
     if not body.ids:
         raise InvalidArgument("ids must name at least one item", pointer="/ids")
@@ -112,7 +112,7 @@ def remove_many(name: str, body: IdsIn, service: Service) -> Deleted:
     response_class=Response,
     responses=IMAGE,
 )
-def show_image(name: str, item_id: str, request: Request, service: Service) -> Response:
+def show_image(name: Name, item_id: ItemId, request: Request, service: Service) -> Response:
     """The image as it was given."""
     if request.scope["raw_path"].upper().endswith(b"%2FIMAGE"):
         return JSONResponse(show(name, f"{item_id}/image", service).model_dump())  # the id itself ends in /image
@@ -127,7 +127,7 @@ def show_image(name: str, item_id: str, request: Request, service: Service) -> R
 
 
 @router.get("/galleries/{name}/items/{item_id:path}")
-def show(name: str, item_id: str, service: Service) -> ItemDetail:
+def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     """One item and the embeddings it holds."""
     with service.database.read() as connection:
         row = live_item(connection, gallery_named(connection, name).id, item_id)
@@ -137,7 +137,7 @@ def show(name: str, item_id: str, service: Service) -> ItemDetail:
 
 
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
-def remove(name: str, item_id: str, service: Service) -> None:
+def remove(name: Name, item_id: ItemId, service: Service) -> None:
     """Delete one item."""
     if not _delete(service, name, [item_id]):
         with service.database.read() as connection:

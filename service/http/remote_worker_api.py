@@ -33,7 +33,7 @@ from service.registry import edge_archive as parcel
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
-from service.schemas import Body, Number
+from service.schemas import Body, Name, Number
 from service.store.blobs import Blobs
 from service.store.sql_arrays import listed
 from service.store.tables import item
@@ -192,7 +192,7 @@ def release(chunk: Number, lease: Lease, service: Service) -> None:
 
 
 @router.get("/work/versions/{name}", response_class=FileResponse, responses=gives("application/zip"))
-def archive(name: str, service: Service) -> FileResponse:
+def archive(name: Name, service: Service) -> FileResponse:
     """A version folder as a .zip, for a worker that has to run it."""
     registered = service.registry.named(name)
     registered.check_folder()

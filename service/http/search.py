@@ -18,19 +18,21 @@ from index.search_params import SearchParams
 from index.search_result import SearchResult, ShardTrace
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
-from service.http.body_schemas import EMBEDDING, FILE, ID, fields, many, reads
+from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, read_body
 from service.http.search_request import KINDS, LISTS, OPTIONS, QueryBatch, SearchRequest, from_form, from_json
 from service.replica.replica import Answer, LoadedGallery
 from service.runtime import Runtime, Service
 from service.schemas import (
+    ID,
     NAME,
     DegradedOut,
     EdgeUsed,
     ExplainOut,
     ImageWarning,
     Match,
+    Name,
     QueryMatches,
     SearchResponse,
     SecondsOut,
@@ -50,7 +52,7 @@ Read = Callable[[LoadedGallery], SearchRequest]
 OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
 OPTION_SCHEMAS["filter"] |= {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]}
 QUERY_SCHEMAS: dict[str, Any] = {
-    "texts": many({"type": "string", "maxLength": MAX_CHARACTERS}),
+    "texts": many({"type": "string", "minLength": 1, "maxLength": MAX_CHARACTERS}),
     "items": many(ID, description="ids of stored items: more like these"),
 }
 QUERY_BODY = reads(
@@ -69,7 +71,7 @@ QUERY_BODY = reads(
 
 
 @router.post("/galleries/{name}/query", response_model=SearchResponse, openapi_extra=QUERY_BODY)
-async def query(name: str, request: Request, service: Service) -> Response:
+async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
     if media_type(request, JSON, FORM) == JSON:

@@ -23,7 +23,7 @@ from service.http.requests import CheckedRoute
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime, Service
-from service.schemas import EdgeOut, VersionOut, Versions
+from service.schemas import EdgeOut, Name, VersionOut, Versions
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
 from service.upgrades.removal import remove
@@ -58,13 +58,13 @@ def list_all(service: Service) -> Versions:
 
 
 @router.get("/versions/{name}")
-def show(name: str, service: Service) -> VersionOut:
+def show(name: Name, service: Service) -> VersionOut:
     """One registered version."""
     return describe(service.registry, service.registry.named(name))
 
 
 @router.delete("/versions/{name}", status_code=204)
-def delete(name: str, service: Service, terms: Terms) -> None:
+def delete(name: Name, service: Service, terms: Terms) -> None:
     """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
     remove(service.settings.versions, service.database, service.registry, name, terms)
 

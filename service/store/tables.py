@@ -25,6 +25,8 @@ from sqlalchemy import (
     true,
 )
 
+from index.item_id import MAX_ID
+
 metadata = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -91,7 +93,7 @@ item = Table(
     metadata,
     Column("id", Id, primary_key=True),
     Column("gallery_id", Id, ForeignKey("gallery.id"), nullable=False),
-    Column("external_id", String(256), nullable=False),
+    Column("external_id", String(MAX_ID), nullable=False),
     Column("metadata", JSON, nullable=False),
     # Where the stored image lies in the blob store; null: the item came as an embedding.
     Column("blob", String(256)),

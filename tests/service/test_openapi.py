@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from index.version import Version
 from service.http.openapi import codes_by_status
 from service.http.openapi_file import written
 from service.settings import Settings
@@ -49,56 +50,149 @@ def test_every_status_of_an_error_is_described() -> None:
             assert all(code in described[f"Problem{status}"]["description"] for code in codes)
 
 
+BODIES = {
+    "POST /v1/galleries/{name}/query": {"version": "v1", "embeddings": [[1, 2, 3, 4]], "explain": True},
+    "POST /v1/galleries/{name}/items": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
+    "POST /v1/galleries/{name}/items:delete": {"ids": ["new", "unknown"]},
+    "POST /v1/galleries/{name}/deployments": {"version": "v1", "until": "registered"},
+    "POST /v1/galleries/{name}/deployments/{number}/advance": {"to": "verified"},
+    "POST /v1/galleries/{name}/retire": {"version": "v1", "reason": "tried"},
+    "POST /v1/galleries/{name}/evaluations": {
+        "entries": [{"label": 0}, {"label": 0}],
+        "embeddings": {"v1": [[1, 0, 0, 0], [1, 0, 0, 1]]},
+    },
+    "POST /v1/edges": {"new": "v2", "old": "w0", "kind": "truncate", "replace": True},
+}
+"""One that the service takes, of each operation of whose bodies hardly any that is legal is taken."""
+
+Real = dict[str, list[dict[str, Any]]]
+
+
 @pytest.fixture(scope="module")
-def world(
-    tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: Any, pictures: Any
-) -> Iterator[tuple[Any, dict[str, str]]]:
-    """A server with keys, and what to send it."""
-    headers = {"Authorization": f"Bearer {KEY}"}
-    data = tmp_path_factory.mktemp("described") / "data"
-    settings = Settings(data=data, api_key=KEY, worker_key=KEY[::-1], max_batch=30, max_body_bytes=1 << 20)
-    with serving(settings, **headers) as served:
-        for version in versions.values():
-            assert served.register(version).status_code == 201
-        furnish(served, pictures)
-        yield served, headers
+def registered(tmp_path_factory: pytest.TempPathFactory, versions: Any, make_version: Any) -> list[Version]:
+    """The versions of other tests, and some that can be deleted."""
+    root = tmp_path_factory.mktemp("spare")
+    spare = [make_version(root / f"w{n}", f"w{n}", 6, edges=[(versions["v1"], "truncate")]) for n in range(3)]
+    return [*versions.values(), *spare]
 
 
-def furnish(served: Any, pictures: list[bytes]) -> None:
-    """Galleries with something of everything; the names are in schemathesis.toml."""
+def furnish(served: Any, pictures: list[bytes]) -> Real:
+    """Galleries with something of everything, and some of each that can be changed or deleted; what is where."""
     http = served.http
 
     def done(response: Any) -> Any:
         assert response.is_success, response.text
         return response.json()
 
-    for name in ("photos", "mixed", "empty", "spare0", "spare1", "spare2"):
+    def gallery(name: str, *deployed: str) -> str:
         done(http.post("/galleries", json={"name": name}))
-    for name in ("photos", "mixed"):
-        path = f"/galleries/{name}"
-        done(http.post(f"{path}/deployments", json={"version": "v1"}))
-        done(served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}, label="a", n=1))
-        items = [{"id": f"e{n}", "embedding": [1, n, 0, 0], "metadata": {"label": "b"}} for n in range(3)]
-        done(http.post(f"{path}/items", json={"version": "v1", "items": items}))
+        for version in deployed[:1]:
+            done(http.post(f"/galleries/{name}/deployments", json={"version": version}))
+            images = {f"i{n}": picture for n, picture in enumerate(pictures[:8])}
+            done(served.ingest(f"/galleries/{name}", images, label="a", n=1))
+            items = [{"id": f"e{n}", "embedding": [1, n, 0, 0], "metadata": {"label": "b"}} for n in range(20)]
+            done(http.post(f"/galleries/{name}/items", json={"version": "v1", "items": items}))
+        for version in deployed[1:]:
+            done(http.post(f"/galleries/{name}/deployments", json={"version": version}))
+        return name
+
+    def evaluation(name: str) -> dict[str, Any]:
         entries = [{"label": n % 2} for n in range(4)]
         vectors = {"v1": [[n, 1, 0, 0] for n in range(4)], "v2": [[n, 1, 0, 0, 0, 1] for n in range(4)]}
-        done(http.post(f"{path}/evaluations", json={"name": "set", "entries": entries, "embeddings": vectors}))
-    path = "/galleries/mixed"
-    done(http.post(f"{path}/gates", json={"version": "v2", "label": "label", "sample": 20}))
-    done(http.post(f"{path}/deployments", json={"version": "v2"}))
-    done(http.post(f"{path}/backfills", json={"chunk_size": 4}))
-    done(http.post("/work:claim", json={"worker": "w"}))
+        body = {"name": "set", "entries": entries, "embeddings": vectors}
+        return {"name": name, "number": done(http.post(f"/galleries/{name}/evaluations", json=body))["id"]}
+
+    def backfill(name: str, chunk_size: int) -> dict[str, Any]:
+        return {"number": done(http.post(f"/galleries/{name}/backfills", json={"chunk_size": chunk_size}))["id"]}
+
+    def one(path: str, name: str, **body: Any) -> dict[str, Any]:
+        return {"name": name, "number": done(http.post(f"/galleries/{name}/{path}", json=body))["id"]}
+
+    spare = [{"name": gallery(f"spare{n}")} for n in range(8)]
+    still, steps = gallery("still", "v1"), [gallery(f"steps{n}", "v1") for n in range(3)]
+    turned = [gallery(f"turned{n}", "v1", "v2") for n in range(3)]
+    moved = [gallery(f"moved{n}", "v1", "v2") for n in range(3)]
+    gate = one("gates", still, version="v2", label="label", sample=20)
+    advancing = [one("deployments", name, version="v2", until="registered") for name in steps]
+    running, paused, ended = (backfill(name, size) for name, size in zip(moved, (1, 4, 4), strict=True))
+    claims = [done(http.post("/work:claim", json={"worker": "w"})) for _ in range(4)]
+    leased = [{"chunk": claim["chunk"], "lease": claim["lease"]} for claim in claims]
+    kept, removable = evaluation(still), [evaluation(still) for _ in range(6)]
+    items = [{"name": still, "item_id": f"i{n}"} for n in range(4)]
+    base, any_gallery = "/v1/galleries/{name}", [{"name": name} for name in (still, "moved1", "turned0")]
+    edge = {"new": "v2", "old": "v1", "kind": "truncate"}
+    galleries = ("/query", "/items", "/items:delete", "/evaluations", "/gates", "/backfills")
+    return {
+        **{f"{base}{path}": any_gallery for path in ("", *galleries)},
+        f"DELETE {base}": spare,
+        f"POST {base}/items:delete": any_gallery[1:],
+        f"POST {base}/backfills": [{"name": name} for name in turned],
+        f"{base}/items/{{item_id}}": items,
+        f"{base}/items/{{item_id}}/image": items,
+        f"DELETE {base}/items/{{item_id}}": [{"name": still, "item_id": f"e{n}"} for n in range(20)],
+        f"{base}/evaluations/{{number}}": [kept],
+        f"DELETE {base}/evaluations/{{number}}": removable,
+        f"{base}/gates/{{number}}": [gate],
+        f"{base}/gates/{{number}}/page": [gate],
+        f"{base}/deployments": [{"name": name} for name in turned],
+        f"{base}/deployments/{{number}}": advancing,
+        f"{base}/deployments/{{number}}/advance": advancing,
+        f"{base}/rollback": [{"name": name} for name in turned],
+        f"{base}/retire": [{"name": name} for name in turned],
+        "/v1/backfills/{number}": [running, paused],
+        "/v1/backfills/{number}/pause": [running, paused],
+        "/v1/backfills/{number}/resume": [running, paused],
+        "/v1/backfills/{number}/cancel": [ended],
+        "/v1/backfills/{number}/events": [ended],
+        "/v1/backfills/{number}/failures": [running, ended],
+        "/v1/versions/{name}": [{"name": "v1"}, {"name": "plain"}],
+        "DELETE /v1/versions/{name}": [{"name": f"w{n}"} for n in range(3)],
+        "/v1/edges/{new}/{old}/{kind}": [edge],
+        "DELETE /v1/edges/{new}/{old}/{kind}": [edge, *({**edge, "new": f"w{n}"} for n in range(3))],
+        "/v1/work/{chunk}": leased[:2],
+        "/v1/work/{chunk}/extend": leased[:2],
+        "/v1/work/{chunk}/release": leased[2:],
+        "/v1/work/versions/{name}": [{"name": "v1"}, {"name": "v2"}],
+        "/v1/work/edges/{number}": [{"number": 1}],
+    }
 
 
-def test_the_service_answers_as_it_describes(world: Any, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    served, headers = world
-    root = str(served.http.base_url).removesuffix("/v1/")
-    command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "run"]
-    command += [f"{root}/openapi.json", "--checks", "all", "--seed", "1", "--no-color"]
-    command += ["--max-examples", str(request.config.getoption("--api-examples")), "--continue-on-failure"]
-    command += [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
+@pytest.mark.parametrize(
+    ("keyed", "drawn"),
+    [
+        pytest.param(True, ("--mode", "positive"), id="with keys, what is legal"),
+        pytest.param(True, (), id="with keys", marks=pytest.mark.slow),
+        pytest.param(False, ("--phases", "fuzzing"), id="without a key"),
+    ],
+)
+def test_the_service_answers_as_it_describes(
+    keyed: bool,
+    drawn: tuple[str, ...],
+    serving: Any,
+    registered: list[Version],
+    pictures: Any,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"} if keyed else {}
+    keys: dict[str, Any] = {"api_key": KEY, "worker_key": KEY[::-1]} if keyed else {}
+    settings = Settings(data=tmp_path / "data", max_batch=30, max_body_bytes=1 << 20, **keys)
+    with serving(settings, **headers) as served:
+        for version in registered:
+            assert served.register(version).status_code == 201
+        fields = {field: ["v1", "v2"] for field in ("version", "new", "old")} | {"gallery": ["still"]}
+        real = tmp_path / "real.json"
+        real.write_text(json.dumps({"paths": furnish(served, pictures), "bodies": BODIES, "fields": fields}))
+        root = str(served.http.base_url).removesuffix("/v1/")
+        command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"), "run"]
+        command += [f"{root}/openapi.json", "--checks", "all", "--seed", "1", "--no-color", *drawn]
+        command += ["--max-examples", str(request.config.getoption("--api-examples")), "--continue-on-failure"]
+        command += [word for name, value in headers.items() for word in ("-H", f"{name}: {value}")]
 
-    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        hooks = {"SCHEMATHESIS_HOOKS": str(HERE / "schemathesis_hooks.py"), "REAL": str(real)}
+        ran = subprocess.run(
+            command, capture_output=True, text=True, cwd=tmp_path, check=False, env={**os.environ, **hooks}
+        )
 
     print(ran.stdout)
     assert ran.returncode == 0, ran.stderr

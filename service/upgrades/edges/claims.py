@@ -25,7 +25,7 @@ from index.version import PROBE, Score
 from service.registry.paired_embeddings import draw_held, pictured
 from service.registry.registry import LoadedVersion
 from service.registry.stored_images import Inputs, read_inputs
-from service.schemas import Body, Seed
+from service.schemas import Body, Name, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import gallery_named
@@ -53,7 +53,7 @@ class NothingToVerifyOn(RegraftError):
 class VerifyIn(Body):
     """What to compare two versions on: `items` of a gallery, beside the stored probes where both have an encoder."""
 
-    gallery: str | None = None
+    gallery: Name | None = None
     items: Annotated[int, Field(ge=1, le=10_000)] = 100
     seed: Seed = 0
 

@@ -29,7 +29,7 @@ from service.registry.incoming import incoming_folder
 from service.registry.paired_embeddings import Held, draw_held
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
-from service.schemas import Body, FieldPath, Seed
+from service.schemas import Body, FieldPath, Name, Seed
 from service.store.audit import Change
 from service.store.database import Database
 from service.store.repository import gallery_named
@@ -52,10 +52,10 @@ class TooFewPairs(RegraftError):
 class FitIn(Body):
     """An edge to be fitted; without `gallery` on the items of all, measured by the metadata field `label` if given."""
 
-    new: str
-    old: str
+    new: Name
+    old: Name
     kind: Literal["procrustes", "ridge", "low_rank", "slerp"]
-    gallery: str | None = None
+    gallery: Name | None = None
     options: dict[str, float] = Field(default_factory=dict)
     # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
     sample: Annotated[int, Field(ge=MIN_PAIRS, le=100_000)] = 5_000

@@ -1,0 +1,49 @@
+"""What schemathesis does to each request it has drawn: names and numbers that are legal mostly become real ones.
+
+It is loaded by schemathesis (`schemathesis.toml`), which draws legal numbers and names that nothing has. What is real
+is in the file that the environment variable `REAL` names: by operation or path of the API the parameters that belong
+together, by operation a whole body, by field of other bodies its values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import schemathesis
+from schemathesis import Case, HookContext
+from schemathesis.core.parameters import ParameterLocation
+
+REAL = json.loads(Path(os.environ["REAL"]).read_text())
+UNKNOWN = 0.15
+"""The share of names and numbers that stay as they were drawn."""
+WHOLE = 0.2
+"""The share of legal bodies that become one that the service takes."""
+
+
+@schemathesis.hook
+def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -> None:
+    """Put something real in the place of what is only legal; the same request always becomes the same."""
+    draw = Random(repr((case.operation.label, case.path_parameters, case.query, case.body)))
+    known = REAL["paths"].get(case.operation.label) or REAL["paths"].get(case.path)
+    if known and _legal(case, ParameterLocation.PATH) and draw.random() > UNKNOWN:
+        named = draw.choice(known)
+        case.path_parameters = {name: value for name, value in named.items() if f"{{{name}}}" in case.path}
+        if _legal(case, ParameterLocation.QUERY):
+            case.query = {**case.query, **{k: v for k, v in named.items() if k not in case.path_parameters}}
+    if _legal(case, ParameterLocation.HEADER) and draw.random() > UNKNOWN:
+        case.headers.pop("if-match", None)  # no ETag that was drawn is the newest
+    whole = REAL["bodies"].get(case.operation.label) if case.media_type == "application/json" else None
+    if whole and _legal(case, ParameterLocation.BODY) and draw.random() < WHOLE:
+        case.body = whole
+    elif isinstance(case.body, dict) and _legal(case, ParameterLocation.BODY):
+        for name in REAL["fields"].keys() & case.body.keys():
+            if isinstance(case.body[name], str) and draw.random() > UNKNOWN:
+                case.body[name] = draw.choice(REAL["fields"][name])
+
+
+def _legal(case: Case[Any], where: ParameterLocation) -> bool:
+    return case.meta is None or not case.meta.is_negative_at(where)
