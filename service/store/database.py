@@ -18,6 +18,7 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.pool import PoolProxiedConnection
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
@@ -60,7 +61,8 @@ class Database:
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
         # SQLite counts for each connection what others commit, so one is kept to ask.
-        self._watcher = self._finder.raw_connection() if sqlite else None
+        self._watched = sqlite
+        self._watcher: PoolProxiedConnection | None = None
         self._watching = threading.Lock()
 
     @contextmanager
@@ -92,12 +94,15 @@ class Database:
 
     def moment(self) -> object:
         """What changes with every commit, whoever makes it: as long as it is the same, nothing was written."""
-        if self._watcher is None:
+        if not self._watched:
             with self.lookup() as connection:
                 return connection.execute(text("select pg_current_snapshot()::text")).scalar_one()
-        with self._watching, closing(self._watcher.cursor()) as cursor:
-            cursor.execute("PRAGMA data_version")
-            return cursor.fetchone()
+        with self._watching:
+            if self._watcher is None:
+                self._watcher = self._finder.raw_connection()
+            with closing(self._watcher.cursor()) as cursor:
+                cursor.execute("PRAGMA data_version")
+                return cursor.fetchone()
 
     def close(self) -> None:
         """Close idle connections."""

@@ -21,7 +21,7 @@ from service.settings import Settings
 
 STEPS = int(os.environ.get("REGRAFT_CONGRUENCE_STEPS", "30"))
 SEED = int(os.environ.get("REGRAFT_CONGRUENCE_SEED", "0"))
-UNSTABLE = {"created", "at", "finished", "since", "request_id", "seconds", "latency_ms", "next_claim", "who"}
+UNSTABLE = {"took_ms", "created", "at", "finished", "since", "request_id", "seconds", "latency_ms", "next_claim", "who"}
 UNSTABLE |= {"items_per_second", "eta_seconds", "active_seconds", "next_try"}
 
 

@@ -47,6 +47,7 @@ FAILED = {"failures": [{"item": H, "reason": H}], "next": None}
 COMMANDS = [
     ("audit", {"GET /v1/audit": {"audit": [dict.fromkeys(("who", "action", "subject", "why"), H) | {"at": 0.0}]}}),
     ("gallery create g", {"POST /v1/galleries": GALLERY}),
+    ("version delete v1 --yes", {"DELETE /v1/versions/v1": {}}),
     ("gallery list", {"GET /v1/galleries": {"galleries": [GALLERY]}}),
     ("gallery show g", {"GET /v1/galleries/g": GALLERY}),
     ("gallery delete g --yes", {"DELETE /v1/galleries/g": {}}),
@@ -105,7 +106,7 @@ COMMANDS = [
     *((f"backfill {verb} 3 --dry-run", {f"POST /v1/backfills/3/{verb}": BACKFILL}) for verb in ("pause", "resume")),
     ("backfill cancel 3", {"POST /v1/backfills/3/cancel": BACKFILL}),
 ]
-QUIET = {"gallery create", "gallery delete", "ingest", "evaluation delete", "retire"}
+QUIET = {"gallery create", "gallery delete", "version delete", "ingest", "evaluation delete", "retire"}
 """Of what the service says these print nothing but numbers when all goes well."""
 LOCAL = {
     *("serve", "worker", "migrate", "doctor", "plan", "version verify", "version pack"),

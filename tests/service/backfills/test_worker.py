@@ -315,7 +315,7 @@ def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
         if next(once, False):
             served.http.delete(f"{path}/items/i1")
             new = {"version": "v1", "items": [{"id": "i2", "metadata": {}, "embedding": [0, 0, 0, 1]}]}
-            assert served.http.post(f"{path}/items", json=new).status_code == 200
+            assert served.http.post(f"{path}/items?replace=true", json=new).status_code == 200
         return whole(self, batch)
 
     monkeypatch.setattr(Encoder, "encode_arrays", changed_meanwhile)
