@@ -67,8 +67,9 @@ class Clients:
         connection.close()
 
 
-def test_under_load_sigterm_cuts_no_request_off(site: Site) -> None:
-    for _ in range(3):
+@pytest.mark.parametrize("stops", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_under_load_sigterm_cuts_no_request_off(site: Site, stops: int) -> None:
+    for _ in range(stops):
         process = site.server()
         with Clients(site) as clients:
             until(lambda told=clients.told: told["200"] > 300, process)
@@ -96,4 +97,6 @@ def test_a_server_that_drains_says_so(site: Site) -> None:
         assert process.wait(10) == 0
         assert idle.recv(1) == b""
 
-    assert seen == {("draining", "close")}
+    assert ("draining", "close") in seen
+    # Readiness knows first; the answers begin to close their connections a moment later.
+    assert {code for code, _ in seen} == {"draining"}

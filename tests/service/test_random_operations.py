@@ -91,7 +91,7 @@ class Actions:
     def query(self) -> None:
         number, k = int(self.random.integers(PICTURES)), int(self.random.integers(1, 30))
         response = self.served.query(self.path, self.pictures[number], k=k)
-        if k > len(self.model.items):
+        if not self.model.items:
             assert response.status_code == 422
             return
         assert response.status_code == 200, response.text
@@ -101,7 +101,7 @@ class Actions:
         matches = answer["results"][0]["matches"]
         given = [match["score"] for match in matches]
         np.testing.assert_allclose(given, best, atol=1e-5)
-        assert len({match["id"] for match in matches}) == k
+        assert len({match["id"] for match in matches}) == min(k, len(self.model.items))
         for match in matches:
             found = expected[match["id"]]
             assert match["score"] == pytest.approx(found.score, abs=1e-5)
