@@ -13,7 +13,7 @@ from regraft.own_packages import check_not_hidden
 if TYPE_CHECKING:
     from regraft.client import Client, ImageItem, InvalidInput, Problem, Unreachable
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "Unreachable", "__version__"]
 
 check_not_hidden("index")

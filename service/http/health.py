@@ -16,7 +16,7 @@ from service.runtime import Runtime, Service
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
 
 
 class NotReady(RegraftError):

@@ -64,7 +64,7 @@ def test_help_shows_every_command_with_one_line(run):
 
 
 def test_version_is_the_package_version(run):
-    assert run("--version")[:2] == (0, "0.1.0\n")
+    assert run("--version")[:2] == (0, "0.2.0\n")
 
 
 def test_galleries_are_listed_with_their_mix(run, service):

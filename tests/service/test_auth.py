@@ -55,7 +55,7 @@ def test_with_the_key_everything_is_answered(locked: httpx.Client) -> None:
 
 
 def test_health_needs_no_key(locked: httpx.Client) -> None:
-    assert locked.get("/health").json() == {"status": "ok", "version": "0.1.0"}
+    assert locked.get("/health").json() == {"status": "ok", "version": "0.2.0"}
 
 
 @pytest.mark.parametrize(
