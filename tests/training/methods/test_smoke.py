@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from index.calibration import calibration_from_json
+from index.edge_maps import EDGE, MODE, OWN
 from index.encoder import Encoder, verify_version
 from index.folder import load_version
+from index.merge import Mode
 from index.transform import load_transform
 from index.version import EdgeKind, Version
 from training import train as path
@@ -106,9 +108,12 @@ def test_the_edge_leads_new_queries_to_valid_vectors_of_the_old_space(made: Made
     arrived = load_transform(edge, made.version.card, made.old.card)(queries)
 
     assert edge.calibration is not None
-    for fitted in edge.calibration.values():
+    assert edge.calibration.get(MODE) in {None, *Mode}
+    for name in (EDGE, OWN):
         # Scores of hyperbolic space are distances: the higher, the less likely a match.
-        assert (calibration_from_json(fitted).slope > 0) == (made.version.card.space["kind"] == "cosine")
+        assert (calibration_from_json(edge.calibration[name]).slope > 0) == (
+            made.version.card.space["kind"] == "cosine"
+        )
     assert edge.kind is METHODS[made.version.card.method]
     assert edge.old == made.old.name
     assert arrived.shape == (20, made.old.card.dim)
