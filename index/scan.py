@@ -4,11 +4,12 @@ Restricting FAISS's own scan by an `IDSelector` costs up to 2.4 times the whole 
 it decides row by row; here whole blocks are compared, and what may not be found is struck out afterwards.
 
 Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that may be found, B rows of one block.
+FAISS is imported where it is used: evaluation reads modules above this one on machines that have none.
+
 """
 
 from __future__ import annotations
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,6 +32,8 @@ def scan(queries_QW: Vectors, rows_RW: Vectors, k: int, *, inner_product: bool) 
 
     Scores are inner products, larger is better, or else squared L2, smaller is better.
     """
+    import faiss
+
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
     found: tuple[Vectors, Rows] = faiss.knn(queries_QW, rows_RW, k, metric=metric)
     return found
@@ -51,6 +54,8 @@ def scan_some(
 
 def _gathered(queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_product: bool) -> tuple[Vectors, Rows]:
     """Copy the rows together a block at a time: best for few rows, and for many queries."""
+    import faiss
+
     best = faiss.ResultHeap(len(queries_QW), k, keep_max=inner_product)
     step = max(GATHERED_BLOCK, 4 * k)
     for start in range(0, len(at_A), step):
@@ -63,6 +68,8 @@ def _gathered(queries_QW: Vectors, rows_RW: Vectors, at_A: Rows, k: int, inner_p
 
 def _masked(query_W: Vectors, rows_RW: Vectors, allowed_R: Mask, k: int, inner_product: bool) -> tuple[Vectors, Rows]:
     """Compare one query with every row, and keep the best that are allowed: (1, k) each."""
+    import faiss
+
     compare = getattr(faiss, "fvec_inner_products_ny" if inner_product else "fvec_L2sqr_ny")
     best = faiss.ResultHeap(1, k, keep_max=inner_product)
     scores_B = np.empty(MASKED_BLOCK, np.float32)

@@ -33,7 +33,7 @@ def load_pictures(*, items: int | None = None, queries: int | None = None) -> Pi
     stored = _as_items(split.gallery, "digit")[:items]
     return Pictures(
         items=stored,
-        item_digits={item.id: item.metadata["digit"] for item in stored},
+        item_digits={item.id: (item.metadata or {})["digit"] for item in stored},
         queries=[_png(image) for image in split.query.images[:queries]],
         query_digits=split.query.labels[:queries],
         visitors=_as_items(split.new_train, "visitor")[:COMING_AND_GOING],

@@ -143,7 +143,8 @@ def photos(tmp_path):
 
 
 def test_the_readme_can_be_pasted(running, photos):
-    _, shell, python = re.findall(r"^```(?:python)?\n(.*?)^```", README.split("## Use it")[1], re.DOTALL | re.MULTILINE)
+    steps = README.split("## Use it")[1].split("\n## ")[0]
+    _, shell, python = re.findall(r"^```(?:python)?\n(.*?)^```", steps, re.DOTALL | re.MULTILINE)
     for name in ("my-photos", "some-photo.jpg"):
         shell, python = (text.replace(name, str(photos / name)) for text in (shell, python))
     said = [running.regraft(*shlex.split(line, comments=True)[1:]) for line in shell.splitlines() if "regraft " in line]

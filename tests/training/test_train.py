@@ -66,10 +66,7 @@ def test_what_was_trained_passes_every_check_of_a_registration(v1: Path, v2: Pat
     assert edge.old_encoder == old.card.encoder
     assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
     assert edge.calibration is not None
-    assert {name: calibration_from_json(fitted).slope > 0 for name, fitted in edge.calibration.items()} == {
-        "edge": True,
-        "own": True,
-    }
+    assert all(calibration_from_json(edge.calibration[name]).slope > 0 for name in ("edge", "own"))
 
 
 def test_the_edge_carries_what_serving_measures_with_the_exported_files(v1: Path, v2: Path) -> None:
