@@ -3,9 +3,9 @@
 Restricting FAISS's own scan by an `IDSelector` costs up to 2.4 times the whole scan at middling selectivity, because
 it decides row by row; here whole blocks are compared, and what may not be found is struck out afterwards.
 
-Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that may be found, B rows of one block.
 FAISS is imported where it is used: evaluation reads modules above this one on machines that have none.
 
+Shape suffixes: Q queries, R rows, W their width, K results wanted, A rows that may be found, B rows of one block.
 """
 
 from __future__ import annotations
