@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,19 +68,18 @@ def worker(
     ] = None,
 ) -> None:
     """Run one worker; any number may run beside a service."""
-    stop = threading.Event()
-    _stop_by_signals(stop)
-    if url is not None:
-        _work_remotely(url, key, data, stop)
-        return
-    _settle({"data": data})
-    with needs("serve"):
-        from service.backfills.worker import run
+    with _stopped_by_signals() as stop:
+        if url is not None:
+            _work_remotely(url, key, data, stop)
+            return
+        _settle({"data": data})
+        with needs("serve"):
+            from service.backfills.worker import run
 
-    if os.environ.get(FOLLOW_PARENT):
-        threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
-    with usable_database():
-        run(checked_settings(), stop)
+        if os.environ.get(FOLLOW_PARENT):
+            threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
+        with usable_database():
+            run(checked_settings(), stop)
 
 
 def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading.Event) -> None:
@@ -169,16 +167,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _stop_by_signals(stop: threading.Event) -> None:
-    """Set `stop` at SIGINT or SIGTERM, and end this process some time after it, whatever it is doing.
+@contextmanager
+def _stopped_by_signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; some time after it this process ends, whatever it is doing in here.
 
     Python's own handlers run between its instructions: not while the main thread is inside onnxruntime.
     """
+    stop, ended = threading.Event(), threading.Event()
     heard, told = os.pipe()
     os.set_blocking(told, False)
-    signal.set_wakeup_fd(told)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
 
     def listen() -> None:
         os.read(heard, 1)
@@ -186,11 +183,25 @@ def _stop_by_signals(stop: threading.Event) -> None:
 
     def end() -> None:
         stop.wait()
-        time.sleep(STOP_SECONDS)
-        os._exit(STUCK)
+        if not ended.wait(STOP_SECONDS):
+            os._exit(STUCK)
 
-    for work in (listen, end):
-        threading.Thread(target=work, daemon=True).start()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
+    wakeup = signal.set_wakeup_fd(told)
+    threads = [threading.Thread(target=work, daemon=True) for work in (listen, end)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield stop
+    finally:
+        ended.set()
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(told)  # ends `listen`, and through `stop` the other
+        for thread in threads:
+            thread.join()
+        os.close(heard)
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:

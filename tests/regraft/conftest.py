@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 
 import httpx
@@ -38,7 +37,6 @@ def service(monkeypatch):
 @pytest.fixture
 def run(monkeypatch, capsys):
     """Runs `regraft ARGUMENTS` in this process; returns (exit code, standard output, standard error)."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     # Registered now, so that what a command sets is undone.
     for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
         monkeypatch.setenv(name, "")
@@ -51,6 +49,4 @@ def run(monkeypatch, capsys):
         captured = capsys.readouterr()
         return ended.value.code or 0, captured.out, captured.err
 
-    yield command
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    return command

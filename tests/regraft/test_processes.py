@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -98,6 +99,22 @@ def test_a_worker_of_a_service_stops_when_its_input_ends(monkeypatch):
         watching.join(5)
 
     assert stop.is_set()
+
+
+def test_a_worker_that_ended_leaves_no_hand_on_the_signals(run, monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "STOP_SECONDS", 0.01)  # this process would end that soon
+    monkeypatch.setenv("REGRAFT_DATABASE_URL", "nonsense")
+    heard = []
+    before = signal.signal(signal.SIGINT, lambda *_: heard.append("SIGINT"))
+
+    try:
+        assert run("worker", "--data", tmp_path)[0] == 1
+        signal.raise_signal(signal.SIGINT)
+        time.sleep(0.1)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert heard == ["SIGINT"]
 
 
 STUCK_CALL = """
