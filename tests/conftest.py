@@ -70,7 +70,7 @@ pytest.register_assert_rewrite("staging")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options of tests/faults/test_states.py and tests/service/test_openapi.py."""
+    """Options of tests/faults/test_states.py and tests/service/http/test_openapi.py."""
     parser.addoption("--model-minutes", type=float, default=0, help="draw lives of a gallery for so long")
     parser.addoption("--model-seed", type=int, default=3, help="the first life to draw")
     parser.addoption("--api-examples", type=int, default=1, help="how many requests to draw for each operation")

@@ -1,4 +1,4 @@
-"""Migrations on PostgreSQL as tests/service/test_migrations.py has them on SQLite, and with data on both."""
+"""Migrations on PostgreSQL as tests/service/store/test_migrations.py has them on SQLite, and with data on both."""
 
 from __future__ import annotations
 

@@ -172,3 +172,10 @@ def alone(served: Any) -> Iterator[None]:
     """What a test leaves running must not occupy the workers of the next."""
     yield
     served.cancel_backfills()
+
+
+@pytest.fixture
+def keyed_alone(keyed: Any) -> Iterator[None]:
+    """What a test leaves running must not occupy the workers of the next."""
+    yield
+    keyed.cancel_backfills()

@@ -29,6 +29,8 @@ from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
 
+pytestmark = pytest.mark.usefixtures("keyed_alone")
+
 ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the key of the api", "the key of workers"
 

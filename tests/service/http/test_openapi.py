@@ -22,7 +22,7 @@ KEY = "the key of this whole server, forty letters"
 
 
 def test_the_committed_description_is_fresh() -> None:
-    committed = Path(__file__).parents[2] / "docs" / "openapi.json"
+    committed = Path(__file__).parents[3] / "docs" / "openapi.json"
 
     assert committed.read_text() == written(), "run `make openapi`"
 

@@ -23,6 +23,8 @@ from service.http import remote_worker_api
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, item
 
+pytestmark = pytest.mark.usefixtures("keyed_alone")
+
 KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
