@@ -46,8 +46,9 @@ from training.data import Data, ImageSet
 from training.embeddings import embed_sides
 from training.fit_edge import fit_edge
 from training.matrix import match
+from training.overrides import with_overrides
 from training.pairs import embed_pairs
-from training.recipes import FAMILIES, find_recipe, with_overrides
+from training.recipes import FAMILIES, find_recipe
 from training.train import recipe_data, train
 
 Floats = NDArray[np.float64]

@@ -29,7 +29,8 @@ from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, p_com, p
 from index.version import CARD, Score
 from training.data import Data
 from training.evaluate import both_sides, compare, measure
-from training.recipes import FAMILIES, Recipe, with_overrides
+from training.overrides import with_overrides
+from training.recipes import FAMILIES, Recipe
 from training.recipes.family import FIRSTS, HOW, Family
 from training.train import recipe_data, train
 from training.trained import Trained

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from index.evaluation.metrics import MEAN_AP, mean_interval, paired_bootstrap
 from index.version import Score
 from training.evaluate import measure
-from training.recipes import find_recipe, with_overrides
+from training.overrides import with_overrides
+from training.recipes import find_recipe
 from training.train import recipe_data, train
 from training.trained import Trained
 

@@ -17,6 +17,8 @@ from index.errors import NoEncoder
 from index.space import Space, Vectors, space_from_json
 from index.version import Version
 from training.data import Data, ImageSet
+from training.evaluate import embed, embed_side
+from training.trained import WEIGHTS, Trained
 
 Encode = Callable[[ImageSet], tuple[Vectors, Vectors | None]]
 """Images -> embeddings (N, D), and side-information (N, S) where the version has it."""
@@ -87,9 +89,6 @@ def _onnx_encoder(version: Version) -> Encode:
 
 
 def _torch_encoder(version: Version) -> Encode:
-    from training.evaluate import embed, embed_side
-    from training.trained import WEIGHTS, Trained
-
     if WEIGHTS not in version.card.files:
         missing = "onnxruntime is not installed" if version.card.encoder else "it has no encoder.onnx"
         raise NoEncoder(f"version {version.name!r} cannot embed images here: {missing}, and it holds no {WEIGHTS}")

@@ -24,8 +24,8 @@ from training.backbones import build_backbone
 from training.data import ClassName
 from training.heads import HEADS
 from training.method import Classifier, Method, MethodContext, Old
-from training.methods import METHODS
-from training.recipes import Recipe, method_options, recipe_from_json
+from training.methods import METHODS, method_options
+from training.recipes import Recipe, recipe_from_json
 from training.side_information import Psi, build_psi, check_side, dim_of
 
 WEIGHTS = "weights.safetensors"

@@ -43,9 +43,10 @@ def train(
     Example: regraft train folders_v1 --set root=IMAGES --set epochs=10 --out runs/v1
     """
     with needs(EXTRA):
-        from training.recipes import find_recipe, with_overrides
+        from training.recipes import find_recipe
 
         named = find_recipe(recipe)  # before torch is imported, which takes seconds
+        from training.overrides import with_overrides
         from training.processes import leads, part
         from training.train import RUNS
         from training.train import train as train_version

@@ -4,6 +4,8 @@ from dataclasses import fields, replace
 import pytest
 
 from index.errors import InvalidArgument
+from training.methods import method_options
+from training.overrides import with_overrides
 from training.recipes import (
     GROUPS,
     PLAIN,
@@ -11,9 +13,7 @@ from training.recipes import (
     Recipe,
     find_recipe,
     meanings,
-    method_options,
     recipe_from_json,
-    with_overrides,
 )
 
 

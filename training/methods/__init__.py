@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 
+from index.errors import InvalidArgument
 from training.method import Method
 from training.methods.advbct import AdvBct
 from training.methods.bct import Bct
@@ -17,6 +19,7 @@ from training.methods.independent import Independent
 from training.methods.l2 import L2
 from training.methods.lwf import Lwf
 from training.methods.oca import Oca
+from training.recipes import Option
 
 METHODS: dict[str, Callable[..., Method]] = {
     "independent": Independent,
@@ -33,3 +36,15 @@ METHODS: dict[str, Callable[..., Method]] = {
     "hbct": Hbct,
 }
 """name -> (setting, **options) -> method."""
+
+
+def method_options(method: str) -> dict[str, Option]:
+    """Names and defaults of what a method can be set to.
+
+    Raises:
+        InvalidArgument: an unknown method; lists the legal ones.
+    """
+    if method not in METHODS:
+        raise InvalidArgument(f"method {method!r} is unknown; legal: {', '.join(METHODS)}", pointer="/method")
+    parameters = inspect.signature(METHODS[method]).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from index.errors import InvalidArgument, nearest
 from training.recipes import cifar100, digits, folders, omniglot, photos
 from training.recipes.family import Family
-from training.recipes.recipe import Recipe, meanings, method_options, recipe_from_json, with_overrides
+from training.recipes.recipe import Option, Recipe, meanings, recipe_from_json
 
 __all__ = [
     "FAMILIES",
@@ -16,12 +16,11 @@ __all__ = [
     "PLAIN",
     "RECIPES",
     "Group",
+    "Option",
     "Recipe",
     "find_recipe",
     "meanings",
-    "method_options",
     "recipe_from_json",
-    "with_overrides",
 ]
 
 PLAIN = "folders"

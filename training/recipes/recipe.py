@@ -1,12 +1,11 @@
-"""What a recipe decides, how a card keeps it, and how `--set field=value` changes it."""
+"""What a recipe decides, and how a card keeps it."""
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from index.errors import InvalidArgument
@@ -133,60 +132,3 @@ def recipe_from_json(value: Mapping[str, Any]) -> Recipe:
         return Recipe(**{**value, "preprocess": Preprocess(**spec)})
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"the card's recipe was not written by this release: {error}") from error
-
-
-def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
-    """Apply `field=value` settings, to the recipe's fields or to its method's options.
-
-    Raises:
-        InvalidArgument: no '=', an unknown field (lists the legal ones), or a value of the wrong type.
-    """
-    for setting in settings:
-        name, given, value = setting.partition("=")
-        if not given:
-            raise InvalidArgument(f"a setting is written field=value, not {setting!r}", pointer="/set")
-        recipe = _override(recipe, name.strip(), value.strip())
-    return recipe
-
-
-def _override(recipe: Recipe, name: str, value: str) -> Recipe:
-    options = method_options(recipe.method)
-    fields = {f.name: f.type for f in dataclasses.fields(Recipe) if f.name not in {"name", "summary", "options"}}
-    if name in options:
-        return replace(recipe, options={**recipe.options, name: _convert(name, value, type(options[name]).__name__)})
-    if name not in fields or name == "preprocess":
-        legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options]))
-        raise InvalidArgument(f"recipe {recipe.name} has no field {name!r}; legal: {legal}", pointer=f"/set/{name}")
-    # Options belong to the method they were set for.
-    kept = {} if name == "method" else recipe.options
-    return replace(recipe, **{"options": kept, name: _convert(name, value, str(fields[name]))})
-
-
-def method_options(method: str) -> dict[str, Option]:
-    """Names and defaults of what a method can be set to.
-
-    Raises:
-        InvalidArgument: an unknown method; lists the legal ones.
-    """
-    from training.methods import METHODS
-
-    if method not in METHODS:
-        raise InvalidArgument(f"method {method!r} is unknown; legal: {', '.join(METHODS)}", pointer="/method")
-    parameters = inspect.signature(METHODS[method]).parameters.values()
-    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-
-
-_CONVERT: dict[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "int | None": lambda text: None if text == "none" else int(text),
-    "bool": lambda text: {"true": True, "false": False}[text.lower()],
-}
-
-
-def _convert(name: str, value: str, kind: str) -> Any:
-    try:
-        return _CONVERT[kind](value)
-    except (ValueError, KeyError):
-        raise InvalidArgument(f"{name} is a {kind}, which {value!r} is not", pointer=f"/set/{name}") from None
