@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from index.calibration import Calibration, blend, fit_calibration
 from index.evaluation.evalue_calibration import fit_chance
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
-from index.space import Space
+from index.space import Lorentz, Space
 
 SURE, DRAWN = 100, 100
 """A map is fitted on each query's best so many items, and on so many drawn from the rest, which stand for all of it."""
@@ -149,6 +149,8 @@ def _costs(side: Compared, right: Right, rows: Ints) -> Iterator[tuple[Table, Bo
 
 def read_scores(cost: Table, space: Space) -> Table:
     """From what is ranked by to the score a user reads."""
+    if isinstance(space, Lorentz):
+        return cost
     return space.score(-cost if space.inner_product else cost)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
-from index.space import Space, Vectors
+from index.space import Lorentz, Space, Vectors
 from index.version import Score
 
 Bools = NDArray[np.bool_]
@@ -275,7 +275,12 @@ def blocks(queries: int, items: int, block: int | None = None) -> list[slice]:
 
 
 def costs(queries_BW: Floats, items_NW: Floats, space: Space) -> NDArray[np.float32]:
-    """(B, N), lower is better. Rounded to float32 so that equal vectors tie whatever the order of summation was."""
+    """(B, N), lower is better. Rounded to float32 so that equal vectors tie whatever the order of summation was.
+
+    Negative inner products, squared Euclidean distances, or Lorentz distances as a shard scores them (`read_scores`).
+    """
+    if isinstance(space, Lorentz):
+        return space.pairwise(queries_BW, items_NW).astype(np.float32)
     inner_BN = queries_BW @ items_NW.T
     if space.inner_product:
         return -inner_BN.astype(np.float32)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 import time
 import tracemalloc
 from collections.abc import Sequence
+from decimal import Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -16,10 +18,13 @@ from hypothesis import strategies as st
 
 from index.errors import InvalidArgument
 from index.evaluation import metrics as evaluation
+from index.evaluation.matching import read_scores
 from index.evaluation.metrics import (
     Compared,
     Retrieval,
+    comparable,
     compatibility_matrix,
+    costs,
     linear_cka,
     mean_interval,
     mixed_retrieval,
@@ -31,6 +36,7 @@ from index.evaluation.metrics import (
     retrieval_from_rankings,
     update_gain,
 )
+from index.shard import FaissShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 SPACES = [Cosine(), Euclidean(), Lorentz(1.0), Lorentz(0.3)]
@@ -365,3 +371,30 @@ def test_evaluation_needs_nothing_but_numpy() -> None:
         "from index.evaluation import gate, metrics, ordering, verification"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("curvature", [0.3, 1.0])
+@pytest.mark.parametrize("length", [1.0, 1e3, 1e6])
+def test_far_from_the_origin_costs_are_the_distances_that_a_shard_answers(length: float, curvature: float) -> None:
+    """Checked also by 80 decimal digits; half of the items are near a query."""
+    generator, space = np.random.default_rng(0), Lorentz(curvature)
+    q = (length * generator.normal(size=(6, 4))).astype(np.float32)
+    x = np.concatenate([q + generator.normal(size=q.shape), length * generator.normal(size=q.shape), q])
+    x = x.astype(np.float32)
+    shard = FaissShard(4, space)
+    shard.upsert(np.arange(len(x)), x)
+    answered, keys = shard.search(q, len(x))
+
+    given = read_scores(costs(*comparable(Compared(q, x, space)), space), space)
+
+    np.testing.assert_allclose(np.take_along_axis(given, keys, axis=1), answered, rtol=3e-7, atol=1e-12)
+    exact = [[_exact_distance(a, b, curvature) for b in x] for a in q]
+    np.testing.assert_allclose(given, exact, rtol=3e-7, atol=1e-12)
+
+
+def _exact_distance(a: np.ndarray, b: np.ndarray, curvature: float) -> float:
+    with localcontext(prec=80):
+        q, x, k = [Decimal(float(v)) for v in a], [Decimal(float(v)) for v in b], Decimal(curvature)
+        times = [(1 / k + sum(v * v for v in point)).sqrt() for point in (q, x)]
+        chord = 2 * k * (times[0] * times[1] - sum(v * w for v, w in zip(q, x, strict=True))) - 2
+        return 2 * math.asinh(float(max(chord, Decimal(0)).sqrt()) / 2) / curvature**0.5
