@@ -22,7 +22,7 @@ from index.edge_maps import Maps, check_calibration, edge_maps, map_key, togethe
 from index.errors import InvalidArgument, NoRoute
 from index.graph import Graph, Route
 from index.lock import ReadWriteLock
-from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
+from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw, no_matches
 from index.metadata import Item, Metadata
 from index.search_params import DEFAULTS, SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
@@ -111,7 +111,7 @@ class Gallery:
         """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
 
         Raises:
-            InvalidArgument: the depth is below 1, the gallery is empty, or there is no such mode.
+            InvalidArgument: the depth is below 1, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
             QueryChanged: a query is an item that was written since it was read.
@@ -129,14 +129,17 @@ class Gallery:
 
     def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> SearchResult | None:
         """Answer by what was embedded, under the lock; None: the routes of now need more."""
+        if ask.depth < 1:
+            raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
         mix = self._mix()
-        depth = _depth(ask.depth, sum(mix.values()))
-        routes, degraded = self._plan(query_version, mix, ask.encoders)
+        depth = min(ask.depth, sum(mix.values()))
+        routes, unreachable = self._plan(query_version, mix, ask.encoders)
+        degraded = (*unreachable, *self._left_out())
         if degraded and (ask.params.strict or not routes):
             raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
         if any(self._written(key) != seq for key, seq in ask.stored.items()):
             raise QueryChanged
-        if not _encoders_of(routes) <= set(embedded.vectors):
+        if not _encoders_of(query_version, mix, routes) <= set(embedded.vectors):
             return None
         live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
         maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
@@ -149,7 +152,10 @@ class Gallery:
         used = maps if maps is not None and mode is Mode.CALIBRATED else [None] * len(live)
         started = time.perf_counter()
         sizes = [shard.count() for shard in live.values()]
-        merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, sizes, depth)
+        if live:
+            merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, sizes, depth)
+        else:
+            merged = no_matches(len(embedded.vectors[query_version]))
         merge_seconds = time.perf_counter() - started
         shards = tuple(
             ShardTrace(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
@@ -162,7 +168,7 @@ class Gallery:
             items=self._items(merged.keys_QK),
             seq=self._seq,
             mix=mix,
-            degraded=(*degraded, *self._left_out()),
+            degraded=degraded,
             encode_seconds=embedded.seconds,
             filter_seconds=filter_seconds,
             merge_seconds=merge_seconds,
@@ -286,7 +292,8 @@ class Gallery:
 
     def _encoders_needed(self, query_version: str, encoders: frozenset[str]) -> set[str]:
         with self._lock.read():
-            return _encoders_of(self._plan(query_version, self._mix(), encoders)[0])
+            mix = self._mix()
+            return _encoders_of(query_version, mix, self._plan(query_version, mix, encoders)[0])
 
     def _plan(
         self, query_version: str, mix: Mapping[str, int], encoders: frozenset[str]
@@ -336,15 +343,6 @@ class Gallery:
         self._edge_maps = edge_maps(graph.edges, self._versions)
 
 
-def _depth(wanted: int, items: int) -> int:
-    """How deep to look for as many results, where there may be fewer items."""
-    if not items:
-        raise InvalidArgument("there is nothing to find: the gallery is empty", pointer="/k")
-    if wanted < 1:
-        raise InvalidArgument(f"k is {wanted}, it must be at least 1", pointer="/k")
-    return min(wanted, items)
-
-
 def _merge(
     mode: Mode,
     found: Sequence[tuple[Vectors, Keys]],
@@ -360,8 +358,9 @@ def _merge(
     return merge_rank(found, sizes, k)
 
 
-def _encoders_of(routes: Mapping[str, Route]) -> set[str]:
-    return {version for route in routes.values() for version in route.encoders}
+def _encoders_of(query_version: str, mix: Mapping[str, int], routes: Mapping[str, Route]) -> set[str]:
+    """Who embeds queries for these routes; where there are no items, the one that asks, so that it is a legal query."""
+    return {version for route in routes.values() for version in route.encoders} if mix else {query_version}
 
 
 def _timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:

@@ -89,6 +89,12 @@ def choose_mode(asked: str | None, spaces: Sequence[Space], calibrated: bool, pr
     return mode
 
 
+def no_matches(queries: int) -> Merged:
+    """What Q queries find where there are no shards: (Q, 0)."""
+    nothing = np.empty((queries, 0), np.int64)
+    return Merged(nothing.astype(np.float64), nothing.astype(np.float32), nothing, nothing)
+
+
 def merge_raw(found: SearchResult, higher_is_better: Sequence[bool], k: int) -> Merged:
     """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
     signs = [1.0 if higher else -1.0 for higher in higher_is_better]

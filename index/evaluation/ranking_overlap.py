@@ -38,7 +38,7 @@ def rank_correlation(old_QK: Keys, new_QK: Keys) -> Floats:
 
 def first_match_flips(old_QK: Keys, new_QK: Keys) -> int:
     """Number of queries whose first match is another item."""
-    return int((old_QK[:, 0] != new_QK[:, 0]).sum())
+    return int((old_QK[:, :1] != new_QK[:, :1]).sum())
 
 
 def _share(old_K: Keys, new_K: Keys) -> float:

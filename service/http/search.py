@@ -94,7 +94,7 @@ def respond(service: Runtime, name: str, read: Read, key: str | None) -> Respons
 
     Raises:
         UnknownGallery: there is no such gallery.
-        InvalidArgument: the gallery is empty, an option is out of range, or the response would be too large.
+        InvalidArgument: an option is out of range, or the response would be too large.
         NoRoute: strict, and some items cannot be reached; or none can.
         ModeUnavailable: the items cannot be ranked together in the mode asked for.
     """

@@ -103,9 +103,22 @@ def test_k_is_at_least_one_and_never_gives_more_than_there_is(gallery: Gallery, 
         assert gallery.search("v3", always(unit(1, 6)), legal).keys_QK.shape == (1, min(legal, 3))
 
 
-def test_an_empty_gallery_answers_no_k(gallery: Gallery) -> None:
-    with pytest.raises(InvalidArgument, match="the gallery is empty"):
+@pytest.mark.parametrize("mode", [None, *Mode])
+def test_an_empty_gallery_answers_that_nothing_matches(gallery: Gallery, mode: Mode | None) -> None:
+    found = gallery.search("v3", always(unit(2, 6)), 5, mode=mode, strict=True)
+    assert (found.keys_QK.shape, found.degraded, found.shards) == ((2, 0), (), ())
+    with pytest.raises(InvalidArgument, match="k is 0"):
+        gallery.search("v3", always(unit(2, 6)), 0)
+
+
+def test_items_without_a_vector_are_no_empty_gallery(gallery: Gallery) -> None:
+    gallery.apply({}, removed=[7], missing={7: Missing("v1", "nothing of it can be searched", 3)})
+    with pytest.raises(NoRoute, match="nothing of it can be searched"):
         gallery.search("v3", always(unit(1, 6)), 1)
+    gallery.apply({("v3", "encoded"): ([3], unit(1, 6))})
+    assert gallery.search("v3", always(unit(1, 6)), 1).degraded[0].items == 1
+    with pytest.raises(NoRoute, match="nothing of it can be searched"):
+        gallery.search("v3", always(unit(1, 6)), 1, strict=True)
 
 
 def test_a_shard_without_a_route_is_reported_and_never_compared(gallery: Gallery) -> None:

@@ -186,19 +186,22 @@ class RolloutMonitor:
                 due = time.monotonic() + FLUSH_SECONDS
 
     def _compare(self, job: _Job) -> None:
-        """Answer a query by the new version too, and count how far it agrees."""
+        """Answer a query by the new version too, and count how far it agrees with the old one on the same items."""
         if job.live.rollout is None or job.live.rollout.deployment != job.rollout.deployment:
             return
         started = time.perf_counter()
+        asks, old = [(version, job.ask) for version in (job.rollout.version.name, job.old.version)], job.old
         try:
-            (new,) = job.live.answer([(job.rollout.version.name, job.ask)])
+            (new,) = job.live.answer(asks[:1])
+            seconds = time.perf_counter() - started
+            if new.found.seq != old.found.seq:  # items came, went or moved since: both once more, from one view
+                new, old = job.live.answer(asks)
         except Exception as error:
             with self._tally(job.live, job.rollout) as counters:
                 counters.add(new=1)
                 counters.fail(error)
             return
-        seconds = time.perf_counter() - started
-        pair = (job.old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
+        pair = (old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._tally(job.live, job.rollout) as counters:
             # Queries that nothing matches, by a filter say, agree and disagree in nothing.

@@ -59,3 +59,10 @@ def test_missing_results_count_for_nothing() -> None:
 
     assert overlap(old, new)[0] == 1.0
     assert rank_correlation(old, new)[0] == -1.0
+
+
+def test_two_empty_rankings_differ_in_nothing() -> None:
+    nothing = np.empty((2, 0), np.int64)
+    assert first_match_flips(nothing, nothing) == 0
+    assert np.isnan(overlap(nothing, nothing)).all()
+    assert np.isnan(rank_correlation(nothing, nothing)).all()

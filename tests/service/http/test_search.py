@@ -91,10 +91,18 @@ def test_k_is_at_least_one_and_bounded(
     problem(served.http.post(f"{filled}/query", json=body), 422, "invalid_argument", "/k")
 
 
-def test_an_empty_gallery_answers_no_query(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_an_empty_gallery_answers_legal_queries_that_nothing_matches(
+    served: Any, pictures: list[bytes], problem: Problem
+) -> None:
     path = served.gallery()
 
-    assert "empty" in problem(served.query(path, pictures[0], k=1), 422, "invalid_argument", "/k")["detail"]
+    vectors = {"version": "v1", "embeddings": [[1, 2, 3, 4], [4, 3, 2, 1]], "explain": True}
+    for answer in (served.query(path, *pictures[:2]), served.http.post(f"{path}/query", json=vectors)):
+        assert answer.status_code == 200, answer.text
+        assert [result["matches"] for result in answer.json()["results"]] == [[], []]
+        assert (answer.json()["next"], answer.json()["degraded"], answer.json()["mix"]) == (None, [], {})
+    problem(served.query(path, b"no image"), 422, "invalid_image", "/images/0")
+    problem(served.query(path, pictures[0], k=0), 422, "invalid_argument", "/k")
 
 
 def test_few_functions_lie_between_the_route_and_the_scan(

@@ -69,6 +69,14 @@ def test_a_version_tells_whether_it_reads_texts(served: Any, filled: str) -> Non
     assert not served.http.get("/versions/v1").json()["text"]
 
 
+def test_an_empty_gallery_answers_texts_that_nothing_matches(served: Any, filled: str, problem: Problem) -> None:
+    path = served.gallery("spoken")
+
+    assert [result["matches"] for result in ask(served, path, "class1", "class2").json()["results"]] == [[], []]
+    problem(ask(served, path, ""), 422, "invalid_text", "/texts/0")
+    problem(ask(served, served.gallery("v1"), "class1"), 422, "no_text_entrance")
+
+
 def test_many_texts_are_answered_in_their_order(served: Any, filled: str) -> None:
     results = ask(served, filled, *[f"class{n % 5}" for n in range(90)], k=1).json()["results"]
 

@@ -17,7 +17,7 @@ from sqlalchemy.exc import OperationalError
 from index.version import Version
 from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded, quantile, summary
 from service.upgrades.rollouts import monitor as watching
-from service.upgrades.rollouts.monitor import share_of
+from service.upgrades.rollouts.monitor import RolloutMonitor, share_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -131,6 +131,28 @@ class TestShadow:
         trial = wait_for(served, filled, number, counted("shadow", "new", 2))["trial"]["shadow"]
 
         assert (trial["compared"], trial["overlap"]) == (1, 1.0)
+
+    def test_what_is_written_between_the_two_answers_is_no_difference(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        number, compare, asked = begin(served, filled, "twin", "shadow"), RolloutMonitor._compare, itertools.count()
+
+        def late(self: RolloutMonitor, job: Any) -> None:
+            best = job.old.found.items[int(job.old.found.keys_QK[0, 0])].id
+            if next(asked) % 2:
+                assert served.http.delete(f"{filled}/items/{best}").status_code == 204
+            else:
+                assert served.ingest(filled, {f"copy of {best}": pictures[int(best[1:])]}).status_code == 200
+            compare(self, job)
+
+        monkeypatch.setattr(RolloutMonitor, "_compare", late)
+        for picture in pictures[:6:2]:
+            ask(served, filled, picture)
+
+        trial = wait_for(served, filled, number, counted("shadow", "new", 3))["trial"]["shadow"]
+
+        assert (trial["compared"], trial["errors"]) == (3, 0)
+        assert (trial["overlap"], trial["rank_correlation"], trial["first_match_flips"]) == (1.0, 1.0, 0)
 
     def test_a_new_version_that_fails_is_counted_and_nobody_notices(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
