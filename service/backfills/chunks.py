@@ -9,12 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Update,
     and_,
     case,
@@ -30,6 +29,7 @@ from service.backfills.outcome import EmbeddedItems, Failed
 from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
+from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import listed
 from service.store.tables import backfill, backfill_chunk, embedding, item
 
@@ -63,16 +63,45 @@ class Chunk:
     attempts: int
 
 
+class ChunkRow(NamedTuple):
+    """Some items of a backfill."""
+
+    id: int
+    backfill_id: int
+    item_ids: list[int]
+
+
+CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.item_ids)
+
+
+class ImageRow(NamedTuple):
+    """An item to be encoded, as it was at `seq`, and where its image lies."""
+
+    id: int
+    seq: int
+    blob: str
+
+
+class EmbeddingRow(NamedTuple):
+    """An item to be transformed, as it was at `seq`, and its embedding by the version it is moved from."""
+
+    id: int
+    seq: int
+    version_id: int
+    vector: bytes
+    side: bytes | None
+
+
 # Claiming
 
 
-def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[Row[Any]]:
+def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[BackfillRow]:
     """The running backfills of these kinds whose rate allows another chunk now, the one that waits longest first."""
     now = time.time()
     next_claim = backfill.c.next_claim
     due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
     statement = select(backfill).where(backfill.c.state == State.RUNNING, backfill.c.kind.in_(kinds), due)
-    return list(connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
+    return all_of(BackfillRow, connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
 
 
 def claim(
@@ -98,14 +127,14 @@ def holders(connection: Connection, beginning: str) -> list[str]:
 def leased(connection: Connection, chunk_id: int, owner: str) -> Chunk:
     """A chunk by its number, as long as `owner` holds it. Raises ChunkLost."""
     mine = (backfill_chunk.c.id == chunk_id, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_owner == owner)
-    taken = connection.execute(select(backfill_chunk).where(*mine)).first()
+    taken = first_of(ChunkRow, connection.execute(select(*CHUNK).where(*mine)))
     if taken is None:
         raise ChunkLost("this lease is over: the chunk is done, or another worker's")
-    job = connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)).one()
+    job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == taken.backfill_id)))
     return _chunk(job, taken, owner)
 
 
-def _chunk(job: Row[Any], taken: Row[Any], owner: str) -> Chunk:
+def _chunk(job: BackfillRow, taken: ChunkRow, owner: str) -> Chunk:
     items = tuple(taken.item_ids)
     return Chunk(taken.id, owner, job.id, job.gallery_id, job.version_id, Kind(job.kind), items, job.attempts)
 
@@ -121,7 +150,7 @@ def release(connection: Connection, chunk: Chunk) -> None:
     connection.execute(_ours(chunk).values(state="todo", lease_owner=None, lease_until=None))
 
 
-def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> Row[Any] | None:
+def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: float) -> ChunkRow | None:
     now = time.time()
     until, latest = now + lease_seconds, now + max(LONGEST_LEASES * lease_seconds, MAX_PAUSE_SECONDS)
     over = or_(backfill_chunk.c.lease_until < now, backfill_chunk.c.lease_until > latest)
@@ -137,13 +166,12 @@ def _take(connection: Connection, backfill_id: int, owner: str, lease_seconds: f
         )
         lease = update(backfill_chunk).where(backfill_chunk.c.id == next_free.scalar_subquery())
         values = {"state": "leased", "lease_owner": owner, "lease_until": until}
-        returning = lease.values(values).returning(backfill_chunk.c.id, backfill_chunk.c.item_ids)
-        if taken := connection.execute(returning).first():
+        if taken := first_of(ChunkRow, connection.execute(lease.values(values).returning(*CHUNK))):
             return taken
     return None
 
 
-def _pace(connection: Connection, job: Row[Any], items: int) -> None:
+def _pace(connection: Connection, job: BackfillRow, items: int) -> None:
     """Move the next claim on. Computed in SQL, from the column: two workers that claim at once add up."""
     now = time.time()
     moved_on: ColumnElement[float] | float = now
@@ -169,16 +197,18 @@ def _ours(chunk: Chunk) -> Update:
 # Working
 
 
-def read_images(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, str]]:
-    """(id, seq, blob) of the chunk's items that still qualify."""
-    return connection.execute(select(item.c.id, item.c.seq, item.c.blob).where(_still(connection, chunk))).all()
+def read_images(connection: Connection, chunk: Chunk) -> list[ImageRow]:
+    """The chunk's items that still qualify."""
+    columns = (item.c.id, item.c.seq, item.c.blob)
+    return all_of(ImageRow, connection.execute(select(*columns).where(_still(connection, chunk))))
 
 
-def read_embeddings(connection: Connection, chunk: Chunk) -> Sequence[Row[int, int, int, bytes, bytes | None]]:
-    """(id, seq, version_id, vector, side) of the items that still qualify, the last three as the transform reads it."""
+def read_embeddings(connection: Connection, chunk: Chunk) -> list[EmbeddingRow]:
+    """The chunk's items that still qualify, each with the embedding that the transform reads."""
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id))
-    return connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk))).all()
+    found = connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk)))
+    return all_of(EmbeddingRow, found)
 
 
 def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:

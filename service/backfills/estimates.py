@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel
-from sqlalchemy import ColumnElement, Connection, Row, and_, false, func, select
+from sqlalchemy import ColumnElement, Connection, and_, false, func, select
 
 from index.errors import RegraftError
 from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs
@@ -20,11 +20,23 @@ from service.backfills.orders import Scope
 from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
+from service.store.rows import all_of
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
 """Items that are moved, and forgotten again, to measure how long one takes."""
+
+
+class SampledRow(NamedTuple):
+    """An item as either kind of backfill reads it; what a transform moves may have no image."""
+
+    id: int
+    seq: int
+    blob: str
+    version_id: int
+    vector: bytes
+    side: bytes | None
 
 
 class MacsOut(BaseModel):
@@ -107,7 +119,7 @@ def _by_version(connection: Connection, waiting: ColumnElement[bool], read: Colu
 
 
 def _measure(
-    database: Database, embedder: Embedder, target: LoadedVersion, scope: Scope, rows: Sequence[Row[*tuple[Any, ...]]]
+    database: Database, embedder: Embedder, target: LoadedVersion, scope: Scope, rows: Sequence[SampledRow]
 ) -> tuple[int, float | None]:
     """Seconds an item takes: read, computed, and written in a transaction that is taken back."""
     if not rows:
@@ -128,13 +140,14 @@ def _sample(
     kind: Kind,
     target: LoadedVersion,
     passed: Mapping[int, int] | None,
-) -> Sequence[Row[*tuple[Any, ...]]]:
+) -> Sequence[SampledRow]:
     ids = sorted(passed or connection.execute(select(item.c.id).where(waiting)).scalars())
     drawn = np.random.default_rng(0).choice(ids, min(len(ids), SAMPLE[kind]), replace=False)
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(kind, target.id))
     mine = item.c.id.in_(listed(connection, drawn.tolist()).keys)
-    return connection.execute(select(*columns).select_from(stored).where(mine).order_by(item.c.id)).all()
+    found = connection.execute(select(*columns).select_from(stored).where(mine).order_by(item.c.id))
+    return all_of(SampledRow, found)
 
 
 def _live(scope: Scope) -> tuple[Any, ...]:

@@ -8,13 +8,13 @@ compare with each other; norms do not, so where there are both, items are compar
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
@@ -24,6 +24,7 @@ from service.backfills.planner import Kind, stored_for, waiting_items
 from service.errors import EdgeBroken
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import STREAMED
+from service.store.rows import BackfillRow, all_of, first_of
 from service.store.tables import backfill, embedding, item
 from service.store.vector_codec import from_bytes, is_whole
 
@@ -43,6 +44,16 @@ class Scope:
     kind: str
     version_id: int
     origin: str | None
+
+
+class WaitingRow(NamedTuple):
+    """An item that waits, and the embedding it would be moved from."""
+
+    id: int
+    version_id: int
+    vector: bytes
+    side: bytes | None
+    uncertainty: float | None
 
 
 class NoUncertainty(RegraftError):
@@ -84,7 +95,7 @@ def uncertainties(
 
 def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder, backfill_id: int) -> dict[int, float]:
     """The same for what a backfill that is under way has still to move; nothing where it has another order."""
-    job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).first()
+    job = first_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
     if job is None or job.item_order != "uncertainty":
         return {}
     if job.item_limit is not None and job.done + job.failed >= job.item_limit:
@@ -98,7 +109,7 @@ def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder,
         return {}
 
 
-def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
+def _stored(connection: Connection, scope: Scope) -> Iterator[list[WaitingRow]]:
     stored = stored_for(Kind(scope.kind), scope.version_id)
     statement = (
         select(item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
@@ -106,22 +117,23 @@ def _stored(connection: Connection, scope: Scope) -> Iterator[Sequence[Row[*tupl
         .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
         .order_by(item.c.id)
     )
-    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
+    for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
+        yield all_of(WaitingRow, block)
 
 
-def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[Row[Any]], into: Scores) -> None:
-    known = [row for row in rows if row.uncertainty is not None]
+def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow], into: Scores) -> None:
+    known = {row.id: row.uncertainty for row in rows if row.uncertainty is not None}
     # Of a damaged one nothing is known: it comes last, and the backfill names it.
     rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
     if known:
-        into[VARIANCE].update({row.id: row.uncertainty for row in known})
+        into[VARIANCE].update(known)
     source, scores = _variances(old, target, embedder, rest)
     if scores:
         into[source].update(dict(zip((row.id for row in rest), scores, strict=True)))
 
 
 def _variances(
-    old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[Row[Any]]
+    old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow]
 ) -> tuple[str, list[float]]:
     if not rows:
         return VARIANCE, []

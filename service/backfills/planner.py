@@ -17,7 +17,6 @@ import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Select,
     and_,
     case,
@@ -36,6 +35,7 @@ from index.evaluation.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
 from service.store.repository import take_seq
+from service.store.rows import BackfillRow, one_of
 from service.store.sql_arrays import listed
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
@@ -118,7 +118,7 @@ def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | No
     return and_(*scope, *([active_origin(origin)] if origin else []))
 
 
-def plan(connection: Connection, job: Row[Any], uncertain: Mapping[int, float] | None = None) -> int:
+def plan(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float] | None = None) -> int:
     """Cut what the backfill has to move now into chunks; `job` is its row as it is.
 
     `uncertain` maps item ids to how unsure, for the order by it; an item that is missing there comes last.
@@ -141,7 +141,7 @@ def plan(connection: Connection, job: Row[Any], uncertain: Mapping[int, float] |
     return len(fresh) + len(again)
 
 
-def _fresh(connection: Connection, job: Row[Any], uncertain: Mapping[int, float]) -> list[int]:
+def _fresh(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float]) -> list[int]:
     """Items that were never planned or were skipped, in order, as many as the scope allows."""
     known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
     matches = func.coalesce(item_traffic.c.matches, 0)
@@ -169,7 +169,7 @@ def _fresh(connection: Connection, job: Row[Any], uncertain: Mapping[int, float]
     return ordered[: _budget(connection, job, len(ordered))]
 
 
-def _budget(connection: Connection, job: Row[Any], found: int) -> int:
+def _budget(connection: Connection, job: BackfillRow, found: int) -> int:
     """How many more items may be planned. The share counts what is there at the start and becomes a limit."""
     limit = job.item_limit
     if job.share is not None and job.total == 0:
@@ -191,7 +191,7 @@ def most(found: int, share: float | None, limit: int | None) -> int:
     return found if limit is None else min(found, limit)
 
 
-def _due(connection: Connection, job: Row[Any]) -> list[int]:
+def _due(connection: Connection, job: BackfillRow) -> list[int]:
     """Items whose pause is over; one that needs no move any more is counted as skipped."""
     mine = (backfill_failure.c.backfill_id == job.id, _pause_is_over())
     ids = set(connection.execute(select(backfill_failure.c.item_id).where(*mine)).scalars())
@@ -205,7 +205,7 @@ def _due(connection: Connection, job: Row[Any]) -> list[int]:
     return still
 
 
-def _written_anew(connection: Connection, job: Row[Any]) -> list[int]:
+def _written_anew(connection: Connection, job: BackfillRow) -> list[int]:
     """Items that were given up, and written since: they count as waiting again."""
     changed = (
         select(item.c.id)
@@ -224,7 +224,7 @@ def _written_anew(connection: Connection, job: Row[Any]) -> list[int]:
     return again
 
 
-def _still_waiting(connection: Connection, job: Row[Any], ids: set[int]) -> list[int]:
+def _still_waiting(connection: Connection, job: BackfillRow, ids: set[int]) -> list[int]:
     if not ids:
         return []
     still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
@@ -288,7 +288,7 @@ def finish_or_extend(
     take_seq(connection, gallery_id, 0)
     if backfill_id not in drained(connection):
         return None
-    job = connection.execute(select(backfill).where(backfill.c.id == backfill_id)).one()
+    job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
     if plan(connection, job, uncertain):
         return State.RUNNING
     return State.DONE if turn(connection, backfill_id, (State.RUNNING,), State.DONE) else None

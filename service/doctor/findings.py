@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-from sqlalchemy import Row
 
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import all_galleries
+from service.store.rows import GalleryRow
 
 EXAMPLES = 5
 ORPHAN_SECONDS = 3600.0
@@ -51,7 +48,7 @@ class Context:
     registry: Registry
     blobs: Blobs
 
-    def galleries(self) -> Sequence[Row[Any]]:
+    def galleries(self) -> list[GalleryRow]:
         """Every gallery's row."""
         with self.database.lookup() as connection:
             return all_galleries(connection)

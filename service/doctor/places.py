@@ -65,7 +65,7 @@ def _reach(patient: Context) -> list[Finding]:
         "`regraft version delete` removes one",
     )
     registry = patient.registry
-    used: set[int] = set()
+    used: set[int | None] = set()
     for row in patient.galleries():
         current = None if row.current_id is None else registry.by_id(row.current_id)
         with patient.database.read() as connection:

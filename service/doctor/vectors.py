@@ -8,16 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, delete, false, select, update
+from sqlalchemy import Connection, delete, false, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
 from service.store.repository import STREAMED, take_seq
+from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, gallery, item
 from service.store.vector_codec import STORED, from_bytes, to_bytes
@@ -26,9 +27,25 @@ ROWS = 4096
 BLOCK = 500
 """Embeddings mended in one transaction."""
 
-Damaged = tuple[Row[Any], str]
+
+class StoredRow(NamedTuple):
+    """An embedding with its item; `name` is its gallery's."""
+
+    gallery_id: int
+    name: str
+    external_id: str
+    blob: str | None
+    item_id: int
+    version_id: int
+    origin: str
+    vector: bytes
+    side: bytes | None
+    uncertainty: float | None
+
+
+Damaged = tuple[StoredRow, str]
 """An embedding with which something is wrong, and the code of its finding."""
-Change = Callable[[Connection, Row[Any]], bool]
+Change = Callable[[Connection, StoredRow], bool]
 """Mends an embedding, unless it was changed since it was read; whether it did."""
 
 
@@ -75,20 +92,21 @@ def _findings() -> dict[str, Finding]:
     return {finding.code: finding for finding in made}
 
 
-def _embeddings(connection: Connection) -> Iterator[Sequence[Row[*tuple[Any, ...]]]]:
+def _embeddings(connection: Connection) -> Iterator[list[StoredRow]]:
     columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, item.c.blob, *embedding.c)
     joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
     statement = select(*columns).select_from(joined).order_by(embedding.c.version_id)
-    yield from connection.execute(statement, execution_options=STREAMED).partitions(ROWS)
+    for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
+        yield all_of(StoredRow, block)
 
 
-def _named(row: Row[Any]) -> str:
+def _named(row: StoredRow) -> str:
     return f"{row.name}/{row.external_id}"
 
 
 def _check_shapes(
-    version: LoadedVersion, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
-) -> list[Row[Any]]:
+    version: LoadedVersion, rows: Sequence[StoredRow], found: dict[str, Finding], damaged: list[Damaged]
+) -> list[StoredRow]:
     """Returns the rows whose vectors have the right length."""
     card = version.card
     whole = []
@@ -104,7 +122,7 @@ def _check_shapes(
 
 
 def _check_numbers(
-    version: LoadedVersion, rows: Sequence[Row[Any]], found: dict[str, Finding], damaged: list[Damaged]
+    version: LoadedVersion, rows: Sequence[StoredRow], found: dict[str, Finding], damaged: list[Damaged]
 ) -> list[Damaged]:
     """Look at vectors of the right length; returns those that can be normalised."""
     long: list[Damaged] = []
@@ -123,7 +141,7 @@ def _check_numbers(
     return long
 
 
-def _check_double(row: Row[Any], seen: dict[bytes, str], found: Finding) -> None:
+def _check_double(row: StoredRow, seen: dict[bytes, str], found: Finding) -> None:
     digest = hashlib.blake2b(row.vector, digest_size=16).digest()
     if digest in seen:
         found.add(f"{_named(row)} = {seen[digest]}")
@@ -146,7 +164,7 @@ def _mend(patient: Context, rows: Iterable[Damaged], found: dict[str, Finding], 
                         _tell_replicas(connection, row, seq)
 
 
-def _normalise(patient: Context, connection: Connection, row: Row[Any]) -> bool:
+def _normalise(patient: Context, connection: Connection, row: StoredRow) -> bool:
     """Replace a vector that is still as it was read."""
     (vector,) = from_bytes([row.vector], patient.registry.by_id(row.version_id).card.dim)
     unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
@@ -161,7 +179,7 @@ def _discard(patient: Context, damaged: Sequence[Damaged], found: dict[str, Find
     # Found out while no writer waits: the store may be far away.
     images = {key for key in only if patient.blobs.exists(key)}
 
-    def discard(connection: Connection, row: Row[Any]) -> bool:
+    def discard(connection: Connection, row: StoredRow) -> bool:
         if not (_holds_better(connection, row, bad) or _can_be_made_again(patient, connection, row, images)):
             return False
         return bool(connection.execute(delete(embedding).where(*_as_read(row))).rowcount)
@@ -169,12 +187,12 @@ def _discard(patient: Context, damaged: Sequence[Damaged], found: dict[str, Find
     _mend(patient, damaged, found, discard)
 
 
-def _holds_better(connection: Connection, row: Row[Any], bad: AbstractSet[tuple[int, int]]) -> bool:
+def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple[int, int]]) -> bool:
     held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == row.item_id))
     return any((row.item_id, version_id) not in bad for version_id in held.scalars())
 
 
-def _can_be_made_again(patient: Context, connection: Connection, row: Row[Any], images: AbstractSet[str]) -> bool:
+def _can_be_made_again(patient: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:
     """Whether a reencode backfill would embed the item, its image being one of these, by the current version."""
     columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
     kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
@@ -184,11 +202,11 @@ def _can_be_made_again(patient: Context, connection: Connection, row: Row[Any], 
     return bool(current.card.encoder) and not current.problem
 
 
-def _as_read(row: Row[Any]) -> tuple[Any, ...]:
+def _as_read(row: StoredRow) -> tuple[Any, ...]:
     same = (embedding.c.item_id == row.item_id, embedding.c.version_id == row.version_id)
     return (*same, embedding.c.vector == row.vector)
 
 
-def _tell_replicas(connection: Connection, row: Row[Any], seq: int) -> None:
+def _tell_replicas(connection: Connection, row: StoredRow, seq: int) -> None:
     active = (item.c.id == row.item_id, item.c.active_id == row.version_id, item.c.deleted == false())
     connection.execute(update(item).where(*active).values(seq=seq))

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Query
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, select
 
-from service.http.backfill_progress import backfill_row
+from service.backfills.records import FailureRow, backfill_row, failures_after
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.requests import CheckedRoute
 from service.registry.registry import Registry
 from service.runtime import Service
 from service.schemas import Number
-from service.store.tables import backfill_failure, item
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
@@ -57,20 +54,13 @@ def failures(
     after = decode_cursor(cursor)
     with service.database.read() as connection:
         row = backfill_row(connection, number)
-        rows = _failures(connection, number, after, limit + 1)
+        rows = failures_after(connection, number, after, limit + 1)
     page = rows[:limit]
     following = encode_cursor(page[-1].item_id) if len(rows) > limit else None
     return Failures(failures=[_failure(service.registry, f) for f in page], failed=row.failed, next=following)
 
 
-def _failures(connection: Connection, number: int, after: int, limit: int) -> Sequence[Row[Any]]:
-    columns = (item.c.external_id, item.c.active_id, backfill_failure)
-    statement = select(*columns).join(item, item.c.id == backfill_failure.c.item_id)
-    mine = statement.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
-    return connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)).all()
-
-
-def _failure(registry: Registry, row: Row[Any]) -> Failure:
+def _failure(registry: Registry, row: FailureRow) -> Failure:
     return Failure(
         item=row.external_id,
         code=row.code,

@@ -15,18 +15,17 @@ from typing import Any
 
 from fastapi import APIRouter, Header
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, func, select
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
-from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, State
+from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
 from service.http.requests import CheckedRoute
 from service.registry.registry import Registry
 from service.runtime import Runtime, Service
 from service.schemas import Number
 from service.store.repository import gallery_row
-from service.store.tables import backfill, backfill_failure
+from service.store.rows import BackfillRow
 from service.upgrades.curves.points import Curve, CurveOut, CurveState, curve_of
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
@@ -49,13 +48,6 @@ NOTHING = -1
 """The id of the last event of somebody who has seen none."""
 ID_DIGITS = 19
 """No id is longer; Python refuses to read a number of thousands."""
-
-
-class UnknownBackfill(RegraftError):
-    """There is no backfill of this number."""
-
-    status = 404
-    code = "unknown_backfill"
 
 
 class BackfillOut(BaseModel):
@@ -198,26 +190,11 @@ def look(service: Runtime, number: int) -> Look:
     return Look(row.revision, shown, curve.events if curve else ())
 
 
-def backfill_row(connection: Connection, number: int) -> Row[Any]:
-    """The backfill's row, with the number of items that wait to be tried again. Raises UnknownBackfill."""
-    row = connection.execute(_with_retrying().where(backfill.c.id == number)).first()
-    if row is None:
-        raise UnknownBackfill(f"there is no backfill {number}")
-    return row
-
-
-def backfill_rows(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
-    """Every backfill of a gallery, oldest first, as `backfill_row` gives it."""
-    mine = _with_retrying().where(backfill.c.gallery_id == gallery_id)
-    return connection.execute(mine.order_by(backfill.c.id)).all()
-
-
-def describe(registry: Registry, gallery_name: str, row: Row[Any], curve: Curve | None) -> BackfillOut:
+def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillOut:
     """What a user sees of a backfill and its curve."""
-    remaining = row.total - row.done - row.skipped - row.failed
+    remaining = row.total - row.settled
     active = _active_seconds(row)
-    processed = row.total - remaining
-    speed = processed / active if processed and active > 0 else None
+    speed = row.settled / active if row.settled and active > 0 else None
     # What a rate lets through at once at the start says nothing of how it goes on.
     lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
     return BackfillOut(
@@ -248,14 +225,7 @@ def describe(registry: Registry, gallery_name: str, row: Row[Any], curve: Curve 
     )
 
 
-def _with_retrying() -> Any:
-    waiting = select(func.count()).where(
-        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
-    )
-    return select(backfill, waiting.scalar_subquery().label("retrying"))
-
-
-def _active_seconds(row: Row[Any]) -> float:
+def _active_seconds(row: BackfillRow) -> float:
     """How long it has been running, pauses left out; a clock that was set back counts nothing."""
     now_running = 0.0 if row.resumed is None else max(time.time() - row.resumed, 0.0)
-    return float(row.active_seconds + now_running)
+    return row.active_seconds + now_running

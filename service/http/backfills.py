@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
@@ -17,8 +17,8 @@ from service.backfills.embedder import Embedder
 from service.backfills.estimates import EstimateOut, estimate
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
-from service.errors import NoCurrentVersion
-from service.http.backfill_progress import BackfillOut, backfill_row, backfill_rows, describe, look
+from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
+from service.http.backfill_progress import BackfillOut, describe, look
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute
 from service.registry.registry import LoadedVersion, Registry
@@ -26,6 +26,7 @@ from service.runtime import Runtime, Service
 from service.schemas import Body, Name, Number
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, gallery_row, take_seq
+from service.store.rows import BackfillRow, first_of, one_of
 from service.store.tables import backfill
 from service.upgrades.curves.measure import Begun
 from service.upgrades.curves.points import curve_of
@@ -152,7 +153,7 @@ def start(
     gallery_id: int,
     asked: BackfillIn,
     uncertain: Mapping[int, float] | None = None,
-) -> Row[Any]:
+) -> RetryingBackfill:
     """Add a backfill with its chunks and return its row; one without any item to move is done at once.
 
     `uncertain` is what `orders.uncertainties` says of the items, for the order `uncertainty`.
@@ -189,7 +190,7 @@ def start(
         "filter": asked.filter,
         "attempts": asked.attempts,
     }
-    row = connection.execute(insert(backfill).values(values).returning(backfill)).one()
+    row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
     if not plan(connection, row, uncertain):
         turn(connection, row.id, (State.RUNNING,), State.DONE)
     return backfill_row(connection, row.id)
@@ -238,9 +239,7 @@ def _asked(
 def _target(connection: Connection, registry: Registry, gallery_id: int, asked: str | None) -> LoadedVersion:
     row = gallery_row(connection, gallery_id)
     assert row is not None
-    if row.current_id is None:
-        raise NoCurrentVersion(f"gallery {row.name!r} has no current version: deploy one first")
-    current = registry.by_id(row.current_id)
+    current = registry.current_of(row)
     if asked is not None and registry.named(asked) is not current:
         raise NotCurrent(f"version {asked!r} is not current, {current.name!r} is: deploy it first", pointer="/version")
     return current
@@ -248,7 +247,7 @@ def _target(connection: Connection, registry: Registry, gallery_id: int, asked: 
 
 def _check_free(connection: Connection, gallery_id: int) -> None:
     active = select(backfill).where(backfill.c.gallery_id == gallery_id, backfill.c.state.in_(ACTIVE))
-    if row := connection.execute(active).first():
+    if row := first_of(BackfillRow, connection.execute(active)):
         raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
 
 
@@ -274,7 +273,7 @@ def _turn(service: Runtime, number: int, before: Sequence[State], after: State, 
         return describe(service.registry, name, row, curve_of(connection, number))
 
 
-def _gallery_name(connection: Connection, row: Row[Any]) -> str:
+def _gallery_name(connection: Connection, row: BackfillRow) -> str:
     found = gallery_row(connection, row.gallery_id)
     assert found is not None
-    return str(found.name)
+    return found.name

@@ -8,10 +8,9 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection
 
 from index.encoder import verify_version
-from index.errors import RegraftError
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchTerms
 from service.http.requests import CheckedRoute
@@ -21,20 +20,13 @@ from service.runtime import Runtime, Service
 from service.schemas import Body, Name, Number, Reason
 from service.store.audit import Change
 from service.store.repository import gallery_named
-from service.store.tables import deployment
-from service.upgrades.deployments.history import State, etag, history, transitions
+from service.store.rows import DeploymentRow
+from service.upgrades.deployments.history import State, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
 from service.upgrades.deployments.retiring import retire
 
 router = APIRouter(route_class=CheckedRoute, tags=["deployments"])
-
-
-class UnknownDeployment(RegraftError):
-    """The gallery has no deployment of this number."""
-
-    status = 404
-    code = "unknown_deployment"
 
 
 class RollbackIn(Body):
@@ -144,7 +136,7 @@ def list_all(name: Name, response: Response, service: Service) -> Deployments:
 def show(name: Name, number: Number, response: Response, service: Service) -> DeploymentDetail:
     """A deployment, every step it took, and what its shadow or canary has counted."""
     with service.database.read() as connection:
-        row = _row(connection, gallery_named(connection, name).id, number)
+        row = deployment_row(connection, gallery_named(connection, name).id, number)
         steps = transitions(connection, number)
         reports = report_of(connection, number)
         response.headers["ETag"] = etag(connection, row.gallery_id)
@@ -166,12 +158,13 @@ def advance(
     to = State(body.to)
     check_options(body, [to])
     with service.database.lookup() as connection:
-        row = _row(connection, gallery_named(connection, name).id, number)
+        row = deployment_row(connection, gallery_named(connection, name).id, number)
     checked = check_folder(service, service.registry.by_id(row.version_id)) if to is State.VERIFIED else {}
     with _change(service, name, response, terms) as (connection, gallery_id):
         locked = lock(connection, gallery_id, terms.if_match)
         order = order_of(body, terms.who, to, None, checked)
-        transition = TransitionContext(connection, service.registry, locked, _row(connection, locked.id, number), order)
+        row = deployment_row(connection, locked.id, number)
+        transition = TransitionContext(connection, service.registry, locked, row, order)
         move(transition, to)
         said = notes(connection, service.registry, transition.row)
     return _answer(service, response, gallery_id, transition.row, terms, said, done=200)
@@ -236,7 +229,7 @@ def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
 
 
-def describe(registry: Registry, row: Row[Any]) -> DeploymentOut:
+def describe(registry: Registry, row: DeploymentRow) -> DeploymentOut:
     """What a user sees of a deployment."""
     return DeploymentOut(
         id=row.id,
@@ -250,19 +243,11 @@ def describe(registry: Registry, row: Row[Any]) -> DeploymentOut:
     )
 
 
-def _row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
-    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
-    row = connection.execute(select(deployment).where(*mine)).first()
-    if row is None:
-        raise UnknownDeployment(f"this gallery has no deployment {number}")
-    return row
-
-
 def _answer(
     service: Runtime,
     response: Response,
     gallery_id: int,
-    row: Row[Any],
+    row: DeploymentRow,
     terms: Change,
     said: Sequence[str] = (),
     done: int = 201,

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from index.errors import RegraftError
 from index.space import Vectors, space_from_json
@@ -30,9 +30,10 @@ from service.schemas import Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, take_seq
+from service.store.rows import EvaluationRow, one_of
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
 from service.store.vector_codec import to_bytes
-from service.upgrades.gates.samples import evaluation_row
+from service.upgrades.gates.samples import evaluation_row, evaluation_rows
 
 router = APIRouter(route_class=CheckedRoute, tags=["evaluations"])
 
@@ -128,8 +129,7 @@ async def create(name: Name, request: Request, response: Response, service: Serv
 def list_all(name: Name, service: Service) -> Evaluations:
     """Every evaluation set of a gallery, oldest first."""
     with service.database.read() as connection:
-        mine = select(evaluation).where(evaluation.c.gallery_id == gallery_named(connection, name).id)
-        rows = connection.execute(mine.order_by(evaluation.c.id)).all()
+        rows = evaluation_rows(connection, gallery_named(connection, name).id)
         return Evaluations(evaluations=[_describe(service, connection, row) for row in rows])
 
 
@@ -243,7 +243,9 @@ def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> Evaluati
     return described.model_copy(update={"id": None}) if terms.dry_run else described
 
 
-def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Draft, keys: Sequence[str]) -> Row[Any]:
+def _insert(
+    connection: Connection, service: Runtime, gallery_id: int, draft: Draft, keys: Sequence[str]
+) -> EvaluationRow:
     values = {
         "gallery_id": gallery_id,
         "name": draft.name,
@@ -252,7 +254,7 @@ def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Dr
         "labelled": sum(entry.get("label") is not None for entry in draft.entries),
         "created": time.time(),
     }
-    row = connection.execute(insert(evaluation).values(values).returning(evaluation)).one()
+    row = one_of(EvaluationRow, connection.execute(insert(evaluation).values(values).returning(evaluation)))
     entries = [
         {
             "evaluation_id": row.id,
@@ -273,7 +275,7 @@ def _insert(connection: Connection, service: Runtime, gallery_id: int, draft: Dr
     return row
 
 
-def _describe(service: Runtime, connection: Connection, row: Row[Any]) -> EvaluationOut:
+def _describe(service: Runtime, connection: Connection, row: EvaluationRow) -> EvaluationOut:
     mine = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
     versions = sorted(service.registry.by_id(v).name for v in connection.execute(mine).scalars())
     return EvaluationOut(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
 from index.errors import InvalidArgument, RegraftError
 from service.errors import NoCurrentVersion
@@ -23,6 +23,7 @@ from service.registry.registry import LoadedVersion
 from service.runtime import Runtime, Service
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.repository import gallery_named, take_seq
+from service.store.rows import GateRow, all_of, first_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
 from service.upgrades.gates.measuring import RECALL, measure
@@ -183,7 +184,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, terms
         if gallery.current_id is None:
             raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
         places = live_places(connection, service.registry, gallery.id)
-    old = service.registry.by_id(gallery.current_id)
+    old = service.registry.current_of(gallery)
     sample = take(service, gallery.id, old, new, places, body)
     report = measure(service.registry, old, new, sample, body.model_dump())
     maps = fit(service.registry, old, new, sample, places, body.seed)
@@ -194,7 +195,8 @@ def create(name: Name, body: GateIn, response: Response, service: Service, terms
     with service.database.write(dry_run=terms.dry_run) as connection:
         # Not by its name again: another gallery may have it by now.
         take_seq(connection, gallery.id, 0)
-        stored = connection.execute(insert(gate_report).values(**row, created=time.time()).returning(gate_report)).one()
+        keep = insert(gate_report).values(**row, created=time.time()).returning(gate_report)
+        stored = one_of(GateRow, connection.execute(keep))
         evidence = {"labelled": report["labelled"], "entries": report["items"], "seed": body.seed}
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
         store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes)
@@ -207,7 +209,7 @@ def list_all(name: Name, service: Service) -> Gates:
     """Every gate report of a gallery, oldest first."""
     with service.database.read() as connection:
         mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
-        rows = connection.execute(mine.order_by(gate_report.c.id)).all()
+        rows = all_of(GateRow, connection.execute(mine.order_by(gate_report.c.id)))
     return Gates(gates=[describe(row) for row in rows])
 
 
@@ -275,14 +277,14 @@ def _check_slice(asked: GateIn, entries: Sequence[Entry]) -> None:
         raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
 
 
-def describe(row: Row[Any]) -> GateOut:
+def describe(row: GateRow) -> GateOut:
     """What a user sees of a gate report."""
     return GateOut(id=row.id, created=row.created, **row.report)
 
 
-def _row(connection: Connection, name: str, number: int) -> Row[Any]:
+def _row(connection: Connection, name: str, number: int) -> GateRow:
     mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_named(connection, name).id)
-    row = connection.execute(select(gate_report).where(*mine)).first()
+    row = first_of(GateRow, connection.execute(select(gate_report).where(*mine)))
     if row is None:
         raise UnknownGate(f"gallery {name!r} has no gate report {number}")
     return row

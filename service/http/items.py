@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image, UnidentifiedImageError
-from sqlalchemy import Row
 from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
@@ -22,6 +21,7 @@ from service.runtime import Runtime, Service
 from service.schemas import ID, NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemId, ItemOut, Items, Name
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item
+from service.store.rows import ItemRow
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
 
@@ -158,7 +158,7 @@ def _blob_of(service: Runtime, name: str, item_id: str) -> str:
         row = live_item(connection, gallery_named(connection, name).id, item_id)
     if row.blob is None:
         raise NoImage(f"item {item_id!r} was stored as an embedding, without an image")
-    return str(row.blob)
+    return row.blob
 
 
 def _mime(image: bytes) -> str:
@@ -169,7 +169,8 @@ def _mime(image: bytes) -> str:
         return "application/octet-stream"
 
 
-def _item(service: Runtime, row: Row[Any]) -> dict[str, Any]:
+def _item(service: Runtime, row: ItemRow) -> dict[str, Any]:
+    assert row.active_id is not None, "a live item is active somewhere"
     return {
         "id": row.external_id,
         "metadata": row.metadata,

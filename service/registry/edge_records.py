@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import Connection, delete, insert, select
 
 from index.folder import edge_files, parse_edge, sha256
 from index.version import Edge, Version
 from service.errors import EdgeBroken
 from service.settings import Settings
+from service.store.rows import EdgeRow, all_of
 from service.store.tables import edge
 
 
@@ -52,12 +53,12 @@ def edge_ids(connection: Connection) -> list[int]:
     return list(connection.execute(select(edge.c.id).order_by(edge.c.id)).scalars())
 
 
-def edge_rows(connection: Connection, ids: Collection[int]) -> Sequence[Row[Any]]:
+def edge_rows(connection: Connection, ids: Collection[int]) -> list[EdgeRow]:
     """The rows of these edges that are still there."""
-    return connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)).all()
+    return all_of(EdgeRow, connection.execute(select(edge).where(edge.c.id.in_(ids)).order_by(edge.c.id)))
 
 
-def open_edge(row: Row[Any], new: Version, old: str, settings: Settings) -> EdgeRecord:
+def open_edge(row: EdgeRow, new: Version, old: str, settings: Settings) -> EdgeRecord:
     """An edge's row as an edge, its files checked: what the row holds of it does not depend on the disk."""
     place = None if row.folder is None else settings.edges / row.folder
     files = row.files

@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Row, Select, false, select
+from sqlalchemy import Connection, Select, false, select
 
 from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
+from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
@@ -32,6 +33,23 @@ class Held:
     new: Vectors
     old: Vectors
     labels: Sequence[str] | None
+
+
+class PairRow(NamedTuple):
+    """An item and its embeddings by both versions."""
+
+    id: int
+    external_id: str
+    metadata: dict[str, Any]
+    new: bytes
+    old: bytes
+
+
+class PicturedRow(NamedTuple):
+    """An item and where its image lies."""
+
+    external_id: str
+    blob: str
 
 
 def both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, *columns: Any) -> Select[Any]:
@@ -72,9 +90,10 @@ def draw_held(
         The items, in the order drawn, and how many hold both embeddings, with the field or without.
     """
     ids = np.fromiter(connection.execute(both_held(new, old, gallery_id, item.c.id).order_by(item.c.id)).scalars(), int)
-    rows: list[Row[Any]] = []
+    rows: list[PairRow] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
-        found = {row.id: row for row in connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))}
+        there = connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))
+        found = {row.id: row for row in all_of(PairRow, there)}
         wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
         rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
         if len(rows) >= sample:
@@ -86,16 +105,17 @@ def draw_held(
     return Held([row.external_id for row in rows], by_new, by_old, labels), len(ids)
 
 
-def _labelled(row: Row[Any], label: str) -> bool:
+def _labelled(row: PairRow, label: str) -> bool:
     return value_at(row.metadata, label) is not None
 
 
-def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> Sequence[Row[Any]]:
-    """(external_id, blob) of up to `limit` live items of a gallery that have an image, drawn by `seed`."""
+def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[PicturedRow]:
+    """Up to `limit` live items of a gallery that have an image, drawn by `seed`."""
     has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
     ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), int)
     drawn = np.random.default_rng(seed).permutation(ids)[:limit].tolist()
-    found: list[Row[Any]] = []
+    found: list[PicturedRow] = []
     for block in blocks(drawn):
-        found.extend(connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block))))
+        there = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
+        found += all_of(PicturedRow, there)
     return found

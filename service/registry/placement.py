@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
-from sqlalchemy import Connection, Row, case, exists, false, func, select, update
+from sqlalchemy import Connection, case, exists, false, func, select, update
 
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import live_mix, take_seq
+from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
 
 
@@ -110,14 +110,14 @@ def check_reachable(connection: Connection, registry: Registry, gallery_id: int,
 
 
 def check_kept(
-    connection: Connection, registry: Registry, gallery: Row[Any], after: LoadedVersion, force: bool
+    connection: Connection, registry: Registry, gallery: GalleryRow, after: LoadedVersion, force: bool
 ) -> dict[str, dict[str, int]]:
     """What of a gallery gets out of reach when it goes back to a version, as the evidence of that step.
 
     Raises:
         ReachLost: something does, and it is not forced.
     """
-    lost = _out_of_reach(connection, registry, gallery.id, after, registry.by_id(gallery.current_id))
+    lost = _out_of_reach(connection, registry, gallery.id, after, registry.current_of(gallery))
     if lost and not force:
         raise ReachLost(
             f"queries of {after.name!r} would not reach items of {_told(lost)}: first send embeddings of them by "

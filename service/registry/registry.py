@@ -15,18 +15,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, cast
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
 from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
 from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
-from service.errors import EdgeBroken, UnknownVersion, VersionBroken
+from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
 from service.registry.encoders.modalities import Images, Lazy, Texts
 from service.settings import Settings
 from service.store.database import Database
+from service.store.rows import GalleryRow, VersionRow, all_of
 from service.store.tables import version
 
 logger = logging.getLogger(__name__)
@@ -35,10 +36,10 @@ logger = logging.getLogger(__name__)
 class LoadedVersion:
     """One registered version; `problem` says why it is set aside."""
 
-    def __init__(self, row: Row[*tuple[Any, ...]], loaded: Version, settings: Settings, problem: str = "") -> None:
-        self.id: int = row.id
-        self.card_sha256: str = row.card_sha256
-        self.created: float = row.created
+    def __init__(self, row: VersionRow, loaded: Version, settings: Settings, problem: str = "") -> None:
+        self.id = row.id
+        self.card_sha256 = row.card_sha256
+        self.created = row.created
         self.problem = problem
         self.version = loaded
         self._lazy: dict[str, Lazy[Any]] = {
@@ -154,7 +155,7 @@ class Registry:
             self._by_id = loaded
             self._by_name = {registered.name: registered for registered in loaded.values()}
 
-    def _load(self, row: Row[*tuple[Any, ...]]) -> LoadedVersion:
+    def _load(self, row: VersionRow) -> LoadedVersion:
         folder = self._settings.versions / row.name
         try:
             loaded = load_version(folder, expect_card=row.card_sha256)
@@ -255,6 +256,12 @@ class Registry:
             self.sync()
         return self._by_id[version_id]
 
+    def current_of(self, gallery: GalleryRow) -> LoadedVersion:
+        """The version that is current in a gallery. Raises NoCurrentVersion."""
+        if gallery.current_id is None:
+            raise NoCurrentVersion(f"gallery {gallery.name!r} has no current version: deploy one first")
+        return self.by_id(gallery.current_id)
+
     def encoders(self) -> frozenset[str]:
         """Names of the versions that can encode images."""
         return frozenset(r.name for r in self.all() if r.card.encoder and r.opens("images"))
@@ -299,9 +306,9 @@ class Registry:
         return {query_version, *(name for route in routes if route is not None for name in route.encoders)}
 
 
-def registered_rows(connection: Connection) -> Sequence[Row[*tuple[Any, ...]]]:
+def registered_rows(connection: Connection) -> list[VersionRow]:
     """Every registered version's row, in order of registration."""
-    return connection.execute(select(version).order_by(version.c.id)).all()
+    return all_of(VersionRow, connection.execute(select(version).order_by(version.c.id)))
 
 
 def version_ids(connection: Connection) -> set[int]:

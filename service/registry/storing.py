@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, case, delete, select
+from sqlalchemy import Connection, case, delete, select
 
 from index.errors import NoRoute, RegraftError
 from index.version import Origin
@@ -20,6 +19,7 @@ from service.registry.placement import Places, places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, overwrite, rows_of, store_items
+from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
 from service.store.vector_codec import to_bytes
@@ -29,7 +29,7 @@ from service.store.vector_codec import to_bytes
 class There:
     """A live item that is there: its row, and version id -> (origin, vector if it was asked for) of what it holds."""
 
-    row: Row[Any]
+    row: ItemRow
     held: Mapping[int, tuple[str, bytes | None]]
 
 

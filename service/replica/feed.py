@@ -57,7 +57,7 @@ def sort(registry: Registry, blocks: Blocks) -> Sorted:
             made.removed.append(key)
             continue
         made.items[key] = Item(metadata, external_id, seq)
-        if vector is None:
+        if vector is None or origin is None:
             made.miss([key], registry.by_id(version_id).name, MISSING)
         else:
             keys, rows = found[version_id, origin]

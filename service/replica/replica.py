@@ -13,9 +13,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
-
-from sqlalchemy import Row
 
 from index.errors import ModeUnavailable, NoRoute, RegraftError
 from index.gallery import Ask, Encode, Gallery
@@ -30,6 +27,7 @@ from service.registry.rollout_records import Rollout, deployed
 from service.replica.feed import Blocks, sort
 from service.store.database import Database
 from service.store.repository import changes, galleries_now, gallery_named, gallery_row
+from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +40,10 @@ SWITCHING_SECONDS = 0.001
 class LoadedGallery:
     """One gallery in memory."""
 
-    def __init__(self, row: Row[Any]) -> None:
-        self.id: int = row.id
-        self.name: str = row.name
-        self.created: float = row.created
+    def __init__(self, row: GalleryRow) -> None:
+        self.id = row.id
+        self.name = row.name
+        self.created = row.created
         self.gallery = Gallery()
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None

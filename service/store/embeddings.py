@@ -6,14 +6,13 @@ Shapes: N vectors, D their dimension, S numbers of side-information.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
     Connection,
     Integer,
     LargeBinary,
-    Row,
     bindparam,
     cast,
     delete,
@@ -28,9 +27,22 @@ from sqlalchemy import (
 
 from index.item_id import is_writable
 from index.space import Vectors
+from service.store.rows import all_of
 from service.store.sql_arrays import SqlArray, blocks, listed
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, to_bytes
+
+
+class HeldRow(NamedTuple):
+    """An embedding that a live item holds, with its item."""
+
+    id: int
+    seq: int
+    external_id: str
+    blob: str | None
+    active_id: int
+    version_id: int
+    vector: bytes
 
 
 def put_embeddings(
@@ -84,14 +96,14 @@ def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
     connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
 
 
-def embeddings_of(connection: Connection, item_id: int) -> Sequence[Row[int, str]]:
+def embeddings_of(connection: Connection, item_id: int) -> list[tuple[int, str]]:
     """(version_id, origin) of each embedding the item holds, oldest version first."""
     statement = select(embedding.c.version_id, embedding.c.origin).where(embedding.c.item_id == item_id)
-    return connection.execute(statement.order_by(embedding.c.version_id)).all()
+    return [(row[0], row[1]) for row in connection.execute(statement.order_by(embedding.c.version_id))]
 
 
-def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[Any]]:
-    """External id -> (id, seq, external_id, blob, active_id, version_id, vector) of what each live item holds."""
+def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[HeldRow]]:
+    """External id -> what each live item holds, the oldest version first."""
     columns = (item.c.id, item.c.seq, item.c.external_id, item.c.blob, item.c.active_id)
     statement = (
         select(*columns, embedding.c.version_id, embedding.c.vector)
@@ -99,8 +111,8 @@ def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]
         .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
         .order_by(embedding.c.version_id)
     )
-    found: dict[str, list[Any]] = {}
+    found: dict[str, list[HeldRow]] = {}
     for block in blocks([external_id for external_id in external_ids if is_writable(external_id)]):
-        for row in connection.execute(statement.where(item.c.external_id.in_(block))):
+        for row in all_of(HeldRow, connection.execute(statement.where(item.c.external_id.in_(block)))):
             found.setdefault(row.external_id, []).append(row)
     return found

@@ -11,7 +11,6 @@ import numpy as np
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    Row,
     Text,
     and_,
     bindparam,
@@ -29,6 +28,7 @@ from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import put_embeddings, remove_embeddings
+from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks
 from service.store.tables import (
     backfill,
@@ -52,8 +52,8 @@ from service.store.tables import (
 
 FEED_BLOCK = 10_000
 
-Change = Row[int, int, str, bytes, str, str, int]
-"""One item as the change feed gives it."""
+Change = tuple[int, int | None, str | None, bytes | None, str, str, int]
+"""One item as the change feed gives it: see `changes`."""
 
 STREAMED = {"stream_results": True}
 """Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
@@ -83,9 +83,9 @@ def insert_gallery(connection: Connection, name: str) -> int:
     return int(connection.execute(statement).scalar_one())
 
 
-def all_galleries(connection: Connection) -> Sequence[Row[Any]]:
+def all_galleries(connection: Connection) -> list[GalleryRow]:
     """Every gallery's row, in order of creation."""
-    return connection.execute(select(gallery).order_by(gallery.c.id)).all()
+    return all_of(GalleryRow, connection.execute(select(gallery).order_by(gallery.c.id)))
 
 
 def galleries_now(connection: Connection) -> dict[int, tuple[int, int | None]]:
@@ -94,17 +94,18 @@ def galleries_now(connection: Connection) -> dict[int, tuple[int, int | None]]:
     return {row[0]: (row[1], row[2]) for row in connection.execute(select(*columns).order_by(gallery.c.id))}
 
 
-def gallery_named(connection: Connection, name: str) -> Row[Any]:
+def gallery_named(connection: Connection, name: str) -> GalleryRow:
     """The gallery's row. Raises UnknownGallery."""
-    row = connection.execute(select(gallery).where(gallery.c.name == name)).first() if NAME.fullmatch(name) else None
+    named = select(gallery).where(gallery.c.name == name)
+    row = first_of(GalleryRow, connection.execute(named)) if NAME.fullmatch(name) else None
     if row is None:
         raise UnknownGallery(f"there is no gallery {name!r}")
     return row
 
 
-def gallery_row(connection: Connection, gallery_id: int) -> Row[Any] | None:
+def gallery_row(connection: Connection, gallery_id: int) -> GalleryRow | None:
     """The gallery's row, None when it was deleted."""
-    return connection.execute(select(gallery).where(gallery.c.id == gallery_id)).first()
+    return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id)))
 
 
 def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
@@ -225,7 +226,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
     return {row.external_id for row in live}, [row.blob for row in live if row.blob is not None]
 
 
-def live_item(connection: Connection, gallery_id: int, external_id: str) -> Row[Any]:
+def live_item(connection: Connection, gallery_id: int, external_id: str) -> ItemRow:
     """The item's row. Raises UnknownItem."""
     rows = rows_of(connection, gallery_id, [external_id])
     if not rows or rows[0].deleted:
@@ -233,7 +234,7 @@ def live_item(connection: Connection, gallery_id: int, external_id: str) -> Row[
     return rows[0]
 
 
-def items_after(connection: Connection, gallery_id: int, after: int, limit: int) -> Sequence[Row[Any]]:
+def items_after(connection: Connection, gallery_id: int, after: int, limit: int) -> list[ItemRow]:
     """Up to `limit` live items whose key is above `after`, by key."""
     statement = (
         select(item)
@@ -241,7 +242,7 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
         .order_by(item.c.id)
         .limit(limit)
     )
-    return connection.execute(statement).all()
+    return all_of(ItemRow, connection.execute(statement))
 
 
 def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
@@ -275,14 +276,14 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
     yield from streamed.partitions(FEED_BLOCK)
 
 
-def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[Row[Any]]:
+def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:
     """Rows of the given ids, also of deleted items."""
     # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
     external_ids = [external_id for external_id in external_ids if is_writable(external_id)]
     statement = select(item).where(item.c.gallery_id == gallery_id)
-    found: list[Row[Any]] = []
+    found: list[ItemRow] = []
     for block in blocks(external_ids):
-        found.extend(connection.execute(statement.where(item.c.external_id.in_(block))))
+        found += all_of(ItemRow, connection.execute(statement.where(item.c.external_id.in_(block))))
     return found
 
 

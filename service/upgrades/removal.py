@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Column, ColumnElement, Connection, Row, Select, delete, or_, select
+from sqlalchemy import Column, ColumnElement, Connection, Select, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import RegraftError
@@ -22,6 +22,7 @@ from service.registry.registry import Registry
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
 from service.store.database import Database
+from service.store.rows import VersionRow, first_of
 from service.store.tables import (
     backfill,
     calibration,
@@ -95,9 +96,9 @@ def _aside(final: Path, aside: Path) -> Iterator[Callable[[], None]]:
         raise
 
 
-def _unused(connection: Connection, name: str) -> Row[Any]:
+def _unused(connection: Connection, name: str) -> VersionRow:
     """The row of a version that nothing depends on. Raises UnknownVersion, VersionNeeded."""
-    row = connection.execute(select(version).where(version.c.name == name)).first()
+    row = first_of(VersionRow, connection.execute(select(version).where(version.c.name == name)))
     if row is None:
         raise UnknownVersion(f"version {name!r} is not registered")
     used = [f"{what} {_some(names)}" for what, names in _dependents(connection, row.id).items() if names]

@@ -13,9 +13,8 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
@@ -27,7 +26,7 @@ from service.store.database import Database
 from service.store.leases import Leases
 from service.store.repository import take_seq
 from service.upgrades.curves import points, probes
-from service.upgrades.curves.points import CurveState, abandoned, due, last, standing
+from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due, last, standing
 from service.upgrades.curves.probes import Chosen, CurveIn, Probes
 from service.upgrades.curves.scoring import NOTHING_RIGHT, ItemLabels, Worth, worth
 from service.upgrades.gates.samples import UnknownEvaluation
@@ -163,14 +162,14 @@ class Curves:
             with suppress(UnknownGallery):  # deleted meanwhile, and the curve with it
                 self._attend(job)
 
-    def _attend(self, job: Row[Any]) -> None:
+    def _attend(self, job: CurveJob) -> None:
         if abandoned(job):
             with self._database.write() as connection:
                 points.note(connection, job, None, CurveState.STOPPED)
         elif (mark := due(job)) is not None and self._rested(job.id) and not self._stop.is_set():
             self._measure(job, mark)
 
-    def _measure(self, job: Row[Any], mark: int) -> None:
+    def _measure(self, job: CurveJob, mark: int) -> None:
         """One mark, unless another process has it; a failure is noted."""
         with self._database.write() as connection:
             take_seq(connection, job.gallery_id, 0)
@@ -193,7 +192,7 @@ class Curves:
         with self._database.write() as connection:
             points.release(connection, job.id, mark, self._owner)
 
-    def _take(self, job: Row[Any], mark: int) -> bool:
+    def _take(self, job: CurveJob, mark: int) -> bool:
         """Ask and store; False: the backfill went on to where this mark makes no point, or is somebody else's."""
         live, target = self._replica.get(job.gallery_id), self._registry.by_id(job.version_id)
         held = self._ready(live, target, self._held.get(job.id) or self._read(job))
@@ -207,7 +206,7 @@ class Curves:
         with self._database.write() as connection:
             return points.store(connection, before, mark, self._owner, found, seq)
 
-    def _read(self, job: Row[Any]) -> Held:
+    def _read(self, job: CurveJob) -> Held:
         """What another process chose, or this one before it was started anew."""
         asked = CurveIn(**job.asked)
         with self._database.lookup() as connection:
@@ -241,7 +240,7 @@ class Curves:
         with self._database.write() as connection:
             points.renew(connection, *claimed, self._owner)
 
-    def _fail(self, job: Row[Any], mark: int, error: Exception) -> None:
+    def _fail(self, job: CurveJob, mark: int, error: Exception) -> None:
         trouble = self._troubles.setdefault(job.id, Trouble())
         trouble.failures += 1
         trouble.rests_until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (trouble.failures - 1)

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 from pydantic import BaseModel
-from sqlalchemy import Connection, Row, Update, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, Update, delete, func, insert, or_, select, update
 
 from index.evaluation.ordering import BackfillCurve
 from service.backfills.planner import State
 from service.store.repository import take_seq
+from service.store.rows import BackfillRow, all_of, one_of
 from service.store.sql_arrays import INSERT
 from service.store.tables import backfill, backfill_curve, backfill_point, gallery
 from service.upgrades.curves.probes import Chosen, CurveIn
@@ -85,6 +86,21 @@ class Curve:
     events: Sequence[int]
 
 
+@dataclass(frozen=True)
+class GalleryBackfill(BackfillRow):
+    """A backfill, and the version that is current in its gallery."""
+
+    current_id: int | None
+
+
+@dataclass(frozen=True)
+class CurveJob(GalleryBackfill):
+    """One whose curve is being measured: what was asked for, and the greatest share that has a point."""
+
+    asked: dict[str, Any]
+    measured: float
+
+
 def open_curve(
     connection: Connection, backfill_id: int, owner: str, asked: CurveIn, chosen: Chosen, begun: Worth, seq: int
 ) -> None:
@@ -96,19 +112,18 @@ def open_curve(
     connection.execute(insert(backfill_point).values(row | point | _measured(begun, seq)))
 
 
-def standing(connection: Connection) -> Sequence[Row[Any]]:
-    """The backfills whose curves are being measured, with their gallery, what was `asked` and the share `measured`."""
+def standing(connection: Connection) -> list[CurveJob]:
+    """The backfills whose curves are being measured, oldest first."""
     measured = select(func.max(backfill_point.c.share)).where(backfill_point.c.backfill_id == backfill.c.id)
-    about = (gallery.c.current_id, gallery.c.name.label("gallery_name"), backfill_curve.c.asked)
-    columns = (backfill, *about, measured.scalar_subquery().label("measured"))
+    columns = (backfill, gallery.c.current_id, backfill_curve.c.asked, measured.scalar_subquery())
     joined = backfill.join(backfill_curve, backfill_curve.c.backfill_id == backfill.c.id).join(
         gallery, gallery.c.id == backfill.c.gallery_id
     )
     open_ones = select(*columns).select_from(joined).where(backfill_curve.c.state == CurveState.MEASURING)
-    return connection.execute(open_ones.order_by(backfill.c.id)).all()
+    return all_of(CurveJob, connection.execute(open_ones.order_by(backfill.c.id)))
 
 
-def due(job: Row[Any]) -> int | None:
+def due(job: CurveJob) -> int | None:
     """The mark that a backfill of `standing` has reached and that is to be measured now; those it jumped over are lost.
 
     The last one is reached when the backfill is done: until then items may be planned that came meanwhile.
@@ -116,14 +131,13 @@ def due(job: Row[Any]) -> int | None:
     marks = int(job.asked["marks"])
     if job.state == State.DONE:
         return marks
-    settled = job.done + job.skipped + job.failed
-    if settled >= job.total:
+    if job.settled >= job.total:
         return None
-    reached = _mark(settled / job.total, marks)
+    reached = _mark(job.settled / job.total, marks)
     return reached if reached > _mark(job.measured, marks) else None
 
 
-def last(job: Row[Any], mark: int | None) -> bool:
+def last(job: CurveJob, mark: int | None) -> bool:
     """Whether this is the mark of a backfill that is done."""
     return bool(mark == job.asked["marks"])
 
@@ -153,7 +167,7 @@ def release(connection: Connection, backfill_id: int, mark: int, owner: str) -> 
     connection.execute(delete(backfill_point).where(*mine, backfill_point.c.event.is_(None)))
 
 
-def store(connection: Connection, before: Row[Any], mark: int, owner: str, found: Worth, seq: int) -> bool:
+def store(connection: Connection, before: CurveJob, mark: int, owner: str, found: Worth, seq: int) -> bool:
     """Make a claimed mark a point; `before` is the backfill of `standing` when measuring began.
 
     Returns:
@@ -162,11 +176,8 @@ def store(connection: Connection, before: Row[Any], mark: int, owner: str, found
     """
     take_seq(connection, before.gallery_id, 0)
     event = _next_event(connection, before.id)
-    after = connection.execute(
-        select(backfill, gallery.c.current_id)
-        .join(gallery, gallery.c.id == backfill.c.gallery_id)
-        .where(backfill.c.id == before.id)
-    ).one()
+    now = select(backfill, gallery.c.current_id).join(gallery, gallery.c.id == backfill.c.gallery_id)
+    after = one_of(GalleryBackfill, connection.execute(now.where(backfill.c.id == before.id)))
     at_end = last(before, mark)
     point = {
         "event": event,
@@ -185,12 +196,12 @@ def store(connection: Connection, before: Row[Any], mark: int, owner: str, found
     return True
 
 
-def abandoned(job: Row[Any]) -> bool:
+def abandoned(job: GalleryBackfill) -> bool:
     """Whether a backfill no longer moves its gallery to the version that answers."""
-    return bool(job.state == State.CANCELLED or job.current_id != job.version_id)
+    return job.state == State.CANCELLED or job.current_id != job.version_id
 
 
-def note(connection: Connection, job: Row[Any], error: str | None, state: CurveState) -> None:
+def note(connection: Connection, job: CurveJob, error: str | None, state: CurveState) -> None:
     """Keep why a point of a backfill of `standing` is missing, or that there will be no more. Raises UnknownGallery."""
     take_seq(connection, job.gallery_id, 0)
     _next_event(connection, job.id)
@@ -250,8 +261,8 @@ def _curve(backfill_id: int) -> Update:
     return update(backfill_curve).where(backfill_curve.c.backfill_id == backfill_id)
 
 
-def _share(job: Row[Any]) -> float:
-    return float((job.done + job.skipped + job.failed) / max(job.total, 1))
+def _share(job: BackfillRow) -> float:
+    return job.settled / max(job.total, 1)
 
 
 def _mark(share: float, marks: int) -> int:

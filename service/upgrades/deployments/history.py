@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Any
 
-from sqlalchemy import Connection, Row, func, select
+from sqlalchemy import Connection, func, select
 
+from index.errors import RegraftError
+from service.store.rows import DeploymentRow, TransitionRow, all_of, first_of
 from service.store.tables import deployment, deployment_transition
 
 
@@ -28,33 +29,49 @@ class State(StrEnum):
     RETIRED = "retired"
 
 
+class UnknownDeployment(RegraftError):
+    """The gallery has no deployment of this number."""
+
+    status = 404
+    code = "unknown_deployment"
+
+
 ON_ITS_WAY = (State.REGISTERED, State.VERIFIED, State.GATED, State.SHADOW, State.CANARY)
 
 
-def on_its_way(connection: Connection, gallery_id: int) -> Row[Any] | None:
+def on_its_way(connection: Connection, gallery_id: int) -> DeploymentRow | None:
     """The gallery's deployment that is not current yet, if there is one."""
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.state.in_(ON_ITS_WAY))
-    return connection.execute(select(deployment).where(*mine)).first()
+    return first_of(DeploymentRow, connection.execute(select(deployment).where(*mine)))
 
 
-def history(connection: Connection, gallery_id: int) -> Sequence[Row[Any]]:
+def deployment_row(connection: Connection, gallery_id: int, number: int) -> DeploymentRow:
+    """A deployment of a gallery. Raises UnknownDeployment."""
+    mine = (deployment.c.id == number, deployment.c.gallery_id == gallery_id)
+    row = first_of(DeploymentRow, connection.execute(select(deployment).where(*mine)))
+    if row is None:
+        raise UnknownDeployment(f"this gallery has no deployment {number}")
+    return row
+
+
+def history(connection: Connection, gallery_id: int) -> list[DeploymentRow]:
     """Every deployment of a gallery, oldest first."""
     mine = select(deployment).where(deployment.c.gallery_id == gallery_id)
-    return connection.execute(mine.order_by(deployment.c.id)).all()
+    return all_of(DeploymentRow, connection.execute(mine.order_by(deployment.c.id)))
 
 
-def transitions(connection: Connection, deployment_id: int) -> Sequence[Row[Any]]:
+def transitions(connection: Connection, deployment_id: int) -> list[TransitionRow]:
     """The record of a deployment, oldest first."""
     mine = select(deployment_transition).where(deployment_transition.c.deployment_id == deployment_id)
-    return connection.execute(mine.order_by(deployment_transition.c.id)).all()
+    return all_of(TransitionRow, connection.execute(mine.order_by(deployment_transition.c.id)))
 
 
-def standing(rows: Sequence[Row[Any]]) -> list[Row[Any]]:
+def standing(rows: Sequence[DeploymentRow]) -> list[DeploymentRow]:
     """The deployments a rollback goes back through, the current one last; those that never were current left out.
 
     A rollback stands in the place of what it returned to.
     """
-    found: list[Row[Any]] = []
+    found: list[DeploymentRow] = []
     for row in rows:
         if row.since is None:
             continue

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
@@ -25,6 +25,7 @@ from service.registry.placement import activate, check_kept, check_reachable
 from service.registry.registry import LoadedVersion, Registry, registered_sha256
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
+from service.store.rows import DeploymentRow, GalleryRow, GateRow, first_of, one_of
 from service.store.tables import deployment, deployment_transition, gallery, trial_report
 from service.upgrades.deployments.history import State, etag, history, on_its_way, standing
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
@@ -90,8 +91,8 @@ class TransitionContext:
 
     connection: Connection
     registry: Registry
-    gallery: Row[Any]
-    row: Row[Any]
+    gallery: GalleryRow
+    row: DeploymentRow
     request: TransitionRequest
 
     @property
@@ -107,7 +108,7 @@ class TransitionContext:
     def change(self, **values: Any) -> None:
         """Write columns of the deployment."""
         mine = update(deployment).where(deployment.c.id == self.row.id).values(values)
-        self.row = self.connection.execute(mine.returning(deployment)).one()
+        self.row = one_of(DeploymentRow, self.connection.execute(mine.returning(deployment)))
 
 
 # The steps: each does what its transition means, and returns what it rests on.
@@ -140,7 +141,7 @@ def shadow(transition: TransitionContext) -> Evidence:
 
 def canary(transition: TransitionContext) -> Evidence:
     """From now on queries are partly answered by the version; a canary that is changed keeps what is not named."""
-    kept = transition.row.settings if transition.row.state == State.CANARY else {}
+    kept = transition.row.settings or {} if transition.row.state == State.CANARY else {}
     said = _verdict(transition)
     return {**said, **_try_out(transition, State.CANARY, CanaryIn(**{**kept, **transition.request.settings}))}
 
@@ -219,7 +220,7 @@ TRANSITIONS: dict[State, dict[State, Step]] = {
 """Every legal transition and the step that makes it."""
 
 
-def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -> Row[Any]:
+def lock(connection: Connection, gallery_id: int, if_match: str | None = None) -> GalleryRow:
     """The gallery's row, ours until the commit. The number taken tells every replica that something changed.
 
     Raises:
@@ -272,7 +273,7 @@ def move(transition: TransitionContext, after: State) -> None:
     _record(transition, before, after, evidence)
 
 
-def roll_back(connection: Connection, registry: Registry, gallery_id: int, request: TransitionRequest) -> Row[Any]:
+def roll_back(connection: Connection, registry: Registry, gallery_id: int, request: TransitionRequest) -> DeploymentRow:
     """Undo the newest decision: end the deployment on its way, or make the version before the current one current.
 
     Items that only newer versions know may be out of reach then: that needs the order's `force`.
@@ -302,7 +303,7 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
 
 
 def begin_retired(
-    connection: Connection, registry: Registry, locked: Row[Any], version: LoadedVersion, request: TransitionRequest
+    connection: Connection, registry: Registry, locked: GalleryRow, version: LoadedVersion, request: TransitionRequest
 ) -> TransitionContext:
     """The record of freeing embeddings that no deployment left behind: items brought them along."""
     return _begin(connection, registry, locked, version, State.RETIRED, request)
@@ -311,7 +312,7 @@ def begin_retired(
 def _begin(
     connection: Connection,
     registry: Registry,
-    locked: Row[Any],
+    locked: GalleryRow,
     version: LoadedVersion,
     state: State,
     request: TransitionRequest,
@@ -327,7 +328,7 @@ def _begin(
         "created": time.time(),
         **values,
     }
-    inserted = connection.execute(insert(deployment).values(row).returning(deployment)).one()
+    inserted = one_of(DeploymentRow, connection.execute(insert(deployment).values(row).returning(deployment)))
     transition = TransitionContext(connection, registry, locked, inserted, request)
     evidence = BEGINNINGS[state](transition)
     transition.change(state=state.value)
@@ -351,12 +352,12 @@ def _record(transition: TransitionContext, before: State | None, after: State, e
 def _end_current(transition: TransitionContext, after: State) -> None:
     """End the deployment that is current, if there is one: superseded, or rolled back by `transition`."""
     mine = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == State.CURRENT.value)
-    row = transition.connection.execute(select(deployment).where(*mine)).first()
+    row = first_of(DeploymentRow, transition.connection.execute(select(deployment).where(*mine)))
     if row is not None:
         move(replace(transition, row=row), after if transition.row.undoes_id is None else State.ROLLED_BACK)
 
 
-def _rest_on(transition: TransitionContext, report: Row[Any]) -> Evidence:
+def _rest_on(transition: TransitionContext, report: GateRow) -> Evidence:
     """Weigh a report; the deployment names the one it rests on, and why it goes on if that refuses."""
     said = weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
     transition.change(gate_id=report.id, reason=said["override"] or transition.row.reason)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from sqlalchemy import Connection, Row
+from sqlalchemy import Connection
 
 from service.registry.registry import LoadedVersion, Registry
+from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import State
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 from service.upgrades.gates.maps import live_places
@@ -18,7 +19,7 @@ from service.upgrades.gates.maps import live_places
 ENDED = {State.SUPERSEDED.value, State.ROLLED_BACK.value, State.RETIRED.value}
 
 
-def notes(connection: Connection, registry: Registry, row: Row[tuple[object, ...]]) -> list[str]:
+def notes(connection: Connection, registry: Registry, row: DeploymentRow) -> list[str]:
     """The notes on a deployment; none on one that has ended, or that only undoes another."""
     if row.state in ENDED or row.undoes_id is not None:
         return []

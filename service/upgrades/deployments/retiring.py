@@ -5,13 +5,12 @@ This is the decision, in one transaction; the embeddings then go block by block,
 
 from __future__ import annotations
 
-from typing import Any
-
-from sqlalchemy import ColumnElement, Connection, Row, Select, and_, exists, false, func, select, true
+from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
 from service.registry.registry import LoadedVersion, Registry
+from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import State, on_its_way
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
@@ -49,7 +48,8 @@ def retire(
     gallery = lock(connection, gallery_id, request.if_match)
     _check_unused(connection, registry, gallery, version)
     mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version.id)
-    ended = connection.execute(select(deployment).where(*mine, deployment.c.state.in_(ENDED))).all()
+    over = select(deployment).where(*mine, deployment.c.state.in_(ENDED))
+    ended = all_of(DeploymentRow, connection.execute(over))
     under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
     if not ended and (numbers := list(connection.execute(under_way).scalars())):
         return numbers
@@ -68,7 +68,7 @@ def retire(
     return [transition.row.id for transition in retired]
 
 
-def _check_unused(connection: Connection, registry: Registry, gallery: Row[Any], version: LoadedVersion) -> None:
+def _check_unused(connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion) -> None:
     if gallery.current_id == version.id:
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
@@ -80,19 +80,19 @@ def _check_unused(connection: Connection, registry: Registry, gallery: Row[Any],
     _check_unread(connection, gallery, version)
 
 
-def _check_unread(connection: Connection, gallery: Row[Any], version: LoadedVersion) -> None:
+def _check_unread(connection: Connection, gallery: GalleryRow, version: LoadedVersion) -> None:
     """What a transform backfill has still to read must not go while it runs."""
     mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
-    for job in connection.execute(select(backfill).where(*mine)):
+    for job in all_of(BackfillRow, connection.execute(select(backfill).where(*mine))):
         reads = source_of(job.version_id) == version.id
         if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id), reads)):
             why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
             raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
 
 
-def _way_out(connection: Connection, registry: Registry, gallery: Row[Any], depending: ColumnElement[bool]) -> str:
+def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, depending: ColumnElement[bool]) -> str:
     """What would move the items away, and how many of them."""
-    current = registry.by_id(gallery.current_id)
+    current = registry.current_of(gallery)
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
     for kind in Kind:

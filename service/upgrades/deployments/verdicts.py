@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 
 from index.errors import InvalidArgument, RegraftError
 from service.registry.registry import LoadedVersion
+from service.store.rows import GateRow, all_of, first_of
 from service.store.tables import deployment_transition, gate_report
 
 PASS, REFUSE = "pass", "refuse"
@@ -29,14 +30,14 @@ class GateRefused(RegraftError):
 
 def named_report(
     connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None, number: int
-) -> Row[Any]:
+) -> GateRow:
     """The report of this number, which has compared this version with the current one.
 
     Raises:
         InvalidArgument: there is none, or it compared others.
     """
     mine = (gate_report.c.id == number, gate_report.c.gallery_id == gallery_id)
-    row = connection.execute(select(gate_report).where(*mine)).first()
+    row = first_of(GateRow, connection.execute(select(gate_report).where(*mine)))
     if row is None:
         raise InvalidArgument(f"gate: this gallery has no gate report {number}", pointer="/gate")
     if (row.version_id, row.report["current"]) != (version.id, current):
@@ -48,12 +49,12 @@ def named_report(
 
 def deciding_report(
     connection: Connection, gallery_id: int, version: LoadedVersion, current: str | None
-) -> Row[Any] | None:
+) -> GateRow | None:
     """The newest refusal that stands between this version and the current one, else the newest report, if any."""
     mine = (gate_report.c.gallery_id == gallery_id, gate_report.c.version_id == version.id)
     over = gate_report.c.report["current"].as_string() == current
-    reports = connection.execute(select(gate_report).where(*mine, over).order_by(gate_report.c.id)).all()
-    standing: list[Row[Any]] = []
+    reports = all_of(GateRow, connection.execute(select(gate_report).where(*mine, over).order_by(gate_report.c.id)))
+    standing: list[GateRow] = []
     for row in reports:
         if row.verdict == PASS:
             standing = [refused for refused in standing if not _at_least(row.report, refused.report)]
@@ -72,7 +73,7 @@ def _at_least(report: Mapping[str, Any], refused: Mapping[str, Any]) -> bool:
 
 
 def weigh(
-    connection: Connection, deployment_id: int, version: LoadedVersion, report: Row[Any], override: str | None
+    connection: Connection, deployment_id: int, version: LoadedVersion, report: GateRow, override: str | None
 ) -> Mapping[str, Any]:
     """What a step that rests on a report leaves as evidence.
 

@@ -14,9 +14,8 @@ import uuid
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
@@ -34,6 +33,7 @@ from service.store.audit import Change, record
 from service.store.blobs import sync_all
 from service.store.database import Database
 from service.store.repository import all_galleries, live_mix, take_seq
+from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
 
 logger = logging.getLogger(__name__)
@@ -230,7 +230,7 @@ def find(registry: Registry, key: EdgeKey) -> EdgeRecord:
     return declared
 
 
-def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:
+def _lock_galleries(connection: Connection) -> list[GalleryRow]:
     """Every gallery that has a current version, ours until the commit: nobody deploys or writes meanwhile."""
     for row in all_galleries(connection):
         with suppress(UnknownGallery):  # deleted since
@@ -238,17 +238,17 @@ def _lock_galleries(connection: Connection) -> Sequence[Row[Any]]:
     return [row for row in all_galleries(connection) if row.current_id is not None]
 
 
-def _place(connection: Connection, registry: Registry, gallery: Row[Any], graph: Graph) -> int:
+def _place(connection: Connection, registry: Registry, gallery: GalleryRow, graph: Graph) -> int:
     """Put the gallery's items where they belong with these edges; returns how many moved."""
-    current = registry.by_id(gallery.current_id)
+    current = registry.current_of(gallery)
     if preference(registry, current) == preference(registry, current, graph):
         return 0
     return activate(connection, registry, gallery.id, current, graph)
 
 
-def _without(connection: Connection, registry: Registry, gallery: Row[Any], key: EdgeKey, graph: Graph) -> Dependent:
+def _without(connection: Connection, registry: Registry, gallery: GalleryRow, key: EdgeKey, graph: Graph) -> Dependent:
     """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
-    current = registry.by_id(gallery.current_id)
+    current = registry.current_of(gallery)
     routes = []
     for version_id, items in live_mix(connection, gallery.id).items():
         held = registry.by_id(version_id)
@@ -262,8 +262,8 @@ def _without(connection: Connection, registry: Registry, gallery: Row[Any], key:
     return Dependent(gallery.name, current.name, tuple(routes), moved, lost)
 
 
-def _unreached(connection: Connection, registry: Registry, gallery: Row[Any], graph: Graph) -> int:
-    current = registry.by_id(gallery.current_id)
+def _unreached(connection: Connection, registry: Registry, gallery: GalleryRow, graph: Graph) -> int:
+    current = registry.current_of(gallery)
     counted = live_mix(connection, gallery.id).items()
     return sum(n for held_id, n in counted if route_to(registry, current, registry.by_id(held_id), graph) is None)
 

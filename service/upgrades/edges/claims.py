@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from pydantic import Field
-from sqlalchemy import Row
 
 from index.artifacts import read_arrays
 from index.decoding import Decoder
@@ -22,7 +21,7 @@ from index.evaluation.fitting import intervals
 from index.evaluation.metrics import retrieval
 from index.space import Space, Vectors, space_from_json
 from index.version import PROBE, Score
-from service.registry.paired_embeddings import draw_held, pictured
+from service.registry.paired_embeddings import PicturedRow, draw_held, pictured
 from service.registry.registry import LoadedVersion
 from service.registry.stored_images import Inputs, read_inputs
 from service.schemas import Body, Name, Seed
@@ -168,7 +167,7 @@ def _items(
 
 
 def _readable(
-    blobs: Blobs, decoder: Decoder, rows: Sequence[Row[Any]], versions: Sequence[LoadedVersion]
+    blobs: Blobs, decoder: Decoder, rows: Sequence[PicturedRow], versions: Sequence[LoadedVersion]
 ) -> Iterator[list[tuple[str, Inputs]]]:
     """Names and encoder inputs in batches; images that cannot be read are left out."""
     specs = {version.name: version.encoder().spec for version in versions}

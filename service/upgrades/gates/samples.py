@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from sqlalchemy import Connection, Row, false, select
+from sqlalchemy import Connection, false, select
 
 from index.decoding import Decoder
 from index.encoder import BATCH, Embedded, Encoder
@@ -22,6 +22,7 @@ from index.filter import value_at
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_images import Input, read_inputs
 from service.store.blobs import Blobs
+from service.store.rows import EvaluationRow, all_of, first_of
 from service.store.sql_arrays import blocks
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
 from service.store.vector_codec import STORED, from_bytes
@@ -106,13 +107,19 @@ def draw(connection: Connection, gallery_id: int, label: str | None, sample: int
     return drawn[:sample]
 
 
-def evaluation_row(connection: Connection, gallery_id: int, number: int) -> Row[Any]:
+def evaluation_row(connection: Connection, gallery_id: int, number: int) -> EvaluationRow:
     """The row of a gallery's evaluation set. Raises UnknownEvaluation."""
     mine = (evaluation.c.id == number, evaluation.c.gallery_id == gallery_id)
-    row = connection.execute(select(evaluation).where(*mine)).first()
+    row = first_of(EvaluationRow, connection.execute(select(evaluation).where(*mine)))
     if row is None:
         raise UnknownEvaluation(f"this gallery has no evaluation set {number}")
     return row
+
+
+def evaluation_rows(connection: Connection, gallery_id: int) -> list[EvaluationRow]:
+    """Every evaluation set of a gallery, oldest first."""
+    mine = select(evaluation).where(evaluation.c.gallery_id == gallery_id)
+    return all_of(EvaluationRow, connection.execute(mine.order_by(evaluation.c.id)))
 
 
 def read_entries(

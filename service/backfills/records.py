@@ -1,0 +1,69 @@
+"""What is kept of backfills, as whoever shows them reads it. Every function runs in its caller's transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from sqlalchemy import Connection, Select, func, select
+
+from index.errors import RegraftError
+from service.store.rows import BackfillRow, all_of, first_of
+from service.store.tables import backfill, backfill_failure, item
+
+
+class UnknownBackfill(RegraftError):
+    """There is no backfill of this number."""
+
+    status = 404
+    code = "unknown_backfill"
+
+
+@dataclass(frozen=True)
+class RetryingBackfill(BackfillRow):
+    """A backfill, and how many of its items wait to be tried again."""
+
+    retrying: int
+
+
+class FailureRow(NamedTuple):
+    """An item that a backfill could not move; `next_try` None: it was given up, or is being tried again."""
+
+    item_id: int
+    external_id: str
+    active_id: int | None
+    code: str
+    reason: str
+    attempts: int
+    next_try: float | None
+    at: float
+
+
+def backfill_row(connection: Connection, number: int) -> RetryingBackfill:
+    """The backfill of a number. Raises UnknownBackfill."""
+    row = first_of(RetryingBackfill, connection.execute(_with_retrying().where(backfill.c.id == number)))
+    if row is None:
+        raise UnknownBackfill(f"there is no backfill {number}")
+    return row
+
+
+def backfill_rows(connection: Connection, gallery_id: int) -> list[RetryingBackfill]:
+    """Every backfill of a gallery, oldest first."""
+    mine = _with_retrying().where(backfill.c.gallery_id == gallery_id)
+    return all_of(RetryingBackfill, connection.execute(mine.order_by(backfill.c.id)))
+
+
+def failures_after(connection: Connection, number: int, after: int, limit: int) -> list[FailureRow]:
+    """Up to `limit` items that a backfill could not move, whose key is above `after`, by key."""
+    about = (item.c.id, item.c.external_id, item.c.active_id)
+    why = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
+    failed = select(*about, *why).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
+    mine = failed.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)
+    return all_of(FailureRow, connection.execute(mine.order_by(backfill_failure.c.item_id).limit(limit)))
+
+
+def _with_retrying() -> Select[Any]:
+    waiting = select(func.count()).where(
+        backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.final.is_(False)
+    )
+    return select(backfill, waiting.scalar_subquery().label("retrying"))

@@ -1,0 +1,168 @@
+"""Rows of the tables, named and typed: no other form of a row leaves the function that reads it.
+
+The fields of each are the columns of its table, in the order of `service.store.tables`; a query of other columns has a
+type of its own beside it. Those that are read by the thousand are NamedTuples, which cost least.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from sqlalchemy import Result
+
+R = TypeVar("R")
+
+
+def all_of(kind: Callable[..., R], found: Iterable[Sequence[Any]]) -> list[R]:
+    """Every row of a result, or of a part of one, as `kind`."""
+    return [kind(*row) for row in found]
+
+
+def first_of(kind: Callable[..., R], found: Result[Any]) -> R | None:
+    """The first row of a result as `kind`, None where there is none."""
+    row = found.first()
+    return None if row is None else kind(*row)
+
+
+def one_of(kind: Callable[..., R], found: Result[Any]) -> R:
+    """The only row of a result as `kind`."""
+    return kind(*found.one())
+
+
+class VersionRow(NamedTuple):
+    """A registered version."""
+
+    id: int
+    name: str
+    card: dict[str, Any]
+    card_sha256: str
+    created: float
+
+
+class EdgeRow(NamedTuple):
+    """An edge; `folder` None: its files lie in the version's folder, or it has none."""
+
+    id: int
+    new_id: int
+    old_id: int
+    kind: str
+    origin: str
+    evidence: dict[str, Any]
+    made: dict[str, Any]
+    folder: str | None
+    files: dict[str, str]
+    created: float
+
+
+class GalleryRow(NamedTuple):
+    """A gallery; `next_seq` is the next number of its change feed."""
+
+    id: int
+    name: str
+    current_id: int | None
+    next_seq: int
+    created: float
+
+
+class ItemRow(NamedTuple):
+    """An item; `active_id` None: it is deleted."""
+
+    id: int
+    gallery_id: int
+    external_id: str
+    metadata: dict[str, Any]
+    blob: str | None
+    active_id: int | None
+    seq: int
+    deleted: bool
+    created: float
+
+
+class GateRow(NamedTuple):
+    """A gate report."""
+
+    id: int
+    gallery_id: int
+    version_id: int
+    verdict: str
+    report: dict[str, Any]
+    created: float
+
+
+class DeploymentRow(NamedTuple):
+    """A deployment, or a rollback: then `undoes_id` is what it undid. What the others mean is in the table."""
+
+    id: int
+    gallery_id: int
+    version_id: int
+    previous_id: int | None
+    gate_id: int | None
+    state: str
+    activated: int
+    reason: str
+    created: float
+    since: float | None
+    undoes_id: int | None
+    settings: dict[str, Any] | None
+    to_free: int | None
+
+
+class TransitionRow(NamedTuple):
+    """One step of a deployment; `before` None: it began with this one."""
+
+    id: int
+    deployment_id: int
+    before: str | None
+    after: str
+    who: str
+    why: str
+    evidence: dict[str, Any]
+    at: float
+
+
+class EvaluationRow(NamedTuple):
+    """An evaluation set."""
+
+    id: int
+    gallery_id: int
+    name: str
+    kind: str
+    size: int
+    labelled: int
+    created: float
+
+
+@dataclass(frozen=True)
+class BackfillRow:
+    """A backfill. What its fields mean is in the table; `item_limit` and `item_order` are `limit` and `order`."""
+
+    id: int
+    gallery_id: int
+    version_id: int
+    kind: str
+    item_order: str
+    state: str
+    chunk_size: int
+    rate: float | None
+    next_claim: float | None
+    total: int
+    done: int
+    skipped: int
+    failed: int
+    created: float
+    finished: float | None
+    share: float | None
+    item_limit: int | None
+    origin: str | None
+    filter: dict[str, Any] | None
+    attempts: int
+    revision: int
+    active_seconds: float
+    resumed: float | None
+
+    @property
+    def settled(self) -> int:
+        """Items of which it is decided what becomes of them."""
+        return self.done + self.skipped + self.failed
