@@ -41,9 +41,9 @@ from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.evaluation.ordering import Waiting, backfill_order
 from index.folder import load_version
 from index.version import CARD, Score, Version
-from training.cross_version import Crossings
+from training.cross_version import CrossVersions
 from training.data import Data, ImageSet
-from training.embeddings import embed_sides
+from training.embeddings import embed_version
 from training.fit_edge import fit_edge
 from training.matrix import match
 from training.overrides import with_overrides
@@ -202,10 +202,10 @@ def cases(folders: Mapping[str, Path], data: Data, root: Path) -> Iterator[Case]
 
 def ways(name: str, old: Version, new: Version, data: Data) -> Iterator[Case]:
     """The ways to move items from one version to another."""
-    crossings = Crossings({version.name: embed_sides(version, data) for version in (old, new)})
-    ground, before = crossings.reencoded(old.name), crossings.unmoved(new.name, old.name).compared
-    yield Case(name, ground, before, crossings.reencoded(new.name))
-    moved = crossings.transformed(new.name, old.name)
+    cross_versions = CrossVersions({version.name: embed_version(version, data) for version in (old, new)})
+    ground, before = cross_versions.reencoded(old.name), cross_versions.unmoved(new.name, old.name).compared
+    yield Case(name, ground, before, cross_versions.reencoded(new.name))
+    moved = cross_versions.transformed(new.name, old.name)
     if moved is not None:
         yield Case(f"{name} by h", ground, before, moved.compared)
 

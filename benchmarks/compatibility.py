@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from index.evaluation.metrics import MEAN_AP, Retrieval, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import CARD, Score
 from training.data import Data
-from training.evaluate import both_sides, compare, measure
+from training.evaluate import compare, embed_both, measure
 from training.overrides import with_overrides
 from training.recipes import FAMILIES, Recipe
 from training.recipes.family import FIRSTS, HOW, Family
@@ -127,7 +127,7 @@ class Run:
         rows = dict(report.rows())
         if report.new_old is None and new.dim == old.dim:
             # No edge: what comes of comparing all the same.
-            rows["new/old"] = compare(both_sides(new, data)[0], both_sides(old, data)[1], data, old.recipe.space)
+            rows["new/old"] = compare(embed_both(new, data)[0], embed_both(old, data)[1], data, old.recipe.space)
         values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
         np.savez(self.measured(part), **values)
 

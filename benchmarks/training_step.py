@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.backbones import Frozen, build_backbone
-from training.method import Batch, Old
+from training.method import EmbeddedBatch, Old
 from training.methods import METHODS
 from training.recipes import Recipe
 from training.trained import build_method
@@ -76,7 +76,7 @@ def step_of(
 
     def step() -> None:
         seen = None if name == "independent" else look(old)
-        loss = method(Batch(encoder(image_BCHW), label_B, seen, look(independent), 0.25)).loss
+        loss = method(EmbeddedBatch(encoder(image_BCHW), label_B, seen, look(independent), 0.25)).loss
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()

@@ -26,7 +26,7 @@ from index.shard import MISSING, Keys
 from index.space import Space, Vectors
 
 Floats = NDArray[np.float64]
-SearchResult = Sequence[tuple[Vectors, Keys]]
+ShardResults = Sequence[tuple[Vectors, Keys]]
 """Per shard the scores (Q, k), best first, and keys (Q, k) of `Shard.search`, padded with MISSING."""
 
 K0 = 60
@@ -95,7 +95,7 @@ def no_matches(queries: int) -> Merged:
     return Merged(nothing.astype(np.float64), nothing.astype(np.float32), nothing, nothing)
 
 
-def merge_raw(found: SearchResult, higher_is_better: Sequence[bool], k: int) -> Merged:
+def merge_raw(found: ShardResults, higher_is_better: Sequence[bool], k: int) -> Merged:
     """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
     signs = [1.0 if higher else -1.0 for higher in higher_is_better]
     merged = _merge(
@@ -104,7 +104,7 @@ def merge_raw(found: SearchResult, higher_is_better: Sequence[bool], k: int) -> 
     return Merged(merged.raw_QK.astype(np.float64), merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
-def merge_calibrated(found: SearchResult, maps: Sequence[Calibration], k: int) -> Merged:
+def merge_calibrated(found: ShardResults, maps: Sequence[Calibration], k: int) -> Merged:
     """Rank by the log-odds that each shard's map gives. The score is the probability that the match is right."""
     odds = [calibrate.log_odds(scores) for calibrate, (scores, _) in zip(maps, found, strict=True)]
     # Rounding at a knot must not swap two results of one shard.
@@ -114,7 +114,7 @@ def merge_calibrated(found: SearchResult, maps: Sequence[Calibration], k: int) -
     return Merged(probability_QK, merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
-def merge_rank(found: SearchResult, sizes: Sequence[int], k: int) -> Merged:
+def merge_rank(found: ShardResults, sizes: Sequence[int], k: int) -> Merged:
     """Rank by 1 / (60 + weighed place), which is the score.
 
     A place in the own shard, from 1, weighs as the share of the shard it stands for: times the items of all shards,
@@ -127,7 +127,7 @@ def merge_rank(found: SearchResult, sizes: Sequence[int], k: int) -> Merged:
     return _merge(found, goodness, k)
 
 
-def _merge(found: SearchResult, goodness: Sequence[Floats], k: int) -> Merged:
+def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
     """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
     shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])

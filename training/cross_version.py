@@ -19,11 +19,11 @@ from index.space import Lorentz, Vectors
 from index.transform import Carried
 from index.version import Edge, EdgeKind, Version
 from training.edges import open_forward, open_query_edge
-from training.embeddings import Sides
+from training.embeddings import VersionEmbeddings
 
 
 @dataclass(frozen=True)
-class Crossing:
+class CrossVersion:
     """Queries and items in one space, and the kinds of the edges that brought them there (none: one version)."""
 
     compared: Compared
@@ -45,74 +45,80 @@ class Moved:
     kinds: tuple[str, ...] = ()
 
 
-class Crossings:
+class CrossVersions:
     """All versions under evaluation and the edges between them.
 
     Args:
-        sides: what each version made of the data, by name.
+        embeddings: what each version made of the data, by name.
 
     Raises:
         InvalidVersionFolder: an edge does not fit the two versions.
         NoEncoder: an edge has a model, and onnxruntime is not installed.
     """
 
-    def __init__(self, sides: Mapping[str, Sides]) -> None:
-        self.sides = dict(sides)
-        edges = [edge for one in sides.values() for edge in one.version.edges if edge.old in sides]
+    def __init__(self, embeddings: Mapping[str, VersionEmbeddings]) -> None:
+        self.embeddings = dict(embeddings)
+        edges = [edge for one in embeddings.values() for edge in one.version.edges if edge.old in embeddings]
         self.graph = Graph(edges)
         self.queries = {
-            edge.key: open_query_edge(edge, sides[edge.new], sides[edge.old])
+            edge.key: open_query_edge(edge, embeddings[edge.new], embeddings[edge.old])
             for edge in edges
             if edge.kind is not EdgeKind.FORWARD
         }
         self.forwards = {
-            (edge.new, edge.old): open_forward(edge, sides[edge.new], sides[edge.old])
+            (edge.new, edge.old): open_forward(edge, embeddings[edge.new], embeddings[edge.old])
             for edge in edges
             if edge.kind is EdgeKind.FORWARD
         }
 
-    def declared(self, new: str, old: str) -> Crossing | None:
+    def declared(self, new: str, old: str) -> CrossVersion | None:
         """Queries of `new` and items of `old` along query edges; where there are none, items moved by forward edges.
 
         None: no declared edge connects them. Asking the old encoder instead (`dual`) is M(old/old), no measurement.
         """
         for moved in self.moved(old):
-            route = self.graph.route(new, moved.version, frozenset(self.sides))
+            route = self.graph.route(new, moved.version, frozenset(self.embeddings))
             if route is not None and not route.dual:
-                queries_QD = self._follow(route.edges, self.sides[new].queries_QD)
-                space = self.sides[moved.version].space
-                return Crossing(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
+                queries_QD = self._follow(route.edges, self.embeddings[new].queries_QD)
+                space = self.embeddings[moved.version].space
+                return CrossVersion(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
         return None
 
-    def unmoved(self, new: str, old: str) -> Crossing:
+    def unmoved(self, new: str, old: str) -> CrossVersion:
         """What queries of `new` find of items that no backfill has reached: by query edges, at worst by `dual`."""
-        route = self.graph.route(new, old, frozenset(self.sides))
+        route = self.graph.route(new, old, frozenset(self.embeddings))
         assert route is not None
-        queries_QD = self.sides[old].queries_QD if route.dual else self._follow(route.edges, self.sides[new].queries_QD)
-        return Crossing(Compared(queries_QD, self.sides[old].items_ND, self.sides[old].space), route.kinds)
+        queries_QD = (
+            self.embeddings[old].queries_QD
+            if route.dual
+            else self._follow(route.edges, self.embeddings[new].queries_QD)
+        )
+        return CrossVersion(
+            Compared(queries_QD, self.embeddings[old].items_ND, self.embeddings[old].space), route.kinds
+        )
 
     def reencoded(self, new: str) -> Compared:
         """Queries and items of one version."""
-        return Compared(self.sides[new].queries_QD, self.sides[new].items_ND, self.sides[new].space)
+        return Compared(self.embeddings[new].queries_QD, self.embeddings[new].items_ND, self.embeddings[new].space)
 
-    def transformed(self, new: str, old: str) -> Crossing | None:
+    def transformed(self, new: str, old: str) -> CrossVersion | None:
         """Queries of `new` and items of `old` moved to its space by forward edges; None where none lead there."""
         moved = self._moved_to(new, old)
         if moved is None:
             return None
-        own = self.sides[new]
-        return Crossing(Compared(own.queries_QD, moved.carried.vectors_ND, own.space), moved.kinds)
+        own = self.embeddings[new]
+        return CrossVersion(Compared(own.queries_QD, moved.carried.vectors_ND, own.space), moved.kinds)
 
     def moved(self, old: str) -> Iterator[Moved]:
         """The items of `old` as they are, then in each version that forward edges lead to, fewest steps first."""
-        own = self.sides[old]
+        own = self.embeddings[old]
         waiting, seen = [Moved(old, Carried(own.items_ND, own.side_NS))], {old}
         for moved in waiting:  # grows while it is walked: breadth first
             yield moved
             stored = moved.carried
-            if self.sides[moved.version].version.card.side_dim and stored.side_NS is None:
+            if self.embeddings[moved.version].version.card.side_dim and stored.side_NS is None:
                 continue  # the next edge would need side-information that no edge has given
-            for new in self.sides:
+            for new in self.embeddings:
                 edge = self.graph.forward(moved.version, new)
                 if edge is not None and new not in seen:
                     carried = self.forwards[new, moved.version].carry(stored.vectors_ND, stored.side_NS)
@@ -127,17 +133,17 @@ class Crossings:
         moved = self._moved_to(new, old)
         if moved is not None and moved.carried.variance_N is not None:
             return moved.carried.variance_N
-        space = self.sides[old].space
+        space = self.embeddings[old].space
         if not isinstance(space, Lorentz):
             return None
-        return hyperbolic_uncertainty(space.curvature, self.sides[old].items_ND).astype(np.float32)
+        return hyperbolic_uncertainty(space.curvature, self.embeddings[old].items_ND).astype(np.float32)
 
     def _moved_to(self, new: str, old: str) -> Moved | None:
         return next((moved for moved in self.moved(old) if moved.version == new and moved.kinds), None)
 
     def _follow(self, edges: tuple[Edge, ...], queries_QD: Vectors) -> Vectors:
         for edge in edges:
-            queries_QD = self.queries[edge.key](queries_QD, self.sides[edge.old].queries_QD)
+            queries_QD = self.queries[edge.key](queries_QD, self.embeddings[edge.old].queries_QD)
         return queries_QD
 
 

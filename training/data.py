@@ -32,7 +32,7 @@ ClassName = str | int
 """A folder's name, or a number where the source has no names."""
 
 
-class Images(Sequence[Image.Image]):
+class ImageSequence(Sequence[Image.Image]):
     """A row of images that are opened when they are asked for."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ class Images(Sequence[Image.Image]):
         return self._kept[spec]
 
 
-class Files(Images):
+class Files(ImageSequence):
     """Image files."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -94,7 +94,7 @@ class Files(Images):
         return self.paths[row].read_bytes()
 
 
-class Arrays(Images):
+class Arrays(ImageSequence):
     """Images in memory: uint8 (N, H, W) or (N, H, W, 3)."""
 
     def __init__(self, images: NDArray[np.uint8]) -> None:
@@ -125,7 +125,7 @@ class ImageSet:
         stored: what an old version made of each, where that comes with the data, see `training.stored`.
     """
 
-    images: Images
+    images: ImageSequence
     labels: NDArray[np.int64]
     stored: Vectors | None = None
 

@@ -16,13 +16,13 @@ from index.errors import NoEncoder
 from index.space import Vectors
 from index.transform import Carried, Transform, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_MODEL, Edge, EdgeKind, Version
-from training.embeddings import Sides, has_onnxruntime
+from training.embeddings import VersionEmbeddings, has_onnxruntime
 from training.export import UNFINISHED
 from training.method import ItemEdge
 from training.trained import WEIGHTS, Trained
 
 
-class Forward(Protocol):
+class ItemTransform(Protocol):
     """An item edge."""
 
     def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:
@@ -38,7 +38,7 @@ def with_unfinished(version: Version) -> Version:
     return replace(version, edges=version.edges + waiting)
 
 
-def open_query_edge(edge: Edge, new: Sides, old: Sides) -> Transform:
+def open_query_edge(edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> Transform:
     """An edge for queries.
 
     Raises:
@@ -50,7 +50,7 @@ def open_query_edge(edge: Edge, new: Sides, old: Sides) -> Transform:
     return load_transform(edge, new.version.card, old.version.card)
 
 
-def open_forward(edge: Edge, new: Sides, old: Sides) -> Forward:
+def open_forward(edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> ItemTransform:
     """An edge for items. Raises as `open_query_edge`."""
     if _needs_torch(edge):
         return _TorchForward(edge, new)
@@ -64,7 +64,7 @@ def _needs_torch(edge: Edge) -> bool:
 class _TorchEdge:
     """A learned query edge run from the trained weights, the twin of its edge.onnx."""
 
-    def __init__(self, edge: Edge, new: Sides, old: Sides) -> None:
+    def __init__(self, edge: Edge, new: VersionEmbeddings, old: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), old.space
 
     def __call__(self, x_ND: Vectors, beside_NS: Vectors | None = None) -> Vectors:
@@ -76,7 +76,7 @@ class _TorchEdge:
 class _TorchForward:
     """A learned item edge, likewise."""
 
-    def __init__(self, edge: Edge, new: Sides) -> None:
+    def __init__(self, edge: Edge, new: VersionEmbeddings) -> None:
         self.module, self.space = _trained_edge(edge, new.version), new.space
 
     def carry(self, x_ND: Vectors, side_NS: Vectors | None = None) -> Carried:

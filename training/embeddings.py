@@ -1,4 +1,4 @@
-"""What a version makes of a data set's two sides, embedded as serving would: by the exported encoder.
+"""What a version makes of a data set's queries and items, embedded as serving would: by the exported encoder.
 
 Where onnxruntime is missing, or the folder was written without ONNX models, the trained weights in torch stand in.
 Shape suffixes: Q queries, N items, D dimension, S side-information.
@@ -25,7 +25,7 @@ Encode = Callable[[ImageSet], tuple[Vectors, Vectors | None]]
 
 
 @dataclass(frozen=True)
-class Sides:
+class VersionEmbeddings:
     """One version's embeddings of the queries and of the items.
 
     Attributes:
@@ -46,8 +46,8 @@ class Sides:
         return space_from_json(self.version.card.space)
 
 
-def embed_sides(version: Version, data: Data) -> Sides:
-    """Embed both sides of a data set; once, where they are the same images.
+def embed_version(version: Version, data: Data) -> VersionEmbeddings:
+    """Embed a data set's queries and items; once, where they are the same images.
 
     A version whose embeddings come with the data is not asked.
 
@@ -56,14 +56,14 @@ def embed_sides(version: Version, data: Data) -> Sides:
         InvalidVersionFolder: an encoder is not what its card says.
     """
     if version.name == data.stored and data.query.stored is not None and data.gallery.stored is not None:
-        return Sides(version, data.query.stored, data.gallery.stored)
+        return VersionEmbeddings(version, data.query.stored, data.gallery.stored)
     encode = open_encoder(version)
     items_ND, side_NS = encode(data.gallery)
-    return Sides(version, items_ND if data.same else encode(data.query)[0], items_ND, side_NS)
+    return VersionEmbeddings(version, items_ND if data.same else encode(data.query)[0], items_ND, side_NS)
 
 
 def open_encoder(version: Version) -> Encode:
-    """The version's encoder: its ONNX models, else its weights in torch. Raises as `embed_sides`."""
+    """The version's encoder: its ONNX models, else its weights in torch. Raises as `embed_version`."""
     return _onnx_encoder(version) if version.card.encoder and has_onnxruntime() else _torch_encoder(version)
 
 

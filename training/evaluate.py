@@ -1,4 +1,4 @@
-"""Evaluation: embeddings of a data set's two sides, M(new/new), M(old/old), M(new/old), and a report to print.
+"""Evaluation: embeddings of a data set's queries and items, M(new/new), M(old/old), M(new/old), and a report to print.
 
 Shape suffixes: Q queries, N items, D dimension.
 """
@@ -20,7 +20,7 @@ from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, negative_flip
 from index.space import Vectors, space_from_json
 from index.version import EdgeKind, Preprocess, Score
 from training.data import Data, ImageSet, batches
-from training.stored import Stored
+from training.stored import StoredVersion
 from training.trained import Trained
 
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
@@ -70,13 +70,13 @@ def gain(better: Retrieval, worse: Retrieval, metric: str = "cmc@1") -> Score:
     return paired_bootstrap(better.per_query(metric)[both], worse.per_query(metric)[both])
 
 
-def measure(new: Trained, old: Trained | Stored | None, data: Data) -> Report:
+def measure(new: Trained, old: Trained | StoredVersion | None, data: Data) -> Report:
     """Measure a trained version by itself, and against the old version through its edge."""
-    new_QD, new_ND = both_sides(new, data)
+    new_QD, new_ND = embed_both(new, data)
     new_new = compare(new_QD, new_ND, data, new.space)
     if old is None:
         return Report(new_new)
-    old_QD, old_ND = both_sides(old, data)
+    old_QD, old_ND = embed_both(old, data)
     old_old = compare(old_QD, old_ND, data, old.space)
     if new.edge_kind is None:
         return Report(new_new, old_old)
@@ -133,22 +133,22 @@ def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | Non
         return new_QD, new.edge(torch.from_numpy(old_ND), *side).numpy()
 
 
-def both_sides(version: Trained | Stored, data: Data) -> tuple[Vectors, Vectors]:
+def embed_both(version: Trained | StoredVersion, data: Data) -> tuple[Vectors, Vectors]:
     """Embeddings of the queries (Q, D) and of the items (N, D)."""
     items_ND = embed(version, data.gallery)
     return items_ND if data.same else embed(version, data.query), items_ND
 
 
-def embed(version: Trained | Stored, images: ImageSet) -> Vectors:
+def embed(version: Trained | StoredVersion, images: ImageSet) -> Vectors:
     """(N, dim) embeddings, ready to compare, of images seen through the version's own evaluation transform."""
-    if isinstance(version, Stored):
+    if isinstance(version, StoredVersion):
         return version.embed(images)
     return np.ascontiguousarray(run_over(images, version, version.recipe.preprocess).numpy())
 
 
-def embed_side(version: Trained | Stored, images: ImageSet) -> Vectors | None:
+def embed_side(version: Trained | StoredVersion, images: ImageSet) -> Vectors | None:
     """(N, S) side-information of images, as `embed`; None where the version has none."""
-    if isinstance(version, Stored) or version.psi is None:
+    if isinstance(version, StoredVersion) or version.psi is None:
         return None
     return np.ascontiguousarray(run_over(images, version.psi, version.recipe.preprocess).numpy())
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from index.errors import InvalidArgument
-from index.evaluation.adapters import Affine, Slerp, few_pairs
+from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
@@ -28,7 +28,7 @@ from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, new_folder, write_model
 from training.tables import interval
 
-Adapter = Affine | ResidualMlp | Slerp
+Adapter = Affine | ResidualMlp | SlerpAdapter
 
 
 @dataclass(frozen=True)

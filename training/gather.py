@@ -12,10 +12,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.method import Batch
+from training.method import EmbeddedBatch
 
 
-def gather_batch(batch: Batch) -> Batch:
+def gather_batch(batch: EmbeddedBatch) -> EmbeddedBatch:
     """The batches of all processes as one, in the order of their ranks; the batch itself where there is one process.
 
     A loss of the gathered batch is the same number everywhere. Gradients of all processes flow back to the one that a

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from index.errors import InvalidArgument
-from index.evaluation.curves import Curve, measure_curves
+from index.evaluation.curves import MeasuredCurve, measure_curves
 from index.evaluation.matching import Matching
 from index.evaluation.metrics import (
     Compared,
@@ -28,10 +28,10 @@ from index.evaluation.metrics import (
 )
 from index.evaluation.ordering import POINTS, Waiting, backfill_order
 from index.version import Card, Score, Version
-from training.cross_version import Crossing, Crossings, oldest_first
+from training.cross_version import CrossVersion, CrossVersions, oldest_first
 from training.data import Data
 from training.edges import with_unfinished
-from training.embeddings import embed_sides
+from training.embeddings import embed_version
 from training.evaluate import METRICS, gain
 from training.rates import verification_rates
 
@@ -93,7 +93,7 @@ class Evaluation:
     cells: Mapping[tuple[str, str], Cell]
     upgrades: Mapping[tuple[str, str], Upgrade]
     p_up: Mapping[str, Mapping[str, Score]]
-    curves: Mapping[tuple[str, str, str, str, str], Curve]
+    curves: Mapping[tuple[str, str, str, str, str], MeasuredCurve]
     metric: str
     queries: int
     items: int
@@ -128,7 +128,7 @@ def evaluate(
 
     Args:
         versions: any order; edges among them say who is older.
-        data: its two sides are used, not its training images.
+        data: its queries and items are used, not its training images.
         independents: name -> the version trained on the same data without regard to the old one.
         orders: of the backfill curves; `uncertainty` is left out where nothing says how unsure an item is.
         metric: what the curves measure, one of `METRICS`.
@@ -144,26 +144,32 @@ def evaluate(
     matching = match(data)
     if metric not in METRICS:
         raise InvalidArgument(f"metric must be one of {', '.join(METRICS)}, not {metric!r}", pointer="/metric")
-    crossings = Crossings({name: embed_sides(named[name], data) for name in oldest_first(named)})
-    declared = {pair: crossing for pair in _pairs(crossings) if (crossing := crossings.declared(*pair)) is not None}
-    cells = {pair: _cell(crossing, matching, verification) for pair, crossing in declared.items()}
+    cross_versions = CrossVersions({name: embed_version(named[name], data) for name in oldest_first(named)})
+    declared = {
+        pair: cross_version
+        for pair in _pairs(cross_versions)
+        if (cross_version := cross_versions.declared(*pair)) is not None
+    }
+    cells = {pair: _cell(cross_version, matching, verification) for pair, cross_version in declared.items()}
     alone = {name: _alone(version, data, matching) for name, version in (independents or {}).items()}
-    upgrades = {(new, old): _upgrade(new, old, crossings, cells, alone.get(new)) for new, old in cells if new != old}
+    upgrades = {
+        (new, old): _upgrade(new, old, cross_versions, cells, alone.get(new)) for new, old in cells if new != old
+    }
     curves = {
         (new, old, way, *key): curve
         for new, old in upgrades
-        for way, before, after in _ways(crossings, new, old)
+        for way, before, after in _ways(cross_versions, new, old)
         for key, curve in measure_curves(
             before,
             after,
             matching,
-            _orders(crossings, new, old, orders),
+            _orders(cross_versions, new, old, orders),
             metric=metric,
             points=points,
         ).items()
     }
     return Evaluation(
-        cards={name: sides.version.card for name, sides in crossings.sides.items()},
+        cards={name: embeddings.version.card for name, embeddings in cross_versions.embeddings.items()},
         cells=cells,
         upgrades=upgrades,
         p_up={name: _p_up(cells[name, name].retrieval, ind) for name, ind in alone.items()},
@@ -172,7 +178,7 @@ def evaluate(
         queries=len(data.query),
         items=len(data.gallery),
         skipped=int((~matching.valid).sum()),
-        compared={pair: crossing.compared for pair, crossing in declared.items()},
+        compared={pair: cross_version.compared for pair, cross_version in declared.items()},
     )
 
 
@@ -215,8 +221,8 @@ def _by_name(versions: Iterable[Version]) -> dict[str, Version]:
     return named
 
 
-def _pairs(crossings: Crossings) -> list[tuple[str, str]]:
-    names = list(crossings.sides)
+def _pairs(cross_versions: CrossVersions) -> list[tuple[str, str]]:
+    names = list(cross_versions.embeddings)
     return [(new, old) for row, new in enumerate(names) for old in names[: row + 1]]
 
 
@@ -224,20 +230,20 @@ def _retrieve(compared: Compared, matching: Matching) -> Retrieval:
     return mixed_retrieval([compared], matching.query_codes, matching.item_codes, remove_self=matching.self_Q)
 
 
-def _cell(crossing: Crossing, matching: Matching, verification: bool) -> Cell:
-    rates = verification_rates(crossing.compared, matching) if verification else {}
-    return Cell(crossing.kinds, _retrieve(crossing.compared, matching), rates)
+def _cell(cross_version: CrossVersion, matching: Matching, verification: bool) -> Cell:
+    rates = verification_rates(cross_version.compared, matching) if verification else {}
+    return Cell(cross_version.kinds, _retrieve(cross_version.compared, matching), rates)
 
 
 def _alone(version: Version, data: Data, matching: Matching) -> Retrieval:
-    sides = embed_sides(version, data)
-    return _retrieve(Compared(sides.queries_QD, sides.items_ND, sides.space), matching)
+    embeddings = embed_version(version, data)
+    return _retrieve(Compared(embeddings.queries_QD, embeddings.items_ND, embeddings.space), matching)
 
 
 def _upgrade(
     new: str,
     old: str,
-    crossings: Crossings,
+    cross_versions: CrossVersions,
     cells: Mapping[tuple[str, str], Cell],
     independent: Retrieval | None,
 ) -> Upgrade:
@@ -248,7 +254,7 @@ def _upgrade(
         p_com={} if independent is None else _ratios(before, after, independent),
         flips=negative_flips(was, now),
         flip_share=mean_interval(was & ~now),
-        cka=linear_cka(crossings.sides[new].items_ND, crossings.sides[old].items_ND),
+        cka=linear_cka(cross_versions.embeddings[new].items_ND, cross_versions.embeddings[old].items_ND),
     )
 
 
@@ -269,12 +275,12 @@ def _p_up(own: Retrieval, independent: Retrieval) -> dict[str, Score]:
     return {metric: score for metric, score in made.items() if score is not None}
 
 
-def _ways(crossings: Crossings, new: str, old: str) -> list[tuple[str, Compared, Compared]]:
+def _ways(cross_versions: CrossVersions, new: str, old: str) -> list[tuple[str, Compared, Compared]]:
     """How items can move, and how queries meet them before and after."""
     unmoved, encoded, moved = (
-        crossings.unmoved(new, old).compared,
-        crossings.reencoded(new),
-        crossings.transformed(new, old),
+        cross_versions.unmoved(new, old).compared,
+        cross_versions.reencoded(new),
+        cross_versions.transformed(new, old),
     )
     if moved is None:
         return [(REENCODE, unmoved, encoded)]
@@ -282,8 +288,8 @@ def _ways(crossings: Crossings, new: str, old: str) -> list[tuple[str, Compared,
     return [(REENCODE, unmoved, encoded), (TRANSFORM, unmoved, carried), (REFINE, carried, encoded)]
 
 
-def _orders(crossings: Crossings, new: str, old: str, orders: Sequence[str]) -> dict[str, NDArray[np.int64]]:
+def _orders(cross_versions: CrossVersions, new: str, old: str, orders: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     """The orders that can be had for a backfill. A data set's own order stands for the time of storing."""
-    waiting = Waiting(np.arange(len(crossings.sides[old].items_ND)), crossings.uncertainty(new, old))
+    waiting = Waiting(np.arange(len(cross_versions.embeddings[old].items_ND)), cross_versions.uncertainty(new, old))
     possible = [order for order in orders if order != "uncertainty" or waiting.uncertainty is not None]
     return {order: backfill_order(order, waiting) for order in possible}

@@ -1,7 +1,7 @@
 """What a method is: it turns the embeddings of one batch into a loss, and says what ships beside the encoder.
 
 The loop in `training.train` and `training.module` never names a method; a method never sees an image, the optimiser
-or the loop. `training.methods.METHODS` maps names to classes that are called as `METHODS[name](setting, **options)`.
+or the loop. `training.methods.METHODS` maps names to classes that are called as `METHODS[name](context, **options)`.
 
 Shape suffixes: B batch, D new dimension, N old dimension, M independent new dimension, C classes of the new data,
 K classes the old head knows, S and T side-information of the old and the new version. Embeddings are raw (z):
@@ -23,7 +23,7 @@ from index.version import EdgeKind
 
 
 @dataclass(frozen=True)
-class Batch:
+class EmbeddedBatch:
     """What a method sees of one batch: the same images through up to three encoders.
 
     Args:
@@ -185,7 +185,7 @@ class Method(Protocol):
     def edge(self) -> nn.Module | None:
         """Ships as the edge's onnx model, where its kind has one; an `ItemEdge` where that kind is `forward`."""
 
-    def __call__(self, batch: Batch) -> Step:
+    def __call__(self, batch: EmbeddedBatch) -> Step:
         """The loss of one batch."""
 
     def head_weights(self) -> tuple[Tensor, Tensor | None] | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.batching import TrainingBatch, mixed
-from training.method import Batch, Method
+from training.method import EmbeddedBatch, Method
 from training.recipes import Recipe
 from training.side_information import Objective, Psi
 
@@ -96,7 +96,7 @@ class Training(Loop):
         image_BCHW, label_B, cached = drawn
         live = {name: model(image_BCHW).float() for name, model in self.looking_on.items() if name not in cached}
         seen = {**cached, **live}
-        batch = Batch(
+        batch = EmbeddedBatch(
             # Under mixed precision encoders give half floats; what is left to do is cheap.
             new_BD=self.backbone(image_BCHW).float(),
             label_B=label_B,

@@ -32,7 +32,7 @@ POINTER = "/old_embeddings"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredVersion:
     """The old version beside a file of its embeddings; it has no head, and stores no side-information.
 
     Raises:
@@ -71,7 +71,7 @@ class Stored:
         return images.stored
 
 
-def open_stored(folder: str) -> Stored:
+def open_stored(folder: str) -> StoredVersion:
     """The old version of a recipe that has `old_embeddings`.
 
     Raises:
@@ -82,7 +82,7 @@ def open_stored(folder: str) -> Stored:
         raise InvalidArgument(
             f"old_embeddings belong to a version: set old=FOLDER, one with a {CARD}, not {folder!r}", pointer="/old"
         )
-    return Stored(load_version(Path(folder)))
+    return StoredVersion(load_version(Path(folder)))
 
 
 def with_stored(data: Data, path: Path, version: Version) -> Data:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from index.evaluation.curves import CALIBRATED, RAW, Curve
+from index.evaluation.curves import CALIBRATED, RAW, MeasuredCurve
 from index.version import Score
 from training.evaluate import METRICS
 from training.matrix import Cell, Evaluation, Upgrade
@@ -138,7 +138,7 @@ def _curves(measured: Evaluation) -> tuple[list[str], list[list[str]]]:
 
 
 def _area_and_dip(
-    curves: Mapping[tuple[str, str, str, str, str], Curve], key: tuple[str, str, str, str]
+    curves: Mapping[tuple[str, str, str, str, str], MeasuredCurve], key: tuple[str, str, str, str]
 ) -> Iterator[str]:
     for scale in (RAW, CALIBRATED):
         curve = curves[*key, scale]

@@ -26,7 +26,7 @@ from training.recipes import RECIPES, Recipe, find_recipe
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
-from training.stored import Stored, open_stored
+from training.stored import StoredVersion, open_stored
 from training.trained import Trained, blank_old, build_method
 
 RUNS = Path("runs")
@@ -69,7 +69,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
         backbone,
         method,
         recipe,
-        None if isinstance(old, Stored) else reference_model(old, recipe),
+        None if isinstance(old, StoredVersion) else reference_model(old, recipe),
         reference_model(independent, recipe),
         *(None if one is None else Frozen(one) for one in stored),
     )
@@ -98,7 +98,7 @@ def recipe_data(recipe: Recipe) -> Data:
     return data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
 
 
-def load_old(recipe: Recipe, progress: bool) -> Trained | Stored | None:
+def load_old(recipe: Recipe, progress: bool) -> Trained | StoredVersion | None:
     """The old version, in torch or, with `old_embeddings`, as its embeddings. Raises as `load_reference`."""
     return open_stored(recipe.old) if recipe.old_embeddings else load_reference(recipe, "old", progress)
 
@@ -128,7 +128,7 @@ def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None
     return Trained.load(Path(reference))
 
 
-def check_sizes(recipe: Recipe, old: Trained | Stored | None, data: Data) -> None:
+def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data) -> None:
     """Refuse sizes and options that cannot work before hours go into an independent version.
 
     Raises:
@@ -212,13 +212,13 @@ def reference_model(trained: Trained | None, recipe: Recipe) -> Frozen | None:
     return Frozen(trained.raw)
 
 
-def describe(old: Trained | Stored, data: Data) -> Old:
+def describe(old: Trained | StoredVersion, data: Data) -> Old:
     """What the old version makes of the new data: its mean embedding of each class, and which classes it knows.
 
     One whose embeddings come from a file knows every class, and has no head.
     """
     images = data.train.dense()
-    if isinstance(old, Stored):
+    if isinstance(old, StoredVersion):
         raw_SN, known, head = torch.from_numpy(old.embed(images)), data.classes, None
     else:
         raw_SN, known, head = run_over(images, old.raw, old.recipe.preprocess), old.classes, old.head

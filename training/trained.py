@@ -155,10 +155,10 @@ def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim:
     def classifier(dim: int) -> Classifier:
         return Classifier(HEADS[recipe.head](dim, classes), recipe.label_smoothing)
 
-    setting = MethodContext(
+    context = MethodContext(
         recipe.dim, classes, classifier, old, recipe.space, dim_of(recipe), recipe.side_bits, independent_dim
     )
-    return METHODS[recipe.method](setting, **recipe.options)
+    return METHODS[recipe.method](context, **recipe.options)
 
 
 def _read_weights(folder: Path) -> tuple[dict[str, Tensor], list[ClassName], int, int]:

@@ -45,7 +45,7 @@ class Affine:
 
 
 @dataclass(frozen=True)
-class Slerp:
+class SlerpAdapter:
     """Spherical interpolation from the old model's query (alpha 0) to the aligned new one (alpha 1).
 
     W is (M, N) float32, a Procrustes map. Where M > N, the old side stands padded with zeros on the sphere of R^M: of
@@ -108,7 +108,7 @@ def low_rank(new_SM: Vectors, old_SN: Vectors, *, rank: int = 64, strength: floa
 
 def fit_slerp(
     new_SM: Vectors, old_SN: Vectors, labels_S: Ints, *, alphas: tuple[float, ...] = tuple(np.linspace(0, 1, 11))
-) -> Slerp:
+) -> SlerpAdapter:
     """Procrustes, then the weight that retrieves best on the support set itself (Ricci 2026, arXiv 2609.39836).
 
     The paper chooses by Recall@1 across two modalities, where a query is not itself an item. Within one modality the
@@ -125,7 +125,7 @@ def fit_slerp(
     old_SN = np.ascontiguousarray(old, dtype=np.float32)
     aligned_SN = new.astype(np.float32) @ weight
     best = max(alphas, key=lambda alpha: _support_score(slerp(old_SN, aligned_SN, alpha), old_SN, labels_S))
-    return Slerp(weight, float(best))
+    return SlerpAdapter(weight, float(best))
 
 
 def few_pairs(count: int) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
-from index.evaluation.matching import Right, fit_chance_maps, fit_maps, read_scores
+from index.evaluation.matching import Right, fit_evalue_maps, fit_maps, read_scores
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out, mean_interval, ranked
 from index.evaluation.ordering import POINTS, BackfillCurve
 from index.version import Score
@@ -30,7 +30,7 @@ Table = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Curve:
+class MeasuredCurve:
     """A measured curve, and the metric's mean over the whole backfill with its interval over queries."""
 
     curve: BackfillCurve
@@ -46,7 +46,7 @@ def measure_curves(
     metric: str = "cmc@1",
     points: int = POINTS,
     seed: int = 0,
-) -> dict[tuple[str, str], Curve]:
+) -> dict[tuple[str, str], MeasuredCurve]:
     """Measure a backfill in several orders, raw and calibrated; the arguments are those of `curve_values`.
 
     Returns:
@@ -87,11 +87,11 @@ def curve_values(
     half_Q = np.random.default_rng(seed).permutation(len(matching.self_Q)) % 2
     others = [np.flatnonzero(half_Q != half) if fit_on is None else fit_on for half in (0, 1)]
     fitted = _maps((before, after), matching, others, modes, seed)
-    sides = [_Way(side, maps, half_Q) for side, maps in zip((before, after), fitted, strict=True)]
+    shards = [_Way(shard, maps, half_Q) for shard, maps in zip((before, after), fitted, strict=True)]
     values = {(order, mode): np.empty((points, len(half_Q))) for order in orders for mode in modes}
     for rows in blocks(len(half_Q), 4 * len(before.items)):
         relevant_BN = matching.relevant(rows)
-        old, new = (side.costs(rows, matching.self_Q[rows], relevant_BN) for side in sides)
+        old, new = (shard.costs(rows, matching.self_Q[rows], relevant_BN) for shard in shards)
         for (order, mode), measured_PQ in values.items():
             fuse, scale = (fused_values, RAW) if mode == RANK else (backfill_values, mode)
             measured_PQ[:, rows] = fuse(old[scale], new[scale], relevant_BN, orders[order], metric, points)
@@ -147,9 +147,9 @@ def _places(sizes: Sequence[int]) -> list[Floats]:
 class _Way:
     """One way to compare: costs of a block of queries, raw and by each kind of map."""
 
-    def __init__(self, side: Compared, maps: Mapping[str, Sequence[Calibration]], half_Q: Ints) -> None:
-        self.space, self.maps, self.half_Q = side.space, maps, half_Q
-        self.queries, self.items = comparable(side)
+    def __init__(self, shard: Compared, maps: Mapping[str, Sequence[Calibration]], half_Q: Ints) -> None:
+        self.space, self.maps, self.half_Q = shard.space, maps, half_Q
+        self.queries, self.items = comparable(shard)
 
     def costs(self, rows: slice, self_B: Ints, relevant_BN: Bools) -> dict[str, Floats]:
         """Scale -> (B, N), lower is better; a query's own image costs infinitely much and is not relevant."""
@@ -166,14 +166,14 @@ class _Way:
 
 
 def _maps(
-    sides: Sequence[Compared], matching: Right, others: Sequence[Ints], modes: Sequence[str], seed: int
+    shards: Sequence[Compared], matching: Right, others: Sequence[Ints], modes: Sequence[str], seed: int
 ) -> list[dict[str, list[Calibration]]]:
-    """For each side, by each mode that has maps: for each half of the queries the map fitted on the other."""
-    fits = {CALIBRATED: fit_maps, LABEL_FREE: fit_chance_maps}
-    made = {mode: [fit(sides, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
+    """For each way to compare, by each mode that has maps: for each half of the queries the map fitted on the other."""
+    fits = {CALIBRATED: fit_maps, LABEL_FREE: fit_evalue_maps}
+    made = {mode: [fit(shards, matching, rows, seed) for rows in others] for mode, fit in fits.items() if mode in modes}
     return [
         {mode: [of_half[number] for of_half in by_half] for mode, by_half in made.items()}
-        for number in range(len(sides))
+        for number in range(len(shards))
     ]
 
 
@@ -214,7 +214,7 @@ def _best(old_BN: Floats, new_BN: Floats, order_N: Ints, bounds: Sequence[int]) 
     return np.minimum(moved_PB, unmoved_PB)
 
 
-def _curve(measured_PQ: Floats) -> Curve:
+def _curve(measured_PQ: Floats) -> MeasuredCurve:
     shares_P = np.linspace(0, 1, len(measured_PQ))
     curve = BackfillCurve(shares_P, measured_PQ.mean(axis=1))
-    return Curve(curve, mean_interval(np.trapezoid(measured_PQ, shares_P, axis=0)))
+    return MeasuredCurve(curve, mean_interval(np.trapezoid(measured_PQ, shares_P, axis=0)))

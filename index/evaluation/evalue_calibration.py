@@ -37,7 +37,7 @@ RESOLUTION = 1e-9
 """Scores that differ by less are the same: they were float32."""
 
 
-def fit_chance(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Calibration:
+def fit_evalue(scores: ArrayLike, items: int, *, higher_is_better: bool) -> Calibration:
     """Fit the map on scores of random pairs of a query and an item.
 
     Args:

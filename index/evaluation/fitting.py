@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from index.edge_maps import EDGE, MODE, OWN, safe_mode
 from index.errors import InvalidArgument
-from index.evaluation.adapters import Affine, Slerp, fit_slerp, low_rank, procrustes, ridge
+from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank, procrustes, ridge
 from index.evaluation.matching import Matching, fit_maps
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
 from index.evaluation.modes import choose
@@ -80,7 +80,7 @@ def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, se
     )
 
 
-def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | Slerp:
+def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[str, float]) -> Affine | SlerpAdapter:
     """Fit one of `FITS`.
 
     Raises:
@@ -96,7 +96,7 @@ def fit_adapter(kind: str, pairs: Pairs, new: Card, old: Card, options: Mapping[
     return fit_slerp(pairs.new_SM, pairs.old_SN, pairs.labels_S)
 
 
-FITS: dict[str, Callable[..., Affine | Slerp]] = {
+FITS: dict[str, Callable[..., Affine | SlerpAdapter]] = {
     "procrustes": procrustes,
     "ridge": ridge,
     "low_rank": low_rank,

@@ -28,7 +28,7 @@ MIN_SLICE = 5
 """Queries a slice needs before its interval says anything."""
 
 
-class Answer(StrEnum):
+class GateVerdict(StrEnum):
     """What a gate says."""
 
     PASS = "pass"  # noqa: S105 - the word is a verdict
@@ -66,7 +66,7 @@ class Verdict:
         slices: worst difference first; those of fewer than MIN_SLICE queries are left out.
     """
 
-    verdict: Answer
+    verdict: GateVerdict
     metric: str
     old_old: Score
     new_old: Score
@@ -128,11 +128,11 @@ def gate(
     )
 
 
-def _answer(difference: Score, slices: Sequence[Slice]) -> Answer:
+def _answer(difference: Score, slices: Sequence[Slice]) -> GateVerdict:
     if difference.high < 0:
-        return Answer.REFUSE
+        return GateVerdict.REFUSE
     worse = any(found.difference.high < 0 for found in slices)
-    return Answer.PASS if difference.low > 0 and not worse else Answer.WARN
+    return GateVerdict.PASS if difference.low > 0 and not worse else GateVerdict.WARN
 
 
 def _slices(old_Q: Floats, new_Q: Floats, valid_Q: Bools, slice_of: Sequence[str | None], seed: int) -> list[Slice]:

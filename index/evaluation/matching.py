@@ -16,24 +16,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration, blend, fit_calibration
-from index.evaluation.evalue_calibration import fit_chance
+from index.evaluation.evalue_calibration import fit_evalue
 from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
 from index.space import Lorentz, Space
 
 SURE, DRAWN = 100, 100
 """A map is fitted on each query's best so many items, and on so many drawn from the rest, which stand for all of it."""
 FITTING_QUERIES = 1_000
-CHANCE_PAIRS = 20_000
+EVALUE_PAIRS = 20_000
 """About so many random pairs make a map without labels."""
 FEW = 20
-"""Queries that the agreement of raw scores is worth."""
+"""Queries that the likeness of raw scores is worth."""
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Table = NDArray[np.float32]
 
-Pairs = tuple[Table, Bools, Floats]
+ScoredPairs = tuple[Table, Bools, Floats]
 """Scores, rightness and weights (S,) of pairs of a query and an item that a map is fitted on."""
 
 
@@ -88,61 +88,61 @@ Right = Matching | Nearest
 """What is right for Q queries among N items: by classes, or by a ranking."""
 
 
-def fit_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
+def fit_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
     """Fit the score maps of ways to compare that rank together, on these queries: at most FITTING_QUERIES of them.
 
     Raises:
         InvalidArgument: no query, or no item.
     """
-    pairs = [_best_and_drawn(side, right, rows, seed) for side in sides]
-    made = [_fit(told, side.space) for told, side in zip(pairs, sides, strict=True)]
-    if len(sides) < 2 or len({side.space.kind for side in sides}) > 1:
+    pairs = [_best_and_drawn(shard, right, rows, seed) for shard in shards]
+    made = [_fit(told, shard.space) for told, shard in zip(pairs, shards, strict=True)]
+    if len(shards) < 2 or len({shard.space.kind for shard in shards}) > 1:
         return made
     every = [np.concatenate(part) for part in zip(*pairs, strict=True)]
-    common = _fit((every[0], every[1], every[2]), sides[0].space)
+    common = _fit((every[0], every[1], every[2]), shards[0].space)
     return [blend(own, common, FEW / (FEW + min(len(rows), FITTING_QUERIES))) for own in made]
 
 
-def fit_chance_maps(sides: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
+def fit_evalue_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:
     """The maps of `evalue_calibration` from these queries, each beside as many random items, never its own image."""
     made = []
-    for side in sides:
-        scores = _random_scores(side, right, rows, seed)
-        made.append(fit_chance(scores, len(side.items), higher_is_better=side.space.higher_is_better))
+    for shard in shards:
+        scores = _random_scores(shard, right, rows, seed)
+        made.append(fit_evalue(scores, len(shard.items), higher_is_better=shard.space.higher_is_better))
     return made
 
 
-def _fit(pairs: Pairs, space: Space) -> Calibration:
+def _fit(pairs: ScoredPairs, space: Space) -> Calibration:
     score_S, right_S, weight_S = pairs
     return fit_calibration(score_S, right_S, higher_is_better=space.higher_is_better, weights=weight_S)
 
 
-def _best_and_drawn(side: Compared, right: Right, rows: Ints, seed: int) -> Pairs:
+def _best_and_drawn(shard: Compared, right: Right, rows: Ints, seed: int) -> ScoredPairs:
     """Each query's best items, and some drawn to stand for the rest."""
     generator = np.random.default_rng(seed)
     rows = rows if len(rows) <= FITTING_QUERIES else generator.choice(rows, FITTING_QUERIES, replace=False)
-    drawn = [_draw_pairs(cost_BN, right_BN, generator) for cost_BN, right_BN in _costs(side, right, rows)]
+    drawn = [_draw_pairs(cost_BN, right_BN, generator) for cost_BN, right_BN in _costs(shard, right, rows)]
     cost_S, right_S, weight_S = (np.concatenate(part) for part in zip(*drawn, strict=True))
-    return read_scores(cost_S, side.space), right_S, weight_S
+    return read_scores(cost_S, shard.space), right_S, weight_S
 
 
-def _random_scores(side: Compared, right: Right, rows: Ints, seed: int) -> Table:
+def _random_scores(shard: Compared, right: Right, rows: Ints, seed: int) -> Table:
     generator = np.random.default_rng(seed)
-    each = -(-CHANCE_PAIRS // max(len(rows), 1))
+    each = -(-EVALUE_PAIRS // max(len(rows), 1))
     drawn = [
-        np.take_along_axis(cost_BN, generator.integers(len(side.items), size=(len(cost_BN), each)), axis=1).ravel()
-        for cost_BN, _ in _costs(side, right, rows)
+        np.take_along_axis(cost_BN, generator.integers(len(shard.items), size=(len(cost_BN), each)), axis=1).ravel()
+        for cost_BN, _ in _costs(shard, right, rows)
     ]
     cost_S = np.concatenate(drawn)
-    return read_scores(cost_S[np.isfinite(cost_S)], side.space)
+    return read_scores(cost_S[np.isfinite(cost_S)], shard.space)
 
 
-def _costs(side: Compared, right: Right, rows: Ints) -> Iterator[tuple[Table, Bools]]:
+def _costs(shard: Compared, right: Right, rows: Ints) -> Iterator[tuple[Table, Bools]]:
     """Blocks of the queries: costs (B, N), a query's own image infinitely far, and what is right."""
-    queries, items = comparable(side)
+    queries, items = comparable(shard)
     for block in blocks(len(rows), len(items)):
         some, relevant_BN = rows[block], right.relevant(rows[block])
-        cost_BN = costs(queries[some], items, side.space)
+        cost_BN = costs(queries[some], items, shard.space)
         leave_out(right.self_Q[some], cost_BN, relevant_BN)
         yield cost_BN, relevant_BN
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from training.gather import gather_batch
 from training.losses import masked_alignment, regression_alleviating
 from training.losses import rince as hyperbolic
-from training.method import Batch
+from training.method import EmbeddedBatch
 
 LOSSES = {
     "regression_alleviating": lambda new, old, label: regression_alleviating(new, old, label, 0.1),
@@ -29,7 +29,7 @@ import torch.distributed as dist
 from torch.nn.functional import linear
 from training import losses
 from training.gather import gather_batch
-from training.method import Batch
+from training.method import EmbeddedBatch
 
 torch.set_num_threads(1)
 place, rank = sys.argv[1], int(sys.argv[2])
@@ -40,7 +40,7 @@ found = {}
 for name in ("regression_alleviating", "masked_alignment", "rince"):
     weight = given["weight"].clone().requires_grad_()
     new = linear(given["x"][mine], weight)
-    batch = gather_batch(Batch(new, given["label"][mine], given["old"][mine]))
+    batch = gather_batch(EmbeddedBatch(new, given["label"][mine], given["old"][mine]))
     assert torch.equal(batch.label_B, given["label"]) and batch.independent_BM is None
     extra = {"regression_alleviating": (batch.label_B, 0.1), "masked_alignment": (batch.label_B, 10.0), "rince": ()}
     loss = getattr(losses, name)(batch.new_BD, batch.old_BN, *extra[name])
@@ -88,7 +88,7 @@ def test_two_processes_give_the_loss_and_gradient_of_one(
 
 
 def test_one_process_keeps_its_batch() -> None:
-    batch = Batch(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))
+    batch = EmbeddedBatch(torch.ones(2, 3), torch.zeros(2, dtype=torch.long))
 
     assert gather_batch(batch) is batch
     assert gather_batch(replace(batch, progress=0.5)).progress == 0.5

@@ -17,7 +17,7 @@ from index.evaluation.metrics import mean_interval, p_com, p_up
 from index.folder import load_version
 from index.version import Version
 from training.data import Arrays, Data, ImageSet
-from training.embeddings import embed_sides
+from training.embeddings import embed_version
 from training.evaluate import METRICS
 from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, evaluate, match, ratio_interval
 from training.tables import as_json, lines
@@ -71,15 +71,15 @@ def naive(queries: np.ndarray, items: np.ndarray, data: Data) -> dict[str, list[
 @pytest.fixture(scope="module")
 def twin(data: Data, chain: list[Version]) -> dict[tuple[str, str], dict[str, list[float]]]:
     """The chain's cells from the definition: v3 meets v2 as it is, and v1 through v2's truncation."""
-    sides = {version.name: embed_sides(version, data) for version in chain}
+    embeddings = {version.name: embed_version(version, data) for version in chain}
 
     def cut(x: np.ndarray) -> np.ndarray:
         return x[:, :2] / np.linalg.norm(x[:, :2], axis=1, keepdims=True)
 
-    whole = {name: one.queries_QD for name, one in sides.items()}
+    whole = {name: one.queries_QD for name, one in embeddings.items()}
     queries = {("v2", "v1"): cut(whole["v2"]), ("v3", "v1"): cut(whole["v3"]), ("v3", "v2"): whole["v3"]}
-    queries |= {(name, name): whole[name] for name in sides}
-    return {pair: naive(asked, sides[pair[1]].items_ND, data) for pair, asked in queries.items()}
+    queries |= {(name, name): whole[name] for name in embeddings}
+    return {pair: naive(asked, embeddings[pair[1]].items_ND, data) for pair, asked in queries.items()}
 
 
 def test_every_cell_equals_its_naive_twin(measured: Evaluation, twin: dict) -> None:
@@ -162,7 +162,7 @@ def test_uncertain_items_move_first_where_the_old_space_says_who_they_are(
 def test_images_on_both_sides_leave_themselves_out(data: Data, chain: list[Version], make_image: Callable) -> None:
     both = Data(data.gallery, data.gallery, data.gallery, same=True)
     measured = evaluate(chain[:2], both, points=2)
-    items = embed_sides(chain[0], both).items_ND
+    items = embed_version(chain[0], both).items_ND
     scores = items @ items.T
     np.fill_diagonal(scores, -2)
     labels = data.gallery.labels

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from index.errors import InvalidArgument
 from training.backbones import Frozen
 from training.heads import Softmax
-from training.method import Batch, Classifier, MethodContext, Step
+from training.method import Classifier, EmbeddedBatch, MethodContext, Step
 from training.methods.independent import Independent
 from training.module import Training, warm_cosine
 from training.recipes import Recipe
@@ -35,11 +35,11 @@ def test_without_warm_up_training_starts_at_the_full_rate() -> None:
 class Recording(Independent):
     """Keeps the batches that it was given."""
 
-    def __init__(self, setting: MethodContext) -> None:
-        super().__init__(setting)
-        self.seen: list[Batch] = []
+    def __init__(self, context: MethodContext) -> None:
+        super().__init__(context)
+        self.seen: list[EmbeddedBatch] = []
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         self.seen.append(batch)
         return super().forward(batch)
 

@@ -35,7 +35,7 @@ METHODS: dict[str, Callable[..., Method]] = {
     "bt2": Bt2,
     "hbct": Hbct,
 }
-"""name -> (setting, **options) -> method."""
+"""name -> (context, **options) -> method."""
 
 
 def method_options(method: str) -> dict[str, Option]:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from training.losses import discrimination, outside_boundary, reverse_gradient
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.compatible import Compatible
 
 
@@ -22,7 +22,7 @@ class AdvBct(Compatible):
     """Base loss + weight * boundary loss + (1 - progress) * adversarial loss.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         weight: of the boundary loss.
         adversarial_weight: of the adversarial loss at the start.
         threshold: the radius that every boundary is drawn towards, as a distance of unit vectors.
@@ -31,37 +31,37 @@ class AdvBct(Compatible):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         weight: float = 1.0,
         adversarial_weight: float = 1.0,
         threshold: float = 0.5,
         hidden: int = 100,
     ) -> None:
-        super().__init__(setting, "advbct", weight)
-        old = setting.require_old("advbct")
+        super().__init__(context, "advbct", weight)
+        old = context.require_old("advbct")
         self.discriminator = nn.Sequential(
             nn.Linear(old.dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1)
         )
-        self.elastic_C = nn.Parameter(torch.empty(setting.classes).uniform_(-1, 1))
+        self.elastic_C = nn.Parameter(torch.empty(context.classes).uniform_(-1, 1))
         self.adversarial_weight, self.threshold = adversarial_weight, threshold
         self.register_buffer("centre_CN", old.centre_CN)
         self.register_buffer("radius_C", old.radius_C)
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """Compatible's base and boundary losses, and the discriminator's."""
         step, adversarial = super().forward(batch), self.adversarial_loss(batch)
         faded = self.adversarial_weight * (1 - batch.progress) * adversarial
         return Step(step.loss + faded, {**step.logging, "adversarial": adversarial})
 
-    def adversarial_loss(self, batch: Batch) -> Tensor:
+    def adversarial_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How well the discriminator tells new from old; reversed, it makes new embeddings look old."""
         new_BN, old_BN = self.pair(batch)
         strength = 2 / (1 + math.exp(-10 * batch.progress)) - 1
         new_B, old_B = self.discriminator(reverse_gradient(new_BN, strength)), self.discriminator(old_BN)
         return discrimination(new_B[:, 0], old_B[:, 0])
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far new embeddings of old classes lie outside the elastic boundary of their class."""
         radius_B = torch.where(self.known(batch), self.radius()[batch.label_B], torch.inf)
         return outside_boundary(self.pair(batch)[0], self.get_buffer("centre_CN")[batch.label_B], radius_B)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
-from training.method import Batch, MethodContext, Old
+from training.method import EmbeddedBatch, MethodContext, Old
 from training.methods.compatible import Compatible
 
 INFLUENCES = ("old", "synthesised", "distill")
@@ -21,7 +21,7 @@ class Bct(Compatible):
     """Base loss plus influence loss. `bct+d`: a recipe whose `dim` exceeds the old one by d.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         influence: what the old head judges. `old`: samples of the classes it knows. `synthesised`: every sample, the
             mean old embedding of each class it does not know appended as a row. `distill`: every sample, by how far
             its distribution on the new embedding is from that on the old one.
@@ -33,18 +33,18 @@ class Bct(Compatible):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         influence: str = "synthesised",
         logits: str = "cosine",
         scale: float = 16.0,
         weight: float = 1.0,
     ) -> None:
-        super().__init__(setting, "bct", weight)
+        super().__init__(context, "bct", weight)
         for name, value, legal in (("influence", influence, INFLUENCES), ("logits", logits, LOGITS)):
             if value not in legal:
                 raise InvalidArgument(f"{name} must be one of {', '.join(legal)}, not {value!r}", pointer=f"/{name}")
-        old = setting.require_old("bct")
+        old = context.require_old("bct")
         self.influence = influence
         self.scale = scale if logits == "cosine" else None
         if influence == "synthesised":
@@ -58,7 +58,7 @@ class Bct(Compatible):
         self.register_buffer("bias_K", bias_K)
         self.register_buffer("label_C", label_C)
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How the old head judges the new embedding."""
         new_BK = self.old_logits(fit_dim(batch.new_BD, self.old_dim))
         if self.influence != "distill":

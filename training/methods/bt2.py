@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.bct import LOGITS
 from training.orthogonal import Orthogonal
 
@@ -66,7 +66,7 @@ class Bt2(nn.Module):
     """CE(head, phi3) + a (1 - phi3.u_ind) + b CE(old class means, unit(phi5)) + c (1 - unit(phi5).u_old).
 
     Args:
-        setting: `dim` is m + n; needs an old version, and an independent one of dimension m.
+        context: `dim` is m + n; needs an old version, and an independent one of dimension m.
         extra: d.
         scale: C.
         independent_weight: a.
@@ -86,7 +86,7 @@ class Bt2(nn.Module):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         extra: int = 32,
         scale: float = 2.0,
@@ -99,15 +99,15 @@ class Bt2(nn.Module):
         super().__init__()
         if logits not in LOGITS:
             raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
-        old = setting.require_old("bt2")
-        independent_dim = _independent_dim(setting, old.dim, extra)
+        old = context.require_old("bt2")
+        independent_dim = _independent_dim(context, old.dim, extra)
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
-        self.classifier = setting.classifier(independent_dim)
+        self.classifier = context.classifier(independent_dim)
         self.weights = independent_weight, influence_weight, old_weight
         self.logit_scale = logit_scale if logits == "cosine" else None
         self.register_buffer("mean_CN", old.mean_CN)
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """The four terms; phi5 is read as a unit vector, as in the public code."""
         assert batch.old_BN is not None
         assert batch.independent_BM is not None
@@ -128,13 +128,13 @@ class Bt2(nn.Module):
         return weight @ self.transform.inverse().detach(), bias
 
 
-def _independent_dim(setting: MethodContext, old_dim: int, extra: int) -> int:
+def _independent_dim(context: MethodContext, old_dim: int, extra: int) -> int:
     """Dimension m of the independent model that `dim` leaves.
 
     Raises:
         InvalidArgument: there is no such model, `dim` leaves none or another one, or d is outside n - m to n.
     """
-    dim, given = setting.dim, setting.independent_dim
+    dim, given = context.dim, context.independent_dim
     if given == 0:
         raise InvalidArgument("bt2 needs an independently trained new model: set independent=", pointer="/independent")
     independent_dim = dim - old_dim

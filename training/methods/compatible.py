@@ -6,10 +6,10 @@ from torch import Tensor, nn
 
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 
 
-class ZeroPad(nn.Module):
+class PadToOld(nn.Module):
     """A shorter new embedding as one of the old dimension: zeros for what it lacks."""
 
     def __init__(self, old_dim: int) -> None:
@@ -25,44 +25,44 @@ def compatible_edge(dim: int, old_dim: int) -> tuple[EdgeKind, nn.Module | None]
     """The edge of a version whose first components are an old embedding, and the model that it needs, if any."""
     if dim == old_dim:
         return EdgeKind.IDENTITY, None
-    return (EdgeKind.TRUNCATE, None) if dim > old_dim else (EdgeKind.ONNX, ZeroPad(old_dim))
+    return (EdgeKind.TRUNCATE, None) if dim > old_dim else (EdgeKind.ONNX, PadToOld(old_dim))
 
 
 class Compatible(nn.Module):
     """A baseline says its influence loss; the rest is here.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         method: its name, for the error when there is no old version.
         weight: of the influence loss against the base loss.
     """
 
     trains_encoder = True
 
-    def __init__(self, setting: MethodContext, method: str, weight: float) -> None:
+    def __init__(self, context: MethodContext, method: str, weight: float) -> None:
         super().__init__()
-        old = setting.require_old(method)
-        self.edge_kind, self.edge = compatible_edge(setting.dim, old.dim)
+        old = context.require_old(method)
+        self.edge_kind, self.edge = compatible_edge(context.dim, old.dim)
         self.transform = nn.Identity()
-        self.classifier = setting.classifier(setting.dim)
+        self.classifier = context.classifier(context.dim)
         self.weight, self.old_dim = weight, old.dim
         self.register_buffer("known_C", old.label_C != UNKNOWN)
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """Base loss + weight * influence loss."""
         base, influence = self.classifier(batch.new_BD, batch.label_B), self.influence_loss(batch)
         return Step(base + self.weight * influence, {"base": base, "influence": influence})
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far the new embeddings of a batch are from what old items need."""
         raise NotImplementedError
 
-    def pair(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def pair(self, batch: EmbeddedBatch) -> tuple[Tensor, Tensor]:
         """The new embedding in the old dimension, and the old one: (B, N), (B, N)."""
         assert batch.old_BN is not None
         return fit_dim(batch.new_BD, self.old_dim), batch.old_BN
 
-    def known(self, batch: Batch) -> Tensor:
+    def known(self, batch: EmbeddedBatch) -> Tensor:
         """(B,) whether the old head knows the sample's class."""
         return self.get_buffer("known_C")[batch.label_B]
 

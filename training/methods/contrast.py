@@ -14,10 +14,10 @@ class Contrast(HotRefresh):
     """Base loss + weight * regression-alleviating contrast.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         weight: of the contrast.
         temperature: of the cosines.
     """
 
-    def __init__(self, setting: MethodContext, *, weight: float = 10.0, temperature: float = 1.0) -> None:
-        super().__init__(setting, weight=weight, temperature=temperature)
+    def __init__(self, context: MethodContext, *, weight: float = 10.0, temperature: float = 1.0) -> None:
+        super().__init__(context, weight=weight, temperature=temperature)

@@ -19,11 +19,11 @@ from torch import Tensor, nn
 
 from index.version import EdgeKind
 from training.losses import gaussian_nll, mean_square
-from training.method import Batch, ItemEdge, MethodContext, Step
+from training.method import EmbeddedBatch, ItemEdge, MethodContext, Step
 from training.side_information import finished, settled
 
 
-class Forward(ItemEdge):
+class ForwardNetwork(ItemEdge):
     """h: a branch for each input, joined; about 5.7 million parameters at the paper's widths. Or g, its like.
 
     Args:
@@ -48,7 +48,7 @@ class Forward(ItemEdge):
         unit: bool,
         *,
         uncertain: bool = False,
-        g: Forward | None = None,
+        g: ForwardNetwork | None = None,
         bits: bool = False,
     ) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Fct(nn.Module):
     """|h(old, psi) - new|^2, mean over dimensions, to the frozen independent model's embedding; and the same for g.
 
     Args:
-        setting: needs an old version; the backbone is the independent version's.
+        context: needs an old version; the backbone is the independent version's.
         branch: width of h's branches.
         trunk: width of h's joined layers.
         fix_from: share of the training after which BatchNorm is frozen.
@@ -121,7 +121,7 @@ class Fct(nn.Module):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         branch: int = 256,
         trunk: int = 2048,
@@ -129,18 +129,18 @@ class Fct(nn.Module):
         uncertainty: bool = False,
     ) -> None:
         super().__init__()
-        old = setting.require_old("fct")
+        old = context.require_old("fct")
         self.transform = nn.Identity()
-        self.unit, self.old_unit = setting.space == "cosine", old.space == "cosine"
+        self.unit, self.old_unit = context.space == "cosine", old.space == "cosine"
         given = (old.dim, old.side_dim)
         # Signs are learned as they are, 1 and -1: g's own numbers are not normalised then.
-        g = Forward(*given, setting.side_dim, branch, trunk, not setting.side_bits) if setting.side_dim else None
-        self.edge = Forward(
-            *given, setting.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=setting.side_bits
+        g = ForwardNetwork(*given, context.side_dim, branch, trunk, not context.side_bits) if context.side_dim else None
+        self.edge = ForwardNetwork(
+            *given, context.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=context.side_bits
         )
         self.fix_from = fix_from
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """The transform's error on one batch."""
         assert batch.old_BN is not None
         if batch.progress >= self.fix_from:

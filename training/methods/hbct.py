@@ -16,7 +16,7 @@ from index.version import EdgeKind
 from training import lorentz
 from training.gather import gather_batch
 from training.losses import entailment, info_nce, rince
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 
 CURVATURE = 1.0
 """K of the exported space."""
@@ -40,7 +40,7 @@ class Hbct(nn.Module):
     """Base loss + weight * (entailment + contrast); the recipe's head should be lorentz_mlr and its space is lorentz.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         zeta: largest distance from the origin; 0.2 more than the old version's.
         weight: of both compatibility losses.
         entail: False leaves the entailment loss out (an ablation).
@@ -58,7 +58,7 @@ class Hbct(nn.Module):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         zeta: float = 1.2,
         weight: float = 0.3,
@@ -69,10 +69,10 @@ class Hbct(nn.Module):
         boundary: float = 0.1,
     ) -> None:
         super().__init__()
-        _check(setting, contrast)
-        self.edge_kind = EdgeKind.IDENTITY if setting.old else None
+        _check(context, contrast)
+        self.edge_kind = EdgeKind.IDENTITY if context.old else None
         self.transform = Lift(zeta)
-        self.classifier = setting.classifier(setting.dim)
+        self.classifier = context.classifier(context.dim)
         self.weight, self.boundary = weight, boundary
         self.entail = entail
         self.contrast: Callable[[Tensor, Tensor], Tensor] | None = {
@@ -81,13 +81,13 @@ class Hbct(nn.Module):
             "none": None,
         }[contrast]
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """Base loss of the lifted embedding, and the compatibility losses against the old one."""
         base = self.classifier(self.transform(batch.new_BD), batch.label_B)
         terms = self.compatibility(batch)
         return Step(base + self.weight * sum(terms.values()), {"base": base, **terms})
 
-    def compatibility(self, batch: Batch) -> dict[str, Tensor]:
+    def compatibility(self, batch: EmbeddedBatch) -> dict[str, Tensor]:
         """The losses that look at the old embedding, by name; none without an old version."""
         if batch.old_BN is None:
             return {}
@@ -104,17 +104,17 @@ class Hbct(nn.Module):
         """None: the head is not linear."""
 
 
-def _check(setting: MethodContext, contrast: str) -> None:
+def _check(context: MethodContext, contrast: str) -> None:
     if contrast not in CONTRASTS:
         raise InvalidArgument(f"contrast must be one of {', '.join(CONTRASTS)}, not {contrast!r}", pointer="/contrast")
-    if setting.space != "lorentz":
-        raise InvalidArgument(f"hbct needs space=lorentz, not {setting.space}", pointer="/space")
-    if setting.old is not None and setting.old.space != "lorentz":
+    if context.space != "lorentz":
+        raise InvalidArgument(f"hbct needs space=lorentz, not {context.space}", pointer="/space")
+    if context.old is not None and context.old.space != "lorentz":
         raise InvalidArgument(
             "hbct needs a hyperbolic old version (space=lorentz): train one with method hbct and no old version",
             pointer="/old",
         )
-    if setting.old is not None and setting.old.dim != setting.dim:
+    if context.old is not None and context.old.dim != context.dim:
         raise InvalidArgument(
-            f"hbct needs the old version's dimension {setting.old.dim}, not {setting.dim}", pointer="/dim"
+            f"hbct needs the old version's dimension {context.old.dim}, not {context.dim}", pointer="/dim"
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from training.gather import gather_batch
 from training.losses import masked_alignment
-from training.method import Batch, MethodContext
+from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -19,16 +19,16 @@ class Hoc(Compatible):
     """Base loss + weight * contrast of each old embedding with new ones.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         weight: (1 - lambda) / lambda of eq. 3.
         sharpness: mu, the inverse temperature of the cosines.
     """
 
-    def __init__(self, setting: MethodContext, *, weight: float = 9.0, sharpness: float = 10.0) -> None:
-        super().__init__(setting, "hoc", weight)
+    def __init__(self, context: MethodContext, *, weight: float = 9.0, sharpness: float = 10.0) -> None:
+        super().__init__(context, "hoc", weight)
         self.sharpness = sharpness
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """Whether the old embedding finds its own new one among those of other classes."""
         batch = gather_batch(batch)
         return masked_alignment(*self.pair(batch), batch.label_B, self.sharpness)

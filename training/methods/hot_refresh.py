@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.gather import gather_batch
 from training.losses import regression_alleviating
-from training.method import Batch, MethodContext
+from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -18,16 +18,16 @@ class HotRefresh(Compatible):
     """Base loss + weight * regression-alleviating contrast.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         weight: of the contrast.
         temperature: of the cosines.
     """
 
-    def __init__(self, setting: MethodContext, *, weight: float = 1.0, temperature: float = 0.05) -> None:
-        super().__init__(setting, "hot_refresh", weight)
+    def __init__(self, context: MethodContext, *, weight: float = 1.0, temperature: float = 0.05) -> None:
+        super().__init__(context, "hot_refresh", weight)
         self.temperature = temperature
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """Whether the own old embedding is nearer than old and new embeddings of other classes."""
         batch = gather_batch(batch)
         return regression_alleviating(*self.pair(batch), batch.label_B, self.temperature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 
 
 class Independent(nn.Module):
@@ -14,12 +14,12 @@ class Independent(nn.Module):
     edge_kind = None
     edge: nn.Module | None = None
 
-    def __init__(self, setting: MethodContext) -> None:
+    def __init__(self, context: MethodContext) -> None:
         super().__init__()
         self.transform = nn.Identity()
-        self.classifier = setting.classifier(setting.dim)
+        self.classifier = context.classifier(context.dim)
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """The base loss."""
         return Step(self.classifier(batch.new_BD, batch.label_B))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from training.losses import half_square
-from training.method import Batch, MethodContext
+from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -17,13 +17,13 @@ class L2(Compatible):
     """Base loss + weight * 1/2 |z - z_old|^2 over samples of old classes.
 
     Args:
-        setting: see `MethodContext`.
+        context: see `MethodContext`.
         weight: of the square.
     """
 
-    def __init__(self, setting: MethodContext, *, weight: float = 1.0) -> None:
-        super().__init__(setting, "l2", weight)
+    def __init__(self, context: MethodContext, *, weight: float = 1.0) -> None:
+        super().__init__(context, "l2", weight)
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far old classes have moved."""
         return half_square(*self.pair(batch), self.known(batch))

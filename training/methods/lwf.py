@@ -10,7 +10,7 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from training.losses import distillation, linear_logits
-from training.method import Batch, MethodContext
+from training.method import EmbeddedBatch, MethodContext
 from training.methods.compatible import Compatible
 
 
@@ -18,7 +18,7 @@ class Lwf(Compatible):
     """Base loss + weight * KL from the old classifier's outputs, on samples of new classes.
 
     Args:
-        setting: see `MethodContext`; the old version must hold its head.
+        context: see `MethodContext`; the old version must hold its head.
         weight: of the distillation.
         logits: `cosine` (`scale` times the cosines) or `raw` (the old head as it is).
         scale: of the cosine logits.
@@ -29,24 +29,24 @@ class Lwf(Compatible):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         weight: float = 1.0,
         logits: str = "cosine",
         scale: float = 16.0,
         temperature: float = 2.0,
     ) -> None:
-        super().__init__(setting, "lwf", weight)
+        super().__init__(context, "lwf", weight)
         if logits not in {"cosine", "raw"}:
             raise InvalidArgument(f"logits must be one of cosine, raw, not {logits!r}", pointer="/logits")
-        weight_KN, bias_K = setting.require_old("lwf").head("lwf")
+        weight_KN, bias_K = context.require_old("lwf").head("lwf")
         self.register_buffer("weight_KN", weight_KN)
         self.register_buffer("bias_K", bias_K)
         self.scale = scale if logits == "cosine" else None
         self.temperature = temperature
         self.distils_all = bool(self.get_buffer("known_C").all())
 
-    def influence_loss(self, batch: Batch) -> Tensor:
+    def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """How far the old head's opinion of new classes has moved."""
         new_BN, old_BN = self.pair(batch)
         keep_B = None if self.distils_all else ~self.known(batch)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
-from training.method import Batch, MethodContext, Step
+from training.method import EmbeddedBatch, MethodContext, Step
 from training.methods.bct import LOGITS
 from training.orthogonal import Orthogonal
 
@@ -26,7 +26,7 @@ class Oca(nn.Module):
     P holds the mean old embedding of each class of the new data.
 
     Args:
-        setting: `dim` is n + d.
+        context: `dim` is n + d.
         influence_weight: a.
         alignment_weight: b.
         logits: of P, `raw` as in the paper, or `cosine` (`scale` times the cosines).
@@ -42,7 +42,7 @@ class Oca(nn.Module):
 
     def __init__(
         self,
-        setting: MethodContext,
+        context: MethodContext,
         *,
         influence_weight: float = 10.0,
         alignment_weight: float = 5.0,
@@ -50,21 +50,21 @@ class Oca(nn.Module):
         scale: float = 16.0,
     ) -> None:
         super().__init__()
-        old = setting.require_old("oca")
-        if setting.dim <= old.dim:
+        old = context.require_old("oca")
+        if context.dim <= old.dim:
             raise InvalidArgument(
-                f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {setting.dim}", pointer="/dim"
+                f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {context.dim}", pointer="/dim"
             )
         if logits not in LOGITS:
             raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
         self.transform = nn.Identity()
-        self.rotation = Orthogonal(setting.dim)
-        self.classifier = setting.classifier(setting.dim)
+        self.rotation = Orthogonal(context.dim)
+        self.classifier = context.classifier(context.dim)
         self.influence_weight, self.alignment_weight = influence_weight, alignment_weight
         self.scale = scale if logits == "cosine" else None
         self.register_buffer("mean_CN", old.mean_CN)
 
-    def forward(self, batch: Batch) -> Step:
+    def forward(self, batch: EmbeddedBatch) -> Step:
         """The three terms."""
         mean_CN = self.get_buffer("mean_CN")
         h_bct_BN = batch.new_BD[:, : mean_CN.shape[1]]

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, false, func, select
 
 from index.calibration import Calibration
 from index.edge_maps import MapKey, map_key, safe_mode
-from index.evaluation.matching import Matching, Nearest, Right, fit_chance_maps, fit_maps
+from index.evaluation.matching import Matching, Nearest, Right, fit_evalue_maps, fit_maps
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import Choice, choose
@@ -65,7 +65,7 @@ def fit(
     rows = np.flatnonzero(right.valid)
     if not len(rows):
         return {}
-    made = fit_chance_maps(cut, right, rows, seed) if sample.labels is None else fit_maps(cut, right, rows, seed)
+    made = fit_evalue_maps(cut, right, rows, seed) if sample.labels is None else fit_maps(cut, right, rows, seed)
     return dict(zip(sides, made, strict=True))
 
 

@@ -152,7 +152,7 @@ def test_slerp_of_a_larger_new_space_is_slerp_on_the_padded_sphere() -> None:
     full = slerp(padded, (new @ (left @ right)).astype(np.float32), 0.3)
 
     np.testing.assert_allclose(np.linalg.norm(full, axis=1), 1.0, atol=1e-5)
-    np.testing.assert_allclose(adapters.Slerp(weight, 0.3)(new, old), full[:, :4], atol=1e-5)
+    np.testing.assert_allclose(adapters.SlerpAdapter(weight, 0.3)(new, old), full[:, :4], atol=1e-5)
 
 
 def test_slerp_chooses_the_side_that_retrieves_and_the_middle_where_each_side_knows_half() -> None:
@@ -188,7 +188,7 @@ def test_a_matrix_edge_serves_exactly_what_the_adapter_gives(
 
 
 def test_slerp_saves_its_matrix_and_weight(tmp_path: Path) -> None:
-    adapters.Slerp(np.eye(3, 2, dtype=np.float32), 0.7).save(tmp_path)
+    adapters.SlerpAdapter(np.eye(3, 2, dtype=np.float32), 0.7).save(tmp_path)
 
     with np.load(tmp_path / "edge.npz") as arrays:
         assert arrays["weight"].shape == (3, 2)

@@ -200,7 +200,7 @@ def test_each_query_is_ranked_by_maps_that_never_saw_it(monkeypatch: pytest.Monk
     old, new, right = two_versions(Cosine(), same=False)
     fitted: list[np.ndarray] = []
     monkeypatch.setattr(
-        curves, "fit_maps", lambda sides, match, rows, seed: fitted.append(rows) or fit_maps(sides, match, rows, seed)
+        curves, "fit_maps", lambda shards, match, rows, seed: fitted.append(rows) or fit_maps(shards, match, rows, seed)
     )
     used: list[np.ndarray] = []
     original = curves._Way.costs

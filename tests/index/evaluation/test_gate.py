@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from index.errors import InvalidArgument
-from index.evaluation.gate import MIN_SLICE, Answer, gate
+from index.evaluation.gate import MIN_SLICE, GateVerdict, gate
 from index.evaluation.metrics import Retrieval
 
 
@@ -24,14 +24,19 @@ def first_right(count: int, of: int = 200) -> Retrieval:
 
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
-    [(100, 130, Answer.PASS), (130, 100, Answer.REFUSE), (100, 102, Answer.WARN), (100, 100, Answer.WARN)],
+    [
+        (100, 130, GateVerdict.PASS),
+        (130, 100, GateVerdict.REFUSE),
+        (100, 102, GateVerdict.WARN),
+        (100, 100, GateVerdict.WARN),
+    ],
 )
-def test_the_interval_of_the_difference_decides(old: int, new: int, expected: Answer) -> None:
+def test_the_interval_of_the_difference_decides(old: int, new: int, expected: GateVerdict) -> None:
     verdict = gate(first_right(old), first_right(new))
     assert verdict.verdict is expected
     assert verdict.difference.value == pytest.approx((new - old) / 200)
-    assert (verdict.difference.low > 0) is (expected is Answer.PASS)
-    assert (verdict.difference.high < 0) is (expected is Answer.REFUSE)
+    assert (verdict.difference.low > 0) is (expected is GateVerdict.PASS)
+    assert (verdict.difference.high < 0) is (expected is GateVerdict.REFUSE)
 
 
 def test_the_same_answers_are_a_warning_with_no_width() -> None:
@@ -43,7 +48,7 @@ def test_the_same_answers_are_a_warning_with_no_width() -> None:
 
 def test_pairing_decides_where_unpaired_intervals_overlap() -> None:
     verdict = gate(first_right(100), first_right(112))
-    assert verdict.verdict is Answer.PASS
+    assert verdict.verdict is GateVerdict.PASS
     assert verdict.old_old.high > verdict.new_old.low
 
 
@@ -59,9 +64,9 @@ def test_flips_are_counted_on_valid_queries_only() -> None:
 def test_another_metric_decides_but_flips_stay_those_of_the_first_match() -> None:
     old = Retrieval({1: np.array([True] * 50)}, np.full(50, 0.2), np.ones(50, bool))
     new = Retrieval({1: np.array([False] * 50)}, np.full(50, 0.4), np.ones(50, bool))
-    assert gate(old, new).verdict is Answer.REFUSE
+    assert gate(old, new).verdict is GateVerdict.REFUSE
     verdict = gate(old, new, metric="mAP@1.0")
-    assert verdict.verdict is Answer.PASS
+    assert verdict.verdict is GateVerdict.PASS
     assert verdict.difference.value == pytest.approx(0.2)
     assert verdict.negative_flips == 50
 
@@ -103,10 +108,10 @@ def test_a_slice_that_gets_worse_turns_a_pass_into_a_warning() -> None:
     new[:20] = False
     slices = ["bad" if n < 20 else "rest" for n in range(200)]
 
-    assert gate(answers(old), answers(new)).verdict is Answer.PASS
+    assert gate(answers(old), answers(new)).verdict is GateVerdict.PASS
     verdict = gate(answers(old), answers(new), slice_of=slices)
 
-    assert verdict.verdict is Answer.WARN
+    assert verdict.verdict is GateVerdict.WARN
     assert [(s.value, s.queries) for s in verdict.slices] == [("bad", 20), ("rest", 180)]
     assert verdict.slices[0].difference.value == pytest.approx(-0.5)
 

@@ -14,7 +14,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training import losses
 from training.heads import Softmax
-from training.method import Batch, Classifier, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.advbct import AdvBct
 from training.methods.compatible import Compatible
 from training.methods.contrast import Contrast
@@ -52,18 +52,18 @@ def old_version(dim: int = 3) -> Old:
     )
 
 
-def setting(dim: int = 3, old: Old | None = None) -> MethodContext:
+def method_context(dim: int = 3, old: Old | None = None) -> MethodContext:
     return MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old or old_version())
 
 
-def batch(dim: int = 3, progress: float = 0.0) -> Batch:
+def batch(dim: int = 3, progress: float = 0.0) -> EmbeddedBatch:
     new_BD = draw(len(LABELS), dim, seed=1).requires_grad_()
-    return Batch(new_BD, LABELS, draw(len(LABELS), 3, seed=2).requires_grad_(), progress=progress)
+    return EmbeddedBatch(new_BD, LABELS, draw(len(LABELS), 3, seed=2).requires_grad_(), progress=progress)
 
 
 def build(name: str, dim: int = 3, **options: object) -> Compatible:
     torch.manual_seed(0)
-    return BASELINES[name](setting(dim), **options)
+    return BASELINES[name](method_context(dim), **options)
 
 
 @pytest.mark.parametrize("name", BASELINES)
@@ -101,7 +101,7 @@ def test_a_baseline_needs_an_old_version(name: str) -> None:
         if name != "contrast"
         else pytest.raises(InvalidArgument, match="needs an old version")
     ):
-        BASELINES[name](replace(setting(), old=None))
+        BASELINES[name](replace(method_context(), old=None))
 
 
 def test_l2_counts_old_classes_only() -> None:
@@ -117,7 +117,7 @@ def test_lwf_distils_new_classes_only_and_everything_where_nothing_is_new() -> N
     old = old_version()
     assert given.old_BN is not None
     logits = [losses.linear_logits(z, old.weight_KN, None, 16.0) for z in (given.new_BD, given.old_BN)]
-    all_known = Lwf(setting(old=replace(old, label_C=torch.tensor([0, 1, 0, 1]))))
+    all_known = Lwf(method_context(old=replace(old, label_C=torch.tensor([0, 1, 0, 1]))))
 
     torch.testing.assert_close(method.influence_loss(given), losses.distillation(*logits, ~KNOWN, 2.0))
     torch.testing.assert_close(all_known.influence_loss(given), losses.distillation(*logits, None, 2.0))
@@ -136,7 +136,7 @@ def test_lwf_reads_the_old_head_as_it_is_when_told_to() -> None:
 
 def test_lwf_needs_the_old_head() -> None:
     with pytest.raises(InvalidArgument, match="saved without a classifier head"):
-        Lwf(setting(old=replace(old_version(), weight_KN=None, bias_K=None)))
+        Lwf(method_context(old=replace(old_version(), weight_KN=None, bias_K=None)))
 
 
 def test_contrast_and_hot_refresh_are_one_loss_at_two_settings() -> None:

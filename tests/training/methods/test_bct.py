@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.heads import ArcFace, Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.bct import Bct
 
 CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
@@ -35,9 +35,9 @@ def build(dim: int = OLD_DIM, old: Old | None = None, **options: object) -> Bct:
     return Bct(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), given), **options)  # type: ignore[arg-type]
 
 
-def batch(dim: int = OLD_DIM) -> Batch:
+def batch(dim: int = OLD_DIM) -> EmbeddedBatch:
     new_BD = draw(len(LABELS), dim, seed=1).requires_grad_()
-    return Batch(new_BD, torch.tensor(LABELS), draw(len(LABELS), OLD_DIM, seed=2).requires_grad_())
+    return EmbeddedBatch(new_BD, torch.tensor(LABELS), draw(len(LABELS), OLD_DIM, seed=2).requires_grad_())
 
 
 def naive_logit(z: list[float], row: list[float], bias: float, logits: str) -> float:
@@ -161,8 +161,8 @@ def test_extra_dimensions_are_cut_off_and_missing_ones_filled_with_zeros(dim: in
 
 
 def test_the_margin_of_the_base_head_stays_out_of_the_influence_and_of_the_head_passed_on() -> None:
-    setting = MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(ArcFace(d, CLASSES)), old_version())
-    method, given = Bct(setting, scale=SCALE), batch()
+    context = MethodContext(OLD_DIM, CLASSES, lambda d: Classifier(ArcFace(d, CLASSES)), old_version())
+    method, given = Bct(context, scale=SCALE), batch()
 
     torch.testing.assert_close(method.influence_loss(given), build(scale=SCALE).influence_loss(given))
     weight, bias = method.head_weights() or (None, None)

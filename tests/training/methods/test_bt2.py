@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from training.heads import Softmax
-from training.method import Batch, Classifier, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.bt2 import BasisTransformation, Bt2
 
 N, M, D, CLASSES = 4, 5, 2, 3
@@ -41,8 +41,8 @@ def build(dim: int = M + N, extra: int = D, **options: float | str) -> Bt2:
     return method
 
 
-def batch() -> Batch:
-    return Batch(
+def batch() -> EmbeddedBatch:
+    return EmbeddedBatch(
         draw(6, M + N).requires_grad_(),
         torch.arange(6) % CLASSES,
         draw(6, N, seed=1).requires_grad_(),
@@ -191,10 +191,10 @@ def test_every_legal_dimension_works(dim: int, extra: int) -> None:
     ],
 )
 def test_the_independent_model_must_be_there_and_fit(given: int, message: str) -> None:
-    setting = MethodContext(
+    context = MethodContext(
         M + N, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version(), independent_dim=given
     )
 
     with pytest.raises(InvalidArgument, match=message):
-        Bt2(setting, extra=D)
-    assert Bt2(replace(setting, independent_dim=M), extra=D).transform.independent_dim == M
+        Bt2(context, extra=D)
+    assert Bt2(replace(context, independent_dim=M), extra=D).transform.independent_dim == M

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from index.version import EdgeKind
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, MethodContext, Old
-from training.methods.fct import Fct, Forward
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.methods.fct import Fct, ForwardNetwork
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = torch.tensor([0, 1, 2, 3, 0, 2])
@@ -35,13 +35,13 @@ def build(
     torch.manual_seed(0)
     unknown = torch.full((CLASSES,), UNKNOWN)
     old = Old(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
-    setting = MethodContext(DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits)
-    return Fct(setting, branch=8, trunk=8, uncertainty=uncertainty)
+    context = MethodContext(DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits)
+    return Fct(context, branch=8, trunk=8, uncertainty=uncertainty)
 
 
-def batch(progress: float = 0.0) -> Batch:
+def batch(progress: float = 0.0) -> EmbeddedBatch:
     new_BD, old_BN = draw(6, DIM, seed=1).requires_grad_(), draw(6, OLD_DIM, seed=2).requires_grad_()
-    return Batch(new_BD, LABELS, old_BN, progress=progress)
+    return EmbeddedBatch(new_BD, LABELS, old_BN, progress=progress)
 
 
 @pytest.mark.parametrize("old_space", ["cosine", "l2"])
@@ -84,7 +84,7 @@ def test_batch_norm_statistics_stop_half_way_and_stay_stopped() -> None:
 
 
 def test_side_information_enters_by_its_own_branch() -> None:
-    made = Forward(OLD_DIM, 2, DIM, 8, 8, unit=True).eval()
+    made = ForwardNetwork(OLD_DIM, 2, DIM, 8, 8, unit=True).eval()
     old, side = draw(6, OLD_DIM, seed=1), draw(6, 2, seed=2)
 
     assert made(old, side).shape == (6, DIM)
@@ -128,7 +128,7 @@ def test_the_learned_variance_is_larger_where_items_are_harder_to_move() -> None
     method = build(uncertainty=True).train()
     old = draw(256, OLD_DIM, seed=6)
     noise = draw(256, DIM, seed=7) * (old[:, :1] > 0)  # what the old embedding cannot know, for half of the items
-    given = Batch(F.pad(old, (0, DIM - OLD_DIM)) + 3 * noise, torch.zeros(256, dtype=torch.long), old)
+    given = EmbeddedBatch(F.pad(old, (0, DIM - OLD_DIM)) + 3 * noise, torch.zeros(256, dtype=torch.long), old)
     optimiser = torch.optim.Adam(method.parameters(), 1e-2)
     for _ in range(60):
         optimiser.zero_grad()
@@ -148,6 +148,6 @@ def test_g_fixes_its_statistics_with_h() -> None:
 
 
 def test_at_the_papers_sizes_the_transform_has_its_5_7_million_parameters() -> None:
-    made = Forward(128, 128, 128, 256, 2048, unit=False)
+    made = ForwardNetwork(128, 128, 128, 256, 2048, unit=False)
 
     assert sum(p.numel() for p in made.parameters()) == pytest.approx(5.7e6, rel=0.02)

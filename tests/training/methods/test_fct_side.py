@@ -15,9 +15,9 @@ from index.transform import load_forward
 from index.version import SIDE, Version
 from training import export
 from training import train as path
-from training.cross_version import Crossings
+from training.cross_version import CrossVersions
 from training.data import Tensors
-from training.embeddings import embed_sides
+from training.embeddings import embed_version
 from training.method import ItemEdge
 from training.recipes import Recipe, find_recipe
 from training.side_information import KINDS
@@ -119,8 +119,8 @@ def test_items_of_the_first_version_reach_the_third_without_their_images(chain: 
 
 def test_the_evaluation_follows_the_chain_by_h_and_g(chain: Chain) -> None:
     data = load_data("digits_new", "")
-    crossings = Crossings({v.name: embed_sides(v, data) for v in (chain.v1, chain.v2, chain.v3)})
-    declared = crossings.declared("v3", "v1")
+    cross_versions = CrossVersions({v.name: embed_version(v, data) for v in (chain.v1, chain.v2, chain.v3)})
+    declared = cross_versions.declared("v3", "v1")
 
     assert declared is not None
     assert declared.kinds == ("forward", "forward")
@@ -128,10 +128,10 @@ def test_the_evaluation_follows_the_chain_by_h_and_g(chain: Chain) -> None:
 
 def test_the_report_of_a_training_reads_the_old_versions_side_information(chain: Chain) -> None:
     data, measured = load_data("digits_new", ""), chain.v2.card.metrics["new/old"]["cmc@1"]["value"]
-    crossings = Crossings({v.name: embed_sides(v, data) for v in (chain.v1, chain.v2)})
-    crossing = crossings.declared("v2", "v1")
-    assert crossing is not None
-    nearest = (crossing.compared.queries @ crossing.compared.items.T).argmax(1)
+    cross_versions = CrossVersions({v.name: embed_version(v, data) for v in (chain.v1, chain.v2)})
+    cross_version = cross_versions.declared("v2", "v1")
+    assert cross_version is not None
+    nearest = (cross_version.compared.queries @ cross_version.compared.items.T).argmax(1)
 
     assert np.mean(data.gallery.labels[nearest] == data.query.labels) == pytest.approx(measured, abs=0.005)
 

@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training import lorentz, losses
 from training.heads import LorentzMLR
-from training.method import Batch, Classifier, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.hbct import Hbct
 
 DIM, CLASSES = 4, 3
@@ -22,7 +22,7 @@ def draw(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def setting(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> MethodContext:
+def method_context(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = "lorentz") -> MethodContext:
     rows = torch.zeros(CLASSES, dtype=torch.long)
     old = None if old_dim is None else Old(draw(CLASSES, old_dim), rows, space=old_space)
     return MethodContext(DIM, CLASSES, lambda d: Classifier(LorentzMLR(d, CLASSES)), old, space)
@@ -30,12 +30,12 @@ def setting(old_dim: int | None = DIM, space: str = "lorentz", old_space: str = 
 
 def build(**options: object) -> Hbct:
     torch.manual_seed(0)
-    return Hbct(setting(), **options)  # type: ignore[arg-type]
+    return Hbct(method_context(), **options)  # type: ignore[arg-type]
 
 
-def batch() -> Batch:
+def batch() -> EmbeddedBatch:
     old_BN = lorentz.lift(draw(6, DIM, seed=1), 1.0).requires_grad_()
-    return Batch(3 * draw(6, DIM).requires_grad_(), torch.arange(6) % CLASSES, old_BN)
+    return EmbeddedBatch(3 * draw(6, DIM).requires_grad_(), torch.arange(6) % CLASSES, old_BN)
 
 
 def test_the_loss_is_the_base_loss_plus_the_weighted_entailment_and_rince() -> None:
@@ -72,8 +72,8 @@ def test_the_info_nce_ablation_replaces_rince() -> None:
 
 def test_without_an_old_version_the_base_loss_alone_trains_and_there_is_no_edge() -> None:
     torch.manual_seed(0)
-    first = Hbct(setting(old_dim=None), zeta=1.0)
-    step = first(Batch(batch().new_BD, batch().label_B))
+    first = Hbct(method_context(old_dim=None), zeta=1.0)
+    step = first(EmbeddedBatch(batch().new_BD, batch().label_B))
 
     assert set(step.logging) == {"base"}
     torch.testing.assert_close(step.loss, step.logging["base"])
@@ -131,10 +131,10 @@ def test_mixed_precision_gives_the_same_loss_up_to_the_backbone_output() -> None
 
 def test_what_cannot_work_is_refused() -> None:
     with pytest.raises(InvalidArgument, match="hbct needs space=lorentz, not cosine"):
-        Hbct(setting(space="cosine"))
+        Hbct(method_context(space="cosine"))
     with pytest.raises(InvalidArgument, match="needs a hyperbolic old version"):
-        Hbct(setting(old_space="cosine"))
+        Hbct(method_context(old_space="cosine"))
     with pytest.raises(InvalidArgument, match="old version's dimension 7, not 4"):
-        Hbct(setting(old_dim=7))
+        Hbct(method_context(old_dim=7))
     with pytest.raises(InvalidArgument, match="contrast must be one of rince, info_nce, none"):
         build(contrast="nce")

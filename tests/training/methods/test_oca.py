@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.heads import Softmax
 from training.losses import UNKNOWN
-from training.method import Batch, Classifier, MethodContext, Old
+from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.oca import Oca
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
@@ -35,8 +35,8 @@ def build(dim: int = DIM, **options: object) -> Oca:
     return made
 
 
-def batch() -> Batch:
-    return Batch(draw(len(LABELS), DIM, seed=1).requires_grad_(), torch.tensor(LABELS))
+def batch() -> EmbeddedBatch:
+    return EmbeddedBatch(draw(len(LABELS), DIM, seed=1).requires_grad_(), torch.tensor(LABELS))
 
 
 def naive_cross_entropy(values: list[float], label: int) -> float:

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument, NoEncoder
-from index.evaluation.adapters import Slerp
+from index.evaluation.adapters import SlerpAdapter
 from index.folder import load_version, write_card, write_edge
 from index.space import Cosine, Vectors
 from index.transform import Carried, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
-from training import embeddings as sides
-from training.cross_version import Crossings, oldest_first
+from training import embeddings
+from training.cross_version import CrossVersions, oldest_first
 from training.data import Arrays, Data, ImageSet
 from training.edges import with_unfinished
-from training.embeddings import Sides, embed_sides
+from training.embeddings import VersionEmbeddings, embed_version
 from training.method import ItemEdge
 
 
@@ -39,8 +39,8 @@ def data(make_image: Callable) -> Data:
     return Data(gallery, images(make_image, 70, 6, 2000), gallery)
 
 
-def embedded(data: Data, *versions: Version) -> dict[str, Sides]:
-    return {version.name: embed_sides(version, data) for version in versions}
+def embedded(data: Data, *versions: Version) -> dict[str, VersionEmbeddings]:
+    return {version.name: embed_version(version, data) for version in versions}
 
 
 @pytest.fixture
@@ -54,54 +54,54 @@ def chain(make_version: Callable, tmp_path: Path) -> tuple[Version, Version, Ver
 def test_both_sides_are_embedded_as_serving_does(data: Data, chain: tuple[Version, ...]) -> None:
     from index.encoder import Encoder
 
-    made = embed_sides(chain[0], data)
+    made = embed_version(chain[0], data)
     expected = Encoder(chain[0]).encode([data.query.images[row] for row in range(70)]).vectors
     np.testing.assert_allclose(made.queries_QD, expected, atol=1e-6)
     assert made.items_ND.shape == (150, 3)
-    same = embed_sides(chain[0], Data(data.train, data.gallery, data.gallery, same=True))
+    same = embed_version(chain[0], Data(data.train, data.gallery, data.gallery, same=True))
     assert same.queries_QD is same.items_ND
 
 
 def test_a_chain_of_query_edges_is_followed_edge_by_edge(data: Data, chain: tuple[Version, ...]) -> None:
-    crossings = Crossings(embedded(data, *chain))
-    crossing = crossings.declared("v3", "v1")
-    assert crossing is not None
-    assert crossing.kinds == ("identity", "truncate")
-    whole = crossings.sides["v3"].queries_QD
-    np.testing.assert_allclose(crossing.compared.queries, Cosine().normalise(whole[:, :3]), atol=1e-6)
-    np.testing.assert_array_equal(crossing.compared.items, crossings.sides["v1"].items_ND)
+    cross_versions = CrossVersions(embedded(data, *chain))
+    cross_version = cross_versions.declared("v3", "v1")
+    assert cross_version is not None
+    assert cross_version.kinds == ("identity", "truncate")
+    whole = cross_versions.embeddings["v3"].queries_QD
+    np.testing.assert_allclose(cross_version.compared.queries, Cosine().normalise(whole[:, :3]), atol=1e-6)
+    np.testing.assert_array_equal(cross_version.compared.items, cross_versions.embeddings["v1"].items_ND)
 
 
 def test_where_no_edge_leads_nothing_is_compared_but_dual_still_serves(
     data: Data, chain: tuple[Version, ...], make_version: Callable, tmp_path: Path
 ) -> None:
     lone = make_version(tmp_path / "lone", "lone", 3, seed=4)
-    crossings = Crossings(embedded(data, *chain, lone))
-    assert crossings.declared("lone", "v1") is None
-    assert crossings.declared("v1", "v2") is None  # edges lead from newer to older only
-    dual = crossings.unmoved("lone", "v1")
+    cross_versions = CrossVersions(embedded(data, *chain, lone))
+    assert cross_versions.declared("lone", "v1") is None
+    assert cross_versions.declared("v1", "v2") is None  # edges lead from newer to older only
+    dual = cross_versions.unmoved("lone", "v1")
     assert dual.kinds == ("dual",)
-    np.testing.assert_array_equal(dual.compared.queries, crossings.sides["v1"].queries_QD)
-    assert crossings.unmoved("v3", "v1").kinds == ("identity", "truncate")
+    np.testing.assert_array_equal(dual.compared.queries, cross_versions.embeddings["v1"].queries_QD)
+    assert cross_versions.unmoved("v3", "v1").kinds == ("identity", "truncate")
 
 
 def test_items_move_along_forward_edges_step_by_step(data: Data, make_version: Callable, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=3)
     v2 = make_version(tmp_path / "v2", "v2", 5, drift=0.2, edges=[(v1, "forward")])
     v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "forward")])
-    crossings = Crossings(embedded(data, v1, v2, v3))
-    crossing = crossings.transformed("v3", "v1")
-    assert crossing is not None
-    assert crossing.kinds == ("forward", "forward")
+    cross_versions = CrossVersions(embedded(data, v1, v2, v3))
+    cross_version = cross_versions.transformed("v3", "v1")
+    assert cross_version is not None
+    assert cross_version.kinds == ("forward", "forward")
     h12, h23 = load_transform(v2.edges[0], v2.card, v1.card), load_transform(v3.edges[0], v3.card, v2.card)
-    old = crossings.sides["v1"]
-    np.testing.assert_allclose(crossing.compared.items, h23(h12(old.items_ND, old.side_NS)), atol=1e-6)
-    np.testing.assert_array_equal(crossing.compared.queries, crossings.sides["v3"].queries_QD)
-    declared = crossings.declared("v3", "v1")
+    old = cross_versions.embeddings["v1"]
+    np.testing.assert_allclose(cross_version.compared.items, h23(h12(old.items_ND, old.side_NS)), atol=1e-6)
+    np.testing.assert_array_equal(cross_version.compared.queries, cross_versions.embeddings["v3"].queries_QD)
+    declared = cross_versions.declared("v3", "v1")
     assert declared is not None
     assert declared.kinds == ("forward", "forward")
-    assert crossings.transformed("v1", "v1") is None
-    assert crossings.unmoved("v3", "v1").kinds == ("dual",)
+    assert cross_versions.transformed("v1", "v1") is None
+    assert cross_versions.unmoved("v3", "v1").kinds == ("dual",)
 
 
 @dataclass
@@ -120,26 +120,26 @@ def test_side_information_travels_with_the_items_where_the_edge_gives_it(
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 5, side_dim=2, edges=[(v1, "forward")])
     v3 = make_version(tmp_path / "v3", "v3", 6, edges=[(v2, "forward")])
-    crossings = Crossings(embedded(data, v1, v2, v3))
+    cross_versions = CrossVersions(embedded(data, v1, v2, v3))
     h12, h23 = load_forward(v2.edges[0], v2.card, v1.card), load_forward(v3.edges[0], v3.card, v2.card)
-    middle = h12.carry(crossings.sides["v1"].items_ND)
+    middle = h12.carry(cross_versions.embeddings["v1"].items_ND)
     assert middle.side_NS is not None
-    crossing = crossings.transformed("v3", "v1")
-    assert crossing is not None
-    np.testing.assert_allclose(crossing.compared.items, h23(middle.vectors_ND, middle.side_NS), atol=1e-6)
+    cross_version = cross_versions.transformed("v3", "v1")
+    assert cross_version is not None
+    np.testing.assert_allclose(cross_version.compared.items, h23(middle.vectors_ND, middle.side_NS), atol=1e-6)
 
-    crossings.forwards["v2", "v1"] = Telling(crossings.forwards["v2", "v1"])
-    assert crossings.transformed("v3", "v1") is None  # nothing knows the side-information of v1's items in v2
-    assert crossings.transformed("v3", "v2") is not None  # v2's own items have theirs
+    cross_versions.forwards["v2", "v1"] = Telling(cross_versions.forwards["v2", "v1"])
+    assert cross_versions.transformed("v3", "v1") is None  # nothing knows the side-information of v1's items in v2
+    assert cross_versions.transformed("v3", "v2") is not None  # v2's own items have theirs
 
 
 def test_a_forward_edge_may_say_how_unsure_it_is(data: Data, make_version: Callable, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "forward")])
-    crossings = Crossings(embedded(data, v1, v2))
-    assert crossings.uncertainty("v2", "v1") is None
-    crossings.forwards["v2", "v1"] = Telling(crossings.forwards["v2", "v1"])
-    np.testing.assert_array_equal(crossings.uncertainty("v2", "v1"), np.arange(150))
+    cross_versions = CrossVersions(embedded(data, v1, v2))
+    assert cross_versions.uncertainty("v2", "v1") is None
+    cross_versions.forwards["v2", "v1"] = Telling(cross_versions.forwards["v2", "v1"])
+    np.testing.assert_array_equal(cross_versions.uncertainty("v2", "v1"), np.arange(150))
 
 
 def test_an_edge_that_waits_for_its_exporter_is_seen_and_needs_the_weights(
@@ -153,43 +153,43 @@ def test_an_edge_that_waits_for_its_exporter_is_seen_and_needs_the_weights(
     assert [(edge.old, edge.kind, edge.folder) for edge in waiting.edges] == [("v1", EdgeKind.FORWARD, None)]
     assert with_unfinished(v1) == v1
     with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
-        Crossings(embedded(data, v1, waiting))
+        CrossVersions(embedded(data, v1, waiting))
 
 
 def test_moved_items_are_then_met_along_query_edges(data: Data, make_version: Callable, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.2, edges=[(v1, "forward")])
     v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "truncate")])
-    crossing = Crossings(embedded(data, v1, v2, v3)).declared("v3", "v1")
-    assert crossing is not None
-    assert crossing.kinds == ("forward", "truncate")
-    assert crossing.compared.queries.shape == (70, 4)
+    cross_version = CrossVersions(embedded(data, v1, v2, v3)).declared("v3", "v1")
+    assert cross_version is not None
+    assert cross_version.kinds == ("forward", "truncate")
+    assert cross_version.compared.queries.shape == (70, 4)
 
 
 def test_slerp_asks_both_encoders(data: Data, make_version: Callable, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.4)
     write_edge(v2.folder, Edge("v2", "v1", EdgeKind.SLERP))
-    adapter = Slerp(np.eye(4, dtype=np.float32)[::-1].copy(), 0.4)
+    adapter = SlerpAdapter(np.eye(4, dtype=np.float32)[::-1].copy(), 0.4)
     adapter.save(v2.folder / "edges/v1")
     write_card(v2.folder, v2.card)
-    crossings = Crossings(embedded(data, v1, load_version(v2.folder)))
-    crossing = crossings.declared("v2", "v1")
-    assert crossing is not None
-    expected = adapter(crossings.sides["v2"].queries_QD, crossings.sides["v1"].queries_QD)
-    np.testing.assert_allclose(crossing.compared.queries, expected, atol=1e-6)
+    cross_versions = CrossVersions(embedded(data, v1, load_version(v2.folder)))
+    cross_version = cross_versions.declared("v2", "v1")
+    assert cross_version is not None
+    expected = adapter(cross_versions.embeddings["v2"].queries_QD, cross_versions.embeddings["v1"].queries_QD)
+    np.testing.assert_allclose(cross_version.compared.queries, expected, atol=1e-6)
 
 
 def test_only_hyperbolic_embeddings_say_how_unsure_they_are(data: Data, make_version: Callable, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 3, space={"kind": "lorentz", "curvature": 0.5})
     v2 = make_version(tmp_path / "v2", "v2", 3)
-    crossings = Crossings(embedded(data, v1, v2))
-    unsure = crossings.uncertainty("v2", "v1")
+    cross_versions = CrossVersions(embedded(data, v1, v2))
+    unsure = cross_versions.uncertainty("v2", "v1")
     assert unsure is not None
-    length = np.linalg.norm(crossings.sides["v1"].items_ND, axis=1)
+    length = np.linalg.norm(cross_versions.embeddings["v1"].items_ND, axis=1)
     assert np.argmax(unsure) == np.argmin(length)
     np.testing.assert_allclose(unsure, 1 - np.tanh(np.arcsinh(np.sqrt(0.5) * length)), rtol=1e-4)
-    assert crossings.uncertainty("v1", "v2") is None
+    assert cross_versions.uncertainty("v1", "v2") is None
 
 
 def test_versions_are_ordered_by_their_edges_and_a_circle_is_refused(chain: tuple[Version, ...]) -> None:
@@ -205,11 +205,11 @@ def test_a_version_that_cannot_embed_images_says_why(
     data: Data, make_version: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(NoEncoder, match=r"'bare' cannot embed images here: it has no encoder\.onnx"):
-        embed_sides(make_version(tmp_path / "bare", "bare", 3, encoder=False), data)
+        embed_version(make_version(tmp_path / "bare", "bare", 3, encoder=False), data)
     v1 = make_version(tmp_path / "v1", "v1", 3)
-    monkeypatch.setattr(sides, "has_onnxruntime", lambda: False)
+    monkeypatch.setattr(embeddings, "has_onnxruntime", lambda: False)
     with pytest.raises(NoEncoder, match=r"onnxruntime is not installed, and it holds no weights\.safetensors"):
-        embed_sides(v1, data)
+        embed_version(v1, data)
 
 
 def test_an_edge_with_a_model_needs_onnxruntime_or_weights(
@@ -220,7 +220,7 @@ def test_an_edge_with_a_model_needs_onnxruntime_or_weights(
     made = embedded(data, v1, v2)
     monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
     with pytest.raises(NoEncoder, match="the edge from 'v2' to 'v1' is an ONNX model"):
-        Crossings(made)
+        CrossVersions(made)
 
 
 def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
@@ -238,12 +238,12 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
     monkeypatch.setattr("training.edges.has_onnxruntime", lambda: False)
     monkeypatch.setattr("training.edges.WEIGHTS", "encoder.onnx")  # a file that this version has
     monkeypatch.setattr("training.edges.Trained.load", lambda folder: stub)
-    crossings = Crossings(made)
-    crossing = crossings.transformed("v2", "v1")
-    assert crossing is not None
-    np.testing.assert_allclose(crossing.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised
+    cross_versions = CrossVersions(made)
+    cross_version = cross_versions.transformed("v2", "v1")
+    assert cross_version is not None
+    np.testing.assert_allclose(cross_version.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised
     assert made["v1"].side_NS is not None
-    np.testing.assert_allclose(crossings.uncertainty("v2", "v1"), made["v1"].side_NS[:, 1] ** 2, rtol=1e-5)
+    np.testing.assert_allclose(cross_versions.uncertainty("v2", "v1"), made["v1"].side_NS[:, 1] ** 2, rtol=1e-5)
     stub.edge_kind = EdgeKind.ONNX
     with pytest.raises(NoEncoder, match="which cannot run here"):
-        Crossings(made)
+        CrossVersions(made)
