@@ -1,4 +1,4 @@
-"""What one process of the service holds: made at its start, closed at its end, reached by every route as `Service`."""
+"""What one process of the service holds: made at its start, closed at its end, given to every route."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
-
-from fastapi import Depends, Request
 
 from index.decoding import Decoder
 from service.backfills.embedder import Embedder
@@ -99,11 +97,3 @@ def running(settings: Settings) -> Iterator[Runtime]:
                 space,
                 threads,
             )
-
-
-async def runtime_of(request: Request) -> Runtime:
-    """The runtime of the application that got the request; async, or FastAPI would hop to a thread for it."""
-    return cast(Runtime, request.app.state.runtime)
-
-
-Service = Annotated[Runtime, Depends(runtime_of)]

@@ -14,7 +14,6 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 
-from service import errors
 from service.http import (
     audit,
     backfills,
@@ -27,6 +26,7 @@ from service.http import (
     health,
     items,
     openapi,
+    problems,
     reference,
     search,
     versions,
@@ -92,7 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
     )
     app.add_middleware(Guard, settings=settings)
-    errors.install(app)
+    problems.install(app)
     faults.install(app)
     openapi.install(app, settings)
     for router in ROUTERS:

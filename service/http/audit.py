@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query
 from pydantic import BaseModel
 from sqlalchemy import select
 
-from service.http.requests import CheckedRoute
-from service.runtime import Service
+from service.http.requests import CheckedRoute, Service
 from service.schemas import Number
 from service.store.tables import audit
 

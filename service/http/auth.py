@@ -23,9 +23,8 @@ from service.errors import (
     OutOfMemoryCommitted,
     OutOfMemoryUnknown,
     Unauthorized,
-    problem,
-    problem_of,
 )
+from service.http.problems import problem, problem_of
 from service.settings import Settings
 from service.store.database import FATE, Fate
 

@@ -9,9 +9,8 @@ from pydantic import BaseModel
 
 from service.backfills.records import FailureRow, backfill_row, failures_after
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.registry import Registry
-from service.runtime import Service
 from service.schemas import Number
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])

@@ -20,9 +20,9 @@ from starlette.responses import StreamingResponse
 
 from service.backfills.planner import ACTIVE, State
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.registry import Registry
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Number
 from service.store.repository import gallery_row
 from service.store.rows import BackfillRow

@@ -20,9 +20,9 @@ from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, t
 from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
 from service.http.backfill_progress import BackfillOut, describe, look
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Body, Name, Number
 from service.store.audit import Change, record
 from service.store.repository import gallery_named, gallery_row, take_seq

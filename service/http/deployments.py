@@ -13,10 +13,10 @@ from sqlalchemy import Connection
 from index.encoder import verify_version
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchTerms
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Body, Name, Number, Reason
 from service.store.audit import Change
 from service.store.repository import gallery_named

@@ -22,11 +22,11 @@ from service.http.body_schemas import FILE, SWITCH, fields, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute, read_body
+from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import Change
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove

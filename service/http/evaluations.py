@@ -22,10 +22,10 @@ from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, 
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute, read_body
+from service.http.requests import CheckedRoute, Service, read_body
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import Change, record

@@ -6,7 +6,8 @@ from fastapi import FastAPI, Request
 from sqlalchemy.exc import DatabaseError, OperationalError
 from starlette.responses import Response
 
-from service.errors import DatabaseDamaged, StorageFull, database_error, problem_of, request_id_of
+from service.errors import DatabaseDamaged, StorageFull
+from service.http.problems import database_error, problem_of, request_id_of
 from service.store.faults import is_damage, is_full, refused
 
 

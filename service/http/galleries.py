@@ -9,9 +9,8 @@ from index.errors import InvalidArgument
 from index.version import NAME
 from service.errors import GalleryExists
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
-from service.runtime import Service
 from service.schemas import Galleries, GalleryIn, GalleryOut, Name
 from service.store.audit import record
 from service.store.repository import delete_gallery, gallery_named, insert_gallery

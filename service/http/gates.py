@@ -17,10 +17,10 @@ from service.errors import NoCurrentVersion
 from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.calibrations import store
 from service.registry.registry import LoadedVersion
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.repository import gallery_named, take_seq
 from service.store.rows import GateRow, all_of, first_of, one_of

@@ -9,10 +9,10 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from index.errors import RegraftError
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.placement import route_to
 from service.registry.registry import LoadedVersion, Registry
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
 

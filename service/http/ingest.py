@@ -264,7 +264,7 @@ def _encode_block(
         try:
             with pointing("/image"):
                 note = functools.partial(batch.sight.note, current.name, spec, f"/items/{draft.index}/image")
-                readable.append((draft, read_pixels(files[draft.content], spec, decoder, note)))
+                readable.append((draft, read_pixels(files[draft.content].file, spec, decoder, note)))
         except RegraftError as error:
             batch.refuse(draft.index, draft.id, error)
     if not readable:

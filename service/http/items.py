@@ -16,8 +16,8 @@ from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives,
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_embeddings, ingest_images
-from service.http.requests import CheckedRoute, read_body
-from service.runtime import Runtime, Service
+from service.http.requests import CheckedRoute, Service, read_body
+from service.runtime import Runtime
 from service.schemas import ID, NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemId, ItemOut, Items, Name
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from fastapi.security import HTTPBearer
 
 from index.errors import RegraftError
-from service.errors import CODES, PROBLEM, Problem
 from service.http.body_schemas import FILTER
+from service.http.problems import CODES, PROBLEM, Problem
 from service.schemas import LIMIT
 from service.settings import Settings
 

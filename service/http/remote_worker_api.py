@@ -28,11 +28,11 @@ from service.backfills.outcome import Failed
 from service.backfills.planner import Kind, State
 from service.http.body_schemas import gives
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry import edge_archive as parcel
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import Body, Name, Number
 from service.store.blobs import Blobs
 from service.store.sql_arrays import listed

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
@@ -14,6 +14,14 @@ from service.http.forms import JSON, media_type
 from service.http.parsing import parse_json
 from service.runtime import Runtime
 from service.schemas import Body
+
+
+async def runtime_of(request: Request) -> Runtime:
+    """The runtime of the application that got the request; async, or FastAPI would hop to a thread for it."""
+    return cast(Runtime, request.app.state.runtime)
+
+
+Service = Annotated[Runtime, Depends(runtime_of)]
 
 
 class CheckedRoute(APIRoute):
@@ -41,7 +49,7 @@ class _Parsed(Request):
     async def of(cls, request: Request, model: type[Body]) -> _Parsed:
         """Read the body of a route that takes a model."""
         parsed = cls(request.scope, request.receive)
-        runtime = cast(Runtime, request.app.state.runtime)
+        runtime = await runtime_of(request)
         if raw := await read_body(parsed, getattr(runtime.settings, model.largest)):
             media_type(parsed, JSON)
             parsed.value = await runtime.in_thread(parse_json, raw)

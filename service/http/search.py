@@ -20,10 +20,10 @@ from index.space import space_from_json
 from index.text import MAX_CHARACTERS
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.requests import CheckedRoute, read_body
+from service.http.requests import CheckedRoute, Service, read_body
 from service.http.search_request import KINDS, LISTS, OPTIONS, QueryBatch, SearchRequest, from_form, from_json
 from service.replica.replica import Answer, LoadedGallery
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import (
     ID,
     NAME,

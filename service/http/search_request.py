@@ -146,9 +146,9 @@ def _parts(
 
 def _images(service: Runtime, files: Sequence[UploadFile]) -> QueryBatch:
     """Images: embedded by the current version, and by others where only `dual` or `slerp` leads on."""
-    content = ImageContent(service.registry, files, service.decoder)
-    sight = Sight()
-    encode = embed_images(service.registry, files, service.decoder, sight)
+    images, sight = [file.file for file in files], Sight()
+    content = ImageContent(service.registry, images, service.decoder)
+    encode = embed_images(service.registry, images, service.decoder, sight)
     pointers = _pointers("images", len(files))
     return QueryBatch(pointers, None, encode, content.encoders, [-1] * len(files), content=content, sight=sight)
 

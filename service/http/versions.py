@@ -19,10 +19,10 @@ from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import Terms
-from service.http.requests import CheckedRoute
+from service.http.requests import CheckedRoute, Service
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
-from service.runtime import Runtime, Service
+from service.runtime import Runtime
 from service.schemas import EdgeOut, Name, VersionOut, Versions
 from service.store.audit import Change, record
 from service.store.blobs import sync_all

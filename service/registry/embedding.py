@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import BinaryIO
 
 import numpy as np
-from starlette.datastructures import UploadFile
 
 from index.decoding import Decoder
 from index.encoder import BATCH
@@ -25,15 +25,15 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.sight import Sight, Size
 
 
-def read_pixels(file: UploadFile, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:
-    """An uploaded image as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
-    file.file.seek(0)
-    with decoder.decoded(file.file.read()) as image:
+def read_pixels(file: BinaryIO, spec: Preprocess, decoder: Decoder, note: Callable[[Size], None]) -> Pixels:
+    """An image in a file as an encoder's input; `note` is told its size, upright. Raises InvalidImage."""
+    file.seek(0)
+    with decoder.decoded(file.read()) as image:
         note(image.size)
         return preprocess(image, spec)
 
 
-def embed_images(registry: Registry, files: Sequence[UploadFile], decoder: Decoder, sight: Sight) -> Encode:
+def embed_images(registry: Registry, files: Sequence[BinaryIO], decoder: Decoder, sight: Sight) -> Encode:
     """Embeds images; holds the encoder inputs of a few at a time. An error points to `/images/<number>`.
 
     What a version does not see of them is noted in `sight`.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Sequence
-
-from starlette.datastructures import UploadFile
+from typing import BinaryIO
 
 from index.decoding import Decoder
 from index.gallery import Encode
@@ -18,7 +17,7 @@ from service.registry.sight import Sight
 class ImageContent:
     """The images of a form, which closes after the response."""
 
-    def __init__(self, registry: Registry, files: Sequence[UploadFile], decoder: Decoder) -> None:
+    def __init__(self, registry: Registry, files: Sequence[BinaryIO], decoder: Decoder) -> None:
         self._registry = registry
         self._files = files
         self._decoder = decoder
@@ -31,11 +30,11 @@ class ImageContent:
 
     def size(self) -> int:
         """Bytes of all images."""
-        return sum(file.size or 0 for file in self._files)
+        return sum(file.seek(0, io.SEEK_END) for file in self._files)
 
     def kept(self) -> Encode:
         """An encoder of the same images that outlives the form."""
-        files = [UploadFile(io.BytesIO(_read(file))) for file in self._files]
+        files = [io.BytesIO(_read(file)) for file in self._files]
         return embed_images(self._registry, files, self._decoder, Sight())
 
 
@@ -65,6 +64,6 @@ def _digest(parts: Sequence[bytes]) -> bytes:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()
 
 
-def _read(file: UploadFile) -> bytes:
-    file.file.seek(0)
-    return file.file.read()
+def _read(file: BinaryIO) -> bytes:
+    file.seek(0)
+    return file.read()

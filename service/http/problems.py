@@ -1,0 +1,136 @@
+"""Problem+json (RFC 9457): how every error there is becomes a response."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import iter_route_contexts
+from pydantic import BaseModel, ConfigDict
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import compile_path
+
+from index.errors import RegraftError
+from service.errors import DatabaseUnavailable, ItemsRefused
+
+logger = logging.getLogger(__name__)
+
+MOST_ERRORS = 100
+"""Faults of one body that are named."""
+CODES = {
+    400: "bad_request",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "body_too_large",
+    422: "invalid_request",
+    500: "internal_error",
+}
+"""Codes of the errors that the framework raises; the phrases of HTTP change with the Python release."""
+PROBLEM = "application/problem+json"
+
+
+class Fault(BaseModel):
+    """What is wrong with one field, or one item of a batch; `pointer` is its JSON pointer."""
+
+    model_config = ConfigDict(extra="allow")
+
+    pointer: str
+    detail: str
+
+
+class Problem(BaseModel):
+    """Why a request could not be carried out."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    errors: list[Fault]
+    request_id: str
+
+
+def problem(request_id: str, status: int, code: str, detail: str, errors: Sequence[Mapping[str, Any]] = ()) -> Response:
+    """A problem+json response; `errors` name fields by JSON pointer."""
+    content = {
+        "type": f"urn:regraft:problem:{code}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+        "code": code,
+        "errors": list(errors),
+        "request_id": request_id,
+    }
+    headers = {"WWW-Authenticate": "Bearer"} if status == HTTPStatus.UNAUTHORIZED else None
+    # ASCII: names out of the request are repeated, and half a surrogate pair could not be encoded otherwise.
+    return Response(json.dumps(content), status, headers, media_type=PROBLEM)
+
+
+def problem_of(error: RegraftError, request_id: str) -> Response:
+    """The response to an error of ours."""
+    named = [{"pointer": error.pointer, "detail": error.message}] if error.pointer else []
+    errors = error.errors if isinstance(error, ItemsRefused) else named
+    return problem(request_id, error.status, error.code, error.message, errors)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every expected error by a problem; `service.http.auth.Guard` does it for what nobody expected."""
+    app.add_exception_handler(RegraftError, _regraft_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(PoolTimeout, database_error)  # every connection is taken
+
+
+def request_id_of(request: Request) -> str:
+    """The number `service.http.auth.Guard` gave the request."""
+    return str(request.state.request_id)
+
+
+async def _regraft_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RegraftError)
+    return problem_of(error, request_id_of(request))
+
+
+async def database_error(request: Request, error: Exception) -> Response:
+    """The answer when the database is locked, restarted or out of reach."""
+    logger.error("request %s: the database does not answer", request_id_of(request), exc_info=error)
+    return problem_of(DatabaseUnavailable(), request_id_of(request))
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    errors = [
+        {"pointer": _pointer(e["loc"]), "detail": e["msg"], "code": e["type"]} for e in error.errors()[:MOST_ERRORS]
+    ]
+    detail = "; ".join(f"{e['pointer'] or 'the body'}: {e['detail']}" for e in errors)
+    return problem(request_id_of(request), 422, "invalid_request", detail, errors)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = CODES.get(error.status_code, "http_error")
+    response = problem(request_id_of(request), error.status_code, code, str(error.detail))
+    response.headers.update(error.headers or {})
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        response.headers["allow"] = ", ".join(_methods(request))
+    return response
+
+
+def _methods(request: Request) -> list[str]:
+    """What the path can be asked for: a framework's route knows its own method only."""
+    routes = iter_route_contexts(request.app.routes)
+    paths = [(compile_path(route.path or ""), route.methods or ()) for route in routes]
+    found = [(path, methods) for (regex, path, _), methods in paths if regex.match(request.scope["path"])]
+    return sorted({method for path, methods in found if path == found[0][0] for method in methods})
+
+
+def _pointer(place: Sequence[int | str]) -> str:
+    """FastAPI's location, below "body", "query" or "path" -> a JSON pointer."""
+    return "".join(f"/{str(name).replace('~', '~0').replace('/', '~1')}" for name in place[1:])
