@@ -23,7 +23,7 @@ from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, Unreachable
 from regraft.edge_routes import EdgeRoutes
 from regraft.given import InvalidInput, Vectors
-from regraft.paths import flag, path_of, terms
+from regraft.paths import confirmed, flag, path_of, terms
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
@@ -98,7 +98,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     def delete_gallery(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
-        self._send("DELETE", path_of("galleries", name), params=terms(dry_run))
+        self._send("DELETE", path_of("galleries", name), params=confirmed(name, dry_run))
 
     # versions
 
@@ -123,7 +123,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     def delete_version(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
-        self._send("DELETE", path_of("versions", name), params=terms(dry_run))
+        self._send("DELETE", path_of("versions", name), params=confirmed(name, dry_run))
 
     # items
 

@@ -60,7 +60,7 @@ class EdgeRoutes(Connection):
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""
     ) -> Json:
         """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run` only says which galleries depend on it."""
-        params = {"dry_run": flag(dry_run), "force": flag(force), "reason": reason}
+        params = {"confirm": kind, "dry_run": flag(dry_run), "force": flag(force), "reason": reason}
         return self._json("DELETE", path_of("edges", new, old, kind), params=params)
 
 

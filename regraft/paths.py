@@ -27,6 +27,11 @@ def terms(dry_run: bool) -> dict[str, str]:
     return {"dry_run": "true"} if dry_run else {}
 
 
+def confirmed(name: object, dry_run: bool) -> dict[str, str]:
+    """The parameters of a deletion of more than an item, which says once more what it deletes."""
+    return {"confirm": str(name), **terms(dry_run)}
+
+
 def _segment(part: str) -> str:
     if not part or not is_writable(part) or climbs(part):
         raise InvalidArgument(

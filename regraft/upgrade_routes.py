@@ -9,7 +9,7 @@ from typing import Any
 from regraft import given
 from regraft.connection import Connection, Json
 from regraft.given import Vectors
-from regraft.paths import path_of, terms
+from regraft.paths import confirmed, path_of, terms
 
 
 class UpgradeRoutes(Connection):
@@ -54,7 +54,9 @@ class UpgradeRoutes(Connection):
 
     def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        self._send("DELETE", path_of("galleries", gallery, "evaluations", evaluation), params=terms(dry_run))
+        self._send(
+            "DELETE", path_of("galleries", gallery, "evaluations", evaluation), params=confirmed(evaluation, dry_run)
+        )
 
     def gate(
         self,

@@ -21,7 +21,7 @@ from service.errors import InvalidBody
 from service.http.body_schemas import FILE, SWITCH, fields, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
-from service.http.request_context import Terms
+from service.http.request_context import CONFIRMED, Terms
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
@@ -166,7 +166,7 @@ def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) 
     return describe(fit(service.database, service.registry, service.replica, body, terms))
 
 
-@router.delete("/edges/{new}/{old}/{kind}")
+@router.delete("/edges/{new}/{old}/{kind}", dependencies=[CONFIRMED])
 def delete(
     new: Name,
     old: Name,

@@ -21,7 +21,7 @@ from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
-from service.http.request_context import Terms
+from service.http.request_context import CONFIRMED, Terms
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing
@@ -144,6 +144,7 @@ def show(name: Name, number: Number, service: Service) -> EvaluationOut:
 @router.delete(
     "/galleries/{name}/evaluations/{number}",
     status_code=204,
+    dependencies=[CONFIRMED],
     response_class=Response,
     responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
 )

@@ -8,7 +8,7 @@ from sqlalchemy.exc import IntegrityError
 from index.errors import InvalidArgument
 from index.version import NAME
 from service.errors import GalleryExists
-from service.http.request_context import Terms
+from service.http.request_context import CONFIRMED, Terms
 from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
 from service.schemas import Galleries, GalleryIn, GalleryOut, Name
@@ -45,7 +45,7 @@ def show(name: Name, service: Service) -> GalleryOut:
     return describe(service.replica.find(name))
 
 
-@router.delete("/galleries/{name}", status_code=204)
+@router.delete("/galleries/{name}", status_code=204, dependencies=[CONFIRMED])
 def remove(name: Name, service: Service, terms: Terms) -> None:
     """Delete a gallery with its items, images, deployments and backfills."""
     with service.database.write(dry_run=terms.dry_run) as connection:

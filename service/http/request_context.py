@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
 
+from index.errors import InvalidArgument
 from service.store.audit import Change
 
 
@@ -34,5 +35,19 @@ async def conditional_change_of(
     return ConditionalChange(request.state.who, dry_run, if_match)
 
 
+async def confirmed(
+    request: Request, confirm: Annotated[str, Query(description="the last part of the path once more")]
+) -> None:
+    """Raise InvalidArgument unless a deletion of more than an item says twice what it deletes.
+
+    A client that joins ids into paths, or a proxy that shortens them, makes one of the deletion of an item
+    (`.../items/..`); it cannot make that.
+    """
+    *_, last = request.path_params.values()
+    if confirm != last:
+        raise InvalidArgument(f"confirm must be {last!r}: the last part of the path once more", pointer="/confirm")
+
+
+CONFIRMED = Depends(confirmed)
 Terms = Annotated[Change, Depends(change_of)]
 IfMatchTerms = Annotated[ConditionalChange, Depends(conditional_change_of)]

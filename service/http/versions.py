@@ -18,7 +18,7 @@ from index.version import Edge, Version
 from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
-from service.http.request_context import Terms
+from service.http.request_context import CONFIRMED, Terms
 from service.http.requests import CheckedRoute, Service
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
@@ -63,7 +63,7 @@ def show(name: Name, service: Service) -> VersionOut:
     return describe(service.registry, service.registry.named(name))
 
 
-@router.delete("/versions/{name}", status_code=204)
+@router.delete("/versions/{name}", status_code=204, dependencies=[CONFIRMED])
 def delete(name: Name, service: Service, terms: Terms) -> None:
     """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
     remove(service.settings.versions, service.database, service.registry, name, terms)

@@ -179,7 +179,7 @@ def test_without_an_edge_the_answer_is_degraded_and_never_wrong(
     whole = site.http.post("/galleries/mixed/query", json=ask).json()
     check(site, query.astype(float), whole, {OLD, BCT, OCA, FCT, OTHER})
 
-    gone = {"force": True, "reason": "acceptance test"}
+    gone = {"confirm": "matrix", "force": True, "reason": "acceptance test"}
     assert site.http.delete(f"/edges/{OTHER}/{FCT}/matrix", params=gone).status_code == 200
 
     # Items that FCT moved still hold what v1 made of them, and are found by that.

@@ -859,7 +859,12 @@ def test_removing_an_edge_says_what_depends_on_it(run, service):
     code, output, _ = run("edges", "remove", "v2", "v1", "matrix", "--dry-run")
 
     assert code == 0
-    assert dict(service.requests[0].url.params) == {"dry_run": "true", "force": "false", "reason": ""}
+    assert dict(service.requests[0].url.params) == {
+        "confirm": "matrix",
+        "dry_run": "true",
+        "force": "false",
+        "reason": "",
+    }
     assert "g: 3 items of v1 then by nothing" in output
     assert "3 cannot be reached any more" in output
     assert "backfill 7 applies it" in output

@@ -35,6 +35,10 @@ class Served:
     http: httpx.Client
     runtime: Runtime
 
+    def remove(self, path: str, **params: Any) -> Any:
+        """Delete what is more than an item."""
+        return self.http.delete(path, params={"confirm": path.rpartition("/")[2], **params})
+
     def gallery(self, version: str | None = "v1") -> str:
         """A new gallery with `version` deployed; returns its path."""
         path = f"/galleries/{next(names)}"

@@ -44,7 +44,7 @@ def served(server: Any, some: list[bytes]) -> Iterator[Any]:
     server.ingest(server.path, {f"i{n}": picture for n, picture in enumerate(some)})
     assert server.http.post(f"{server.path}/deployments", json={"version": "v2"}).status_code == 201
     yield server
-    server.http.delete(server.path)
+    server.remove(server.path)
 
 
 @pytest.fixture

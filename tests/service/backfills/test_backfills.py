@@ -378,7 +378,7 @@ class TestTransform:
 def test_deleting_a_gallery_takes_its_backfills_along(served: Any, filled: str) -> None:
     number = start(served, filled).json()["id"]
 
-    assert served.http.delete(filled).status_code == 204
+    assert served.remove(filled).status_code == 204
 
     assert served.http.get(f"/backfills/{number}").status_code == 404
     with served.runtime.database.lookup() as connection:

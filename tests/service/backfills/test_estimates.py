@@ -289,7 +289,7 @@ class TestTraffic:
     def test_counting_goes_on_when_a_gallery_is_gone(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures)
         served.query(path, pictures[0], k=3)
-        assert served.http.delete(path).status_code == 204
+        assert served.remove(path).status_code == 204
 
         served.runtime.traffic.flush()
 

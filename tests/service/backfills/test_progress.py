@@ -160,7 +160,7 @@ def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) 
     with stream(served, started) as response:
         found = events(response.iter_lines())
         next(found)
-        served.http.delete(f"/galleries/{name}")
+        served.remove(f"/galleries/{name}")
         assert list(found)[-1][0] == "gone"
 
 

@@ -34,6 +34,8 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         case.path_parameters = {name: value for name, value in named.items() if f"{{{name}}}" in case.path}
         if _legal(case, ParameterLocation.QUERY):
             case.query = {**case.query, **{k: v for k, v in named.items() if k not in case.path_parameters}}
+    if case.query and "confirm" in case.query and _legal(case, ParameterLocation.QUERY):
+        *_, case.query["confirm"] = map(str, case.path_parameters.values())
     if _legal(case, ParameterLocation.HEADER) and draw.random() > UNKNOWN:
         case.headers.pop("if-match", None)  # no ETag that was drawn is the newest
     whole = REAL["bodies"].get(case.operation.label) if case.media_type == "application/json" else None

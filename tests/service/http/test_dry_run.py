@@ -133,6 +133,8 @@ Request = Callable[[Any, str, dict[str, str]], Any]
 def send(method: str, place: str, body: Any = None) -> Request:
     def ask(served: Any, path: str, params: dict[str, str]) -> Any:
         with_body = {} if body is None else {"json": body}
+        if method == "DELETE":
+            return served.remove(place.format(g=path), **params)
         return served.http.request(method, place.format(g=path), params=params, **with_body)
 
     return ask
@@ -162,7 +164,7 @@ def newest(what: str, then: str = "", method: str = "POST") -> Request:
     def ask(served: Any, path: str, params: dict[str, str]) -> Any:
         number = served.http.get(f"{path}/{what}").json()[what][-1]["id"]
         place = f"/{what}/{number}{then}" if what == "backfills" else f"{path}/{what}/{number}{then}"
-        return served.http.request(method, place, params=params)
+        return served.remove(place, **params) if method == "DELETE" else served.http.post(place, params=params)
 
     return ask
 
@@ -221,7 +223,7 @@ def test_a_rehearsal_is_refused_as_the_change_would_be(served: Any) -> None:
     assert served.http.post("/versions", params=dry, files=archive).json()["code"] == "invalid_version_folder"
     twice = {"new": "same", "old": "v1", "kind": "identity"}
     assert served.http.post("/edges", params=dry, json={**twice, "new": "v2"}).status_code == 422
-    assert served.http.delete("/galleries/nobody", params=dry).json()["code"] == "unknown_gallery"
+    assert served.remove("/galleries/nobody", **dry).json()["code"] == "unknown_gallery"
     assert served.http.post("/backfills/999/pause", params=dry).status_code == 404
 
 

@@ -213,8 +213,8 @@ def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
         "replace": lambda: served.ingest(path, {"a": pictures[2]}),
         "delete item": lambda: served.http.delete(f"{path}/items/a"),
         "delete items": lambda: served.http.post(f"{path}/items:delete", json={"ids": ["a", "b"]}),
-        "delete evaluation": lambda: served.http.delete(f"{path}/evaluations/{made.json()['id']}"),
-        "delete gallery": lambda: served.http.delete(path),
+        "delete evaluation": lambda: served.remove(f"{path}/evaluations/{made.json()['id']}"),
+        "delete gallery": lambda: served.remove(path),
     }[change]()
     assert answer.status_code == 500
     monkeypatch.undo()

@@ -38,7 +38,7 @@ def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, problem: Pr
     asked = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 1}
     for response in (
         served.http.get(path),
-        served.http.delete(path),
+        served.remove(path),
         served.http.get(f"{path}/items"),
         served.http.get(f"{path}/items/a"),
         served.http.get(f"{path}/items/a/image"),
@@ -63,7 +63,7 @@ def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: lis
     folder = Path(served.runtime.settings.data) / "blobs"
     images = len([p for p in folder.rglob("*") if p.is_file()])
 
-    assert served.http.delete(path).status_code == 204
+    assert served.remove(path).status_code == 204
 
     problem(served.http.get(path), 404, "unknown_gallery")
     with served.runtime.database.lookup() as connection:
@@ -80,7 +80,7 @@ def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: lis
 def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, {"a": pictures[0]})
-    served.http.delete(path)
+    served.remove(path)
 
     again = served.http.post("/galleries", json={"name": path.rpartition("/")[2]}).json()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import http.client
+import posixpath
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -38,6 +40,34 @@ def test_a_client_that_joins_paths_deletes_the_items_and_not_their_gallery(serve
         assert served.http.delete(f"{path}/items/{item['id']}").status_code == 204  # httpx shortens it
 
     assert served.http.get(path).json()["items"] == 0
+
+
+@pytest.mark.parametrize("joined", ["..", "../", "a/../..", "../evaluations/{set}", "../../../versions/lone"])
+@pytest.mark.parametrize("shortened", [False, True], ids=["as it is", "shortened"])
+def test_an_id_that_is_joined_unchecked_deletes_nothing_else(
+    served: Any, make_version: Any, tmp_path: Path, joined: str, shortened: bool
+) -> None:
+    path = served.gallery()
+    assert served.register(make_version(tmp_path / "lone", "lone", 4)).status_code in {200, 201}
+    entries = {"entries": [{"label": 0}, {"label": 0}], "embeddings": {"v1": [[1, 0, 0, 0], [0, 1, 0, 0]]}}
+    kept = served.http.post(f"{path}/evaluations", json=entries).json()["id"]
+    joined, base = f"/v1{path}/items/{joined.format(set=kept)}", served.http.base_url
+    raw = http.client.HTTPConnection(base.host, base.port)  # sends the path as it is
+    raw.request("DELETE", posixpath.normpath(joined) if shortened else joined)
+
+    assert raw.getresponse().status in {404, 405, 422}
+
+    raw.close()
+    for there in (path, f"{path}/evaluations/{kept}", "/versions/lone"):
+        assert served.http.get(there).status_code == 200
+
+
+def test_a_deletion_of_more_than_an_item_says_twice_what_it_deletes(served: Any, problem: Problem) -> None:
+    path = served.gallery()
+
+    problem(served.http.delete(path), 422, "invalid_request", "/confirm")
+    problem(served.http.delete(path, params={"confirm": "other"}), 422, "invalid_argument", "/confirm")
+    assert served.remove(path).status_code == 204
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,13 @@ def test_a_version_that_nothing_uses_goes_with_its_edges_and_its_folder(
     assert served.http.post("/edges", json=added).status_code == 201
     path = f"/versions/{spare.name}"
 
-    assert served.http.delete(path, params={"dry_run": True}).status_code == 204
+    assert served.remove(path, dry_run=True).status_code == 204
     assert served.http.get(path).status_code == 200
     assert folder.is_dir()
 
-    assert served.http.delete(path).status_code == 204
+    assert served.remove(path).status_code == 204
     problem(served.http.get(path), 404, "unknown_version")
-    problem(served.http.delete(path), 404, "unknown_version")
+    problem(served.remove(path), 404, "unknown_version")
     assert spare.name not in [v["name"] for v in served.http.get("/versions").json()["versions"]]
     assert spare.name not in [e["new"] for e in served.http.get("/edges").json()["edges"]]
     assert rows(served, spare.name)[1] == []
@@ -109,7 +109,7 @@ def test_what_uses_a_version_is_named(
     before = rows(served, spare.name)
 
     for rehearsal in (True, False):
-        refused = served.http.delete(f"/versions/{spare.name}", params={"dry_run": rehearsal})
+        refused = served.remove(f"/versions/{spare.name}", dry_run=rehearsal)
         assert named in problem(refused, 409, "version_needed")["detail"]
 
     assert before == rows(served, spare.name)
@@ -129,19 +129,19 @@ def test_a_deletion_that_fails_at_its_commit_has_not_happened(
 
     before = rows(served, spare.name)
     monkeypatch.setattr(Database, "write", failing)
-    assert served.http.delete(f"/versions/{spare.name}").status_code == 500
+    assert served.remove(f"/versions/{spare.name}").status_code == 500
     monkeypatch.undo()
 
     assert before == rows(served, spare.name)
     assert served.http.get(f"/versions/{spare.name}").json()["problem"] is None
     assert (served.runtime.settings.versions / spare.name / "card.json").is_file()
-    assert served.http.delete(f"/versions/{spare.name}").status_code == 204
+    assert served.remove(f"/versions/{spare.name}").status_code == 204
 
 
 def test_a_version_whose_folder_is_gone_can_be_deleted(served: Any, spare: Version) -> None:
     (served.runtime.settings.versions / spare.name).rename(spare.folder.parent / "lost")
 
-    assert served.http.delete(f"/versions/{spare.name}").status_code == 204
+    assert served.remove(f"/versions/{spare.name}").status_code == 204
 
 
 def test_another_process_forgets_it_without_being_asked(served: Any, spare: Version) -> None:
@@ -150,7 +150,7 @@ def test_another_process_forgets_it_without_being_asked(served: Any, spare: Vers
     other.sync()
     assert other.named(spare.name)
 
-    assert served.http.delete(f"/versions/{spare.name}").status_code == 204
+    assert served.remove(f"/versions/{spare.name}").status_code == 204
     other.sync_edges()  # what a replica does each time it looks for news
 
     assert spare.name not in {registered.name for registered in other.all()}
@@ -163,7 +163,7 @@ def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersi
     other = Registry(served.runtime.database, served.runtime.settings)
     other.sync()
 
-    assert served.http.delete("/versions/edgeless").status_code == 204
+    assert served.remove("/versions/edgeless").status_code == 204
     other.sync_edges()
 
     assert "edgeless" not in {registered.name for registered in other.all()}

@@ -230,7 +230,7 @@ def test_what_never_ends_holds_up_nobody_else(
         assert begun.wait(10)
         other = make_version(tmp_path / "w", f"beside-{part}", 3, encoder=False)
         assert served.register(other).status_code == 201
-        assert served.http.delete(f"/versions/{other.name}").status_code == 204
+        assert served.remove(f"/versions/{other.name}").status_code == 204
         go_on.set()
         problem(waiting.result(), 422, "invalid_version_folder", f"/{place}")
 

@@ -112,7 +112,7 @@ def test_the_old_encoder_is_there_while_a_shard_needs_it(
     assert loaded(hasty, "new") == ["images"]
     hasty.ingest(path, {"d": pictures[3]})
     assert hasty.query(path, pictures[3], k=1).json()["results"][0]["matches"][0]["id"] == "d"
-    assert hasty.http.delete(path).status_code == 204
+    assert hasty.remove(path).status_code == 204
     until(lambda: loaded(hasty, "new") == [])
 
 

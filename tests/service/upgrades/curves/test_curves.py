@@ -348,7 +348,7 @@ class TestMarks:
     ) -> None:
         made = evaluation(served, filled, pictures, range(6))
         number = start(served, filled, {"evaluation": made, "label": "group"})
-        assert served.http.delete(f"{filled}/evaluations/{made}").status_code == 204
+        assert served.remove(f"{filled}/evaluations/{made}").status_code == 204
         work(served)
 
         curve = wait_for(served, number, ended)
@@ -371,7 +371,7 @@ class TestMarks:
     def test_a_deleted_gallery_takes_its_curves_along(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group"})
 
-        assert served.http.delete(filled).status_code == 204
+        assert served.remove(filled).status_code == 204
 
         with served.runtime.database.lookup() as connection:
             left = select(func.count()).where(backfill_point.c.backfill_id == number)

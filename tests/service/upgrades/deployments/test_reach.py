@@ -133,7 +133,7 @@ def test_what_is_out_of_reach_already_is_not_lost_again(served: Any, upgraded: S
     path, old, new = upgraded
     upgrade(served, path, old, new)
     send(served, path, new, [100])
-    served.http.delete(f"/edges/{new}/{old}/matrix", params={"force": True, "reason": "a test"})
+    served.remove(f"/edges/{new}/{old}/matrix", force=True, reason="a test")
     assert ready(served, path)[0] == "degraded"
 
     # Ten items come into reach, and one of the others gets out of it.

@@ -113,7 +113,7 @@ def send(served: Any, archive: bytes, **fields: str) -> Any:
 
 
 def remove(served: Any, new: str, old: str, kind: str, **query: Any) -> Any:
-    return served.http.delete(f"/edges/{new}/{old}/{kind}", params=query)
+    return served.remove(f"/edges/{new}/{old}/{kind}", **query)
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

@@ -89,7 +89,7 @@ class TestSets:
         assert set(on_set["latency_ms"]) == {"v1", "v2"}
         assert on_set["latency_ms"]["v1"]["p50"] <= on_set["latency_ms"]["v1"]["p99"]
 
-        assert served.http.delete(f"{path}/evaluations/{number}").status_code == 204
+        assert served.remove(f"{path}/evaluations/{number}").status_code == 204
         assert problem(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
         assert served.http.get(f"{path}/gates/{on_set['id']}").json()["evaluation"] == number
 
@@ -227,7 +227,7 @@ class TestSets:
         path = filled()
         made = upload(served, path, labelled(4), pictures[:4]).json()
 
-        rehearsed = served.http.delete(f"{path}/evaluations/{made['id']}", params={"dry_run": "true"})
+        rehearsed = served.remove(f"{path}/evaluations/{made['id']}", dry_run="true")
 
         assert (rehearsed.status_code, rehearsed.json()) == (200, made)
         assert served.http.get(f"{path}/evaluations").json()["evaluations"] == [made]

@@ -146,7 +146,7 @@ class TestFlips:
 
         assert ends(report) <= {str(n) for n in range(20)}
         assert set(images(page(served, filled, report))) == ends(report)
-        assert served.http.delete(f"{filled}/evaluations/{number}").status_code == 204
+        assert served.remove(f"{filled}/evaluations/{number}").status_code == 204
         assert images(page(served, filled, report)) == {}
 
     def test_embeddings_are_listed_by_their_numbers(self, served: Any, filled: str) -> None:

@@ -298,7 +298,7 @@ class TestRefused:
 
         def slow(*given: Any) -> Any:
             report = whole(*given)
-            assert served.http.delete(path).status_code == 204
+            assert served.remove(path).status_code == 204
             assert served.http.post("/galleries", json={"name": path.rpartition("/")[2]}).status_code == 201
             return report
 
