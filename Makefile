@@ -8,9 +8,16 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
+# How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
+JOBS ?= 2
+PYTEST := $(BIN)/python -m pytest
+SPREAD := -n $(JOBS) --dist loadfile
+QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.py tests/service/backfills/test_leases.py \
+         tests/service/http/test_parsing.py tests/service/registry/encoders tests/service/test_schemas.py \
+         tests/service/test_settings.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test coverage test-all check openapi examples photos sizes
+.PHONY: help demo serve test test-quick coverage test-all check openapi examples photos sizes
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,14 +28,17 @@ demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, t
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve
 
-test: $(DEV)  ## the fast test suite
-	$(BIN)/python -m pytest
+test: $(DEV)  ## the fast test suite, in two processes (JOBS=4: in four)
+	$(PYTEST) $(SPREAD)
+
+test-quick: $(DEV)  ## what needs no server and no training; under a minute
+	$(PYTEST) $(SPREAD) $(QUICK)
 
 coverage: $(DEV)  ## the fast suite, and which lines of the packages it does not run
-	$(BIN)/python -m pytest --cov=regraft --cov=service --cov=index --cov=training --cov-report=term-missing:skip-covered
+	$(PYTEST) $(SPREAD) --cov=regraft --cov=service --cov=index --cov=training --cov-report=term-missing:skip-covered
 
 test-all: $(DEV)  ## also the slow tests: the demo, and training the examples again
-	$(BIN)/python -m pytest -m "not gpu"
+	$(PYTEST) $(SPREAD) -m "not gpu"
 
 check: $(DEV)  ## lint, format, types, layers, module sizes, version against changelog
 	$(BIN)/ruff check .

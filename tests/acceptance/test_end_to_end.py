@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
+from staging.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -29,9 +29,7 @@ class Running:
     """`regraft serve --workers 1` on a free port, and `regraft` commands against it."""
 
     def __init__(self, folder: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "serve.log"
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REGRAFT_")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from index.version import Version
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, embedding, item
+from staging.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 ITEMS = 40
@@ -36,9 +36,7 @@ class Site:
         self.settings = settings
         self.processes: list[subprocess.Popen[bytes]] = []
         settings.data.mkdir(parents=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=30)
 
     def launch(self, *arguments: str) -> subprocess.Popen[bytes]:

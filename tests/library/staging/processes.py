@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
+from staging.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 LEASE_SECONDS = 0.5
@@ -34,9 +34,7 @@ class Site:
         self.settings = Settings(data=data, lease_seconds=LEASE_SECONDS)
         self.database = Database(self.settings.database_url)
         self.processes: list[subprocess.Popen[bytes]] = []
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20)
 
     def launch(self, *command: str) -> subprocess.Popen[bytes]:

@@ -4,7 +4,6 @@ import io
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ from index.version import Version
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import EmbeddingReaper
+from staging.ports import free_port
 
 SERVE = "from service.http.app import serve; from service.settings import Settings; serve(Settings())"
 
@@ -28,9 +28,7 @@ class Process:
     """The service as its own process."""
 
     def __init__(self, data: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         environment = {**os.environ, "REGRAFT_DATA": str(data), "REGRAFT_PORT": str(port)}
         self.log = (data.parent / f"{port}.log").open("w+")
         self.process = subprocess.Popen(
