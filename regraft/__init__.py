@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from regraft.own_packages import check_not_hidden
 
 if TYPE_CHECKING:
-    from regraft.client import Client, ImageItem, InvalidInput, Problem, Unreachable
+    from regraft.client import Client, ImageItem, InvalidInput, Problem, UnexpectedAnswer, Unreachable
 
 __version__ = "0.2.0"
-__all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "Unreachable", "__version__"]
+__all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "UnexpectedAnswer", "Unreachable", "__version__"]
 
 check_not_hidden("index")
 

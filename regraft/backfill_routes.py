@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from typing import TypedDict, Unpack
 
-from regraft.connection import Connection, Json, Problem, Unreachable
+from regraft.connection import Connection, Json, Problem, Unreachable, read
+from regraft.models import BackfillEstimate, BackfillInfo, BackfillList, CurvePoint, FailurePage, ItemFailure
 from regraft.paths import path_of, terms
 
 SILENCE_SECONDS = 30.0
@@ -48,24 +48,24 @@ class BackfillOptions(TypedDict, total=False):
 class BackfillRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
-    def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
+    def start_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillInfo:
         """POST /v1/galleries/{gallery}/backfills: move items to `version` (default: the current one)."""
-        return self._json("POST", path_of("galleries", gallery, "backfills"), json=_given(options))
+        return self._ask(BackfillInfo, "POST", path_of("galleries", gallery, "backfills"), json=_given(options))
 
-    def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> Json:
+    def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillEstimate:
         """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
         path = path_of("galleries", gallery, "backfills")
-        return self._json("POST", path, params=terms(dry_run=True), json=_given(options))
+        return self._ask(BackfillEstimate, "POST", path, params=terms(dry_run=True), json=_given(options))
 
-    def backfills(self, gallery: str) -> list[Json]:
+    def backfills(self, gallery: str) -> list[BackfillInfo]:
         """GET /v1/galleries/{gallery}/backfills."""
-        return list(self._json("GET", path_of("galleries", gallery, "backfills"))["backfills"])
+        return self._ask(BackfillList, "GET", path_of("galleries", gallery, "backfills")).backfills
 
-    def backfill(self, backfill: int) -> Json:
+    def backfill(self, backfill: int) -> BackfillInfo:
         """GET /v1/backfills/{backfill}: state, counters and curve."""
-        return self._json("GET", path_of("backfills", backfill))
+        return self._ask(BackfillInfo, "GET", path_of("backfills", backfill))
 
-    def watch_backfill(self, backfill: int) -> Iterator[Json]:
+    def watch_backfill(self, backfill: int) -> Iterator[BackfillInfo]:
         """GET /v1/backfills/{backfill}/events: the backfill now and after each change, until it ends.
 
         A stream that breaks is taken up again behind the last event that came.
@@ -74,17 +74,17 @@ class BackfillRoutes(Connection):
             Unreachable: nothing came for a minute.
             Problem: the backfill is not there, or was deleted with its gallery.
         """
-        return self._watch(backfill, "progress")
+        return (read(BackfillInfo, data) for data in self._watch(backfill, "progress"))
 
-    def watch_curve(self, backfill: int) -> Iterator[Json]:
+    def watch_curve(self, backfill: int) -> Iterator[CurvePoint]:
         """GET /v1/backfills/{backfill}/events: each point of its curve, those there are and those that come.
 
         Raises:
             Unreachable, Problem: as `watch_backfill` does.
         """
-        return self._watch(backfill, "point")
+        return (read(CurvePoint, data) for data in self._watch(backfill, "point"))
 
-    def _watch(self, backfill: int, wanted: str) -> Iterator[Json]:
+    def _watch(self, backfill: int, wanted: str) -> Iterator[str]:
         last, heard = "", time.monotonic()
         while True:
             headers = {"last-event-id": last} if last else {}
@@ -100,7 +100,7 @@ class BackfillRoutes(Connection):
                         raise Problem(404, {"code": "unknown_backfill", "detail": gone})
                     last = number
                     if event == wanted:
-                        yield json.loads(data)
+                        yield data
                 broken = Unreachable(f"the events of backfill {backfill} ended before it did")
             except Unreachable as error:
                 broken = error
@@ -108,26 +108,27 @@ class BackfillRoutes(Connection):
                 raise broken
             time.sleep(RECONNECT_SECONDS)
 
-    def backfill_failures(self, backfill: int) -> list[Json]:
+    def backfill_failures(self, backfill: int) -> list[ItemFailure]:
         """GET /v1/backfills/{backfill}/failures, all pages."""
-        page = self._json("GET", path_of("backfills", backfill, "failures"))
-        failures = list(page["failures"])
-        while page["next"] is not None:
-            page = self._json("GET", path_of("backfills", backfill, "failures"), params={"cursor": page["next"]})
-            failures += page["failures"]
-        return failures
+        path, failures, cursor = path_of("backfills", backfill, "failures"), [], ""
+        while True:
+            page = self._ask(FailurePage, "GET", path, params={"cursor": cursor} if cursor else {})
+            failures += page.failures
+            if page.next is None:
+                return failures
+            cursor = page.next
 
-    def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
+    def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/pause."""
-        return self._json("POST", path_of("backfills", backfill, "pause"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "pause"), params=terms(dry_run))
 
-    def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
+    def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/resume."""
-        return self._json("POST", path_of("backfills", backfill, "resume"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "resume"), params=terms(dry_run))
 
-    def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> Json:
+    def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/cancel."""
-        return self._json("POST", path_of("backfills", backfill, "cancel"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "cancel"), params=terms(dry_run))
 
 
 def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

@@ -1,11 +1,11 @@
-"""A thin synchronous client: one method a route, JSON in and out as plain dictionaries (docs/http-api.md).
+"""A thin synchronous client: one method a route, answers as the models of `regraft.models` (docs/http-api.md).
 
 with Client("http://127.0.0.1:8080") as client:
     client.create_gallery("shoes")
     client.register_version(Path("examples/v1"))
     client.deploy("shoes", "v1")
     client.ingest("shoes", [ImageItem("a", Path("a.png").read_bytes(), {"label": "boot"})])
-    client.query("shoes", [Path("b.png").read_bytes()], k=1)["results"][0]["matches"]
+    client.query("shoes", [Path("b.png").read_bytes()], k=1).results[0].matches[0].id
 """
 
 from __future__ import annotations
@@ -20,14 +20,39 @@ from typing import Any, TypedDict, Unpack
 from index.archive import pack_version
 from regraft import given
 from regraft.backfill_routes import BackfillRoutes
-from regraft.connection import DEFAULT_URL, Json, Problem, Unreachable
+from regraft.connection import DEFAULT_URL, Json, Problem, UnexpectedAnswer, Unreachable
 from regraft.edge_routes import EdgeRoutes
 from regraft.given import InvalidInput, Vectors
+from regraft.models import (
+    AuditPage,
+    AuditRecord,
+    DeleteResult,
+    GalleryInfo,
+    GalleryList,
+    Health,
+    IngestResult,
+    ItemDetail,
+    ItemPage,
+    Readiness,
+    SearchResponse,
+    VersionInfo,
+    VersionList,
+)
 from regraft.paths import confirmed, flag, path_of, terms
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
-__all__ = ["DEFAULT_URL", "Client", "ImageItem", "InvalidInput", "Json", "Problem", "QueryOptions", "Unreachable"]
+__all__ = [
+    "DEFAULT_URL",
+    "Client",
+    "ImageItem",
+    "InvalidInput",
+    "Json",
+    "Problem",
+    "QueryOptions",
+    "UnexpectedAnswer",
+    "Unreachable",
+]
 
 
 @dataclass(frozen=True)
@@ -69,32 +94,32 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     # health
 
-    def health(self) -> Json:
-        """GET /v1/health: the process answers; {status, version}."""
-        return self._json("GET", "health")
+    def health(self) -> Health:
+        """GET /v1/health: the process answers."""
+        return self._ask(Health, "GET", "health")
 
-    def ready(self) -> Json:
+    def ready(self) -> Readiness:
         """GET /v1/health/ready: `status` is ready or degraded; `problems` lists what is damaged and not used."""
-        return self._json("GET", "health/ready")
+        return self._ask(Readiness, "GET", "health/ready")
 
-    def audit(self, *, limit: int = 100, before: int | None = None) -> list[Json]:
+    def audit(self, *, limit: int = 100, before: int | None = None) -> list[AuditRecord]:
         """GET /v1/audit: who changed what, newest first; `before` is the id of the last row seen."""
         params = {"limit": limit} if before is None else {"limit": limit, "before": before}
-        return list(self._json("GET", "audit", params=params)["audit"])
+        return self._ask(AuditPage, "GET", "audit", params=params).audit
 
     # galleries
 
-    def create_gallery(self, name: str) -> Json:
+    def create_gallery(self, name: str) -> GalleryInfo:
         """POST /v1/galleries."""
-        return self._json("POST", "galleries", json={"name": name})
+        return self._ask(GalleryInfo, "POST", "galleries", json={"name": name})
 
-    def galleries(self) -> list[Json]:
+    def galleries(self) -> list[GalleryInfo]:
         """GET /v1/galleries."""
-        return list(self._json("GET", "galleries")["galleries"])
+        return self._ask(GalleryList, "GET", "galleries").galleries
 
-    def gallery(self, name: str) -> Json:
+    def gallery(self, name: str) -> GalleryInfo:
         """GET /v1/galleries/{gallery}: current version, number of items, and how many each version holds."""
-        return self._json("GET", path_of("galleries", name))
+        return self._ask(GalleryInfo, "GET", path_of("galleries", name))
 
     def delete_gallery(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
@@ -102,7 +127,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     # versions
 
-    def register_version(self, folder: Path, *, dry_run: bool = False) -> Json:
+    def register_version(self, folder: Path, *, dry_run: bool = False) -> VersionInfo:
         """POST /v1/versions: a version folder, packed here, or a .zip of one; `dry_run` only verifies it there."""
         with tempfile.TemporaryDirectory() as scratch:
             archive = folder
@@ -111,15 +136,15 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
                 pack_version(folder, archive)
             with archive.open("rb") as stream:
                 files = {"archive": (archive.name, stream, "application/zip")}
-                return self._json("POST", "versions", params=terms(dry_run), files=files)
+                return self._ask(VersionInfo, "POST", "versions", params=terms(dry_run), files=files)
 
-    def versions(self) -> list[Json]:
+    def versions(self) -> list[VersionInfo]:
         """GET /v1/versions."""
-        return list(self._json("GET", "versions")["versions"])
+        return self._ask(VersionList, "GET", "versions").versions
 
-    def version(self, name: str) -> Json:
+    def version(self, name: str) -> VersionInfo:
         """GET /v1/versions/{version}."""
-        return self._json("GET", path_of("versions", name))
+        return self._ask(VersionInfo, "GET", path_of("versions", name))
 
     def delete_version(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
@@ -129,12 +154,12 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     def ingest(
         self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False, replace: bool | None = None
-    ) -> Json:
+    ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items with image files.
 
-        Returns {stored, new, updated, replaced, failed, seq, errors}: items that could not be stored are listed in
-        `errors` by their index. With `atomic`, one bad item refuses all. An image takes the place of what an item of
-        its id holds; with `replace` nothing stays, metadata neither, and with `replace=False` such an item is an error.
+        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
+        An image takes the place of what an item of its id holds; with `replace` nothing stays, metadata neither, and
+        with `replace=False` such an item is an error.
         """
         described: list[Json] = [{"id": i.id, "image": str(n)} for n, i in enumerate(items)]
         for n, i in enumerate(items):
@@ -144,7 +169,9 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
         # An empty batch is sent too, as JSON, so that it is the service that refuses it.
         body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
-        return self._json("POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body)
+        return self._ask(
+            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
+        )
 
     def ingest_embeddings(
         self,
@@ -154,23 +181,25 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         version: str | None = None,
         atomic: bool = False,
         replace: bool | None = None,
-    ) -> Json:
+    ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
 
         `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
         by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error.
         """
         body: Json = {"items": given.embedded(items), **({} if version is None else {"version": version})}
-        return self._json("POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), json=body)
+        return self._ask(
+            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), json=body
+        )
 
-    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> Json:
-        """GET /v1/galleries/{gallery}/items: one page, {items, next}; pass `next` as the next cursor."""
+    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> ItemPage:
+        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
         params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
-        return self._json("GET", path_of("galleries", gallery, "items"), params=params)
+        return self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
 
-    def item(self, gallery: str, item: str) -> Json:
+    def item(self, gallery: str, item: str) -> ItemDetail:
         """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
-        return self._json("GET", path_of("galleries", gallery, "items", item))
+        return self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
 
     def item_image(self, gallery: str, item: str) -> bytes:
         """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
@@ -180,9 +209,9 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """DELETE /v1/galleries/{gallery}/items/{item}."""
         self._send("DELETE", path_of("galleries", gallery, "items", item))
 
-    def delete_items(self, gallery: str, items: Sequence[str]) -> Json:
-        """POST /v1/galleries/{gallery}/items:delete; returns {deleted, missing}."""
-        return self._json("POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
+    def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
+        """POST /v1/galleries/{gallery}/items:delete."""
+        return self._ask(DeleteResult, "POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
 
     # queries
 
@@ -195,22 +224,23 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         texts: Sequence[str] = (),
         items: Sequence[str] = (),
         **options: Unpack[QueryOptions],
-    ) -> Json:
+    ) -> SearchResponse:
         """POST /v1/galleries/{gallery}/query with image files, texts and ids of stored items ("more like these").
 
-        Returns {version, k, mode, seq, mix, degraded, results: [{query, version, mode, matches: [...]}], next,
-        took_ms}, one result a query: first those of images, then of texts, then of items.
+        There is one result a query: first those of images, then of texts, then of items.
         """
         pictures = given.images(images)
         lists = {name: given.names(asked, name) for name, asked in (("texts", texts), ("items", items))}
         given.queries(images=pictures, **lists)
         lists = {name: asked for name, asked in lists.items() if asked}
         if not pictures:
-            return self._json("POST", path_of("galleries", gallery, "query"), json={**lists, "k": k, **options})
+            return self._ask(
+                SearchResponse, "POST", path_of("galleries", gallery, "query"), json={**lists, "k": k, **options}
+            )
         files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
         fields: Json = {**lists, "k": k, **options}
         data = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-        return self._json("POST", path_of("galleries", gallery, "query"), data=data, files=files)
+        return self._ask(SearchResponse, "POST", path_of("galleries", gallery, "query"), data=data, files=files)
 
     def query_embeddings(
         self,
@@ -219,7 +249,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         version: str,
         k: int = DEFAULT_K,
         **options: Unpack[QueryOptions],
-    ) -> Json:
+    ) -> SearchResponse:
         """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.
 
         The rest as in `query`.
@@ -227,7 +257,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         rows = given.vectors(embeddings)
         given.queries(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
-        return self._json("POST", path_of("galleries", gallery, "query"), json=body)
+        return self._ask(SearchResponse, "POST", path_of("galleries", gallery, "query"), json=body)
 
 
 def _kept(atomic: bool, replace: bool | None) -> dict[str, str]:

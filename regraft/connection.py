@@ -6,13 +6,16 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
+from pydantic import ValidationError
 
 from index.errors import InvalidArgument, RegraftError
+from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
+Model = TypeVar("Model", bound=ApiModel)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
@@ -39,6 +42,13 @@ class Unreachable(RegraftError):
 
     status = 503
     code = "unreachable"
+
+
+class UnexpectedAnswer(RegraftError):
+    """What answered is no service of this API, or one whose release does not fit this client's."""
+
+    status = 502
+    code = "unexpected_answer"
 
 
 class Connection:
@@ -79,9 +89,8 @@ class Connection:
         """Close the connections."""
         self._http.close()
 
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        answer: Json = self._send(method, path, **request).json()
-        return answer
+    def _ask(self, answer: type[Model], method: str, path: str, **request: Any) -> Model:
+        return read(answer, self._send(method, path, **request).content)
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
         attempts = CONNECT_ATTEMPTS if method == "GET" else 1
@@ -105,6 +114,20 @@ class Connection:
                 yield from response.iter_lines()
         except httpx.TransportError as error:
             raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+
+
+def read(answer: type[Model], body: str | bytes) -> Model:
+    """What the service answered, as its model.
+
+    Raises:
+        UnexpectedAnswer: it is something else; names the first field that does not fit.
+    """
+    try:
+        return answer.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = "".join(f"/{part}" for part in first["loc"])
+        raise UnexpectedAnswer(f"the answer is no {answer.__name__}: {place or 'the body'}: {first['msg']}") from error
 
 
 def _with_retries(send: Callable[[], httpx.Response], attempts: int) -> httpx.Response:

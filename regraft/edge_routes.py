@@ -9,28 +9,29 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from index.archive import pack_version
-from regraft.connection import Connection, Json
+from regraft.connection import Connection
+from regraft.models import EdgeInfo, EdgeList, EdgeRemoval
 from regraft.paths import flag, path_of, terms
 
 
 class EdgeRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
-    def edges(self, *, new: str | None = None, old: str | None = None) -> list[Json]:
+    def edges(self, *, new: str | None = None, old: str | None = None) -> list[EdgeInfo]:
         """GET /v1/edges: with their evidence; only those from `new`, or to `old`."""
         params = {name: value for name, value in (("new", new), ("old", old)) if value}
-        return list(self._json("GET", "edges", params=params)["edges"])
+        return self._ask(EdgeList, "GET", "edges", params=params).edges
 
-    def edge(self, new: str, old: str, kind: str) -> Json:
+    def edge(self, new: str, old: str, kind: str) -> EdgeInfo:
         """GET /v1/edges/{new}/{old}/{kind}."""
-        return self._json("GET", path_of("edges", new, old, kind))
+        return self._ask(EdgeInfo, "GET", path_of("edges", new, old, kind))
 
-    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False) -> Json:
+    def add_edge(self, new: str, old: str, folder: Path, *, replace: bool = False, dry_run: bool = False) -> EdgeInfo:
         """POST /v1/edges: the folder of an edge (edge.json and what lies beside it), packed here, or a .zip of one."""
         with _packed(folder) as (name, stream):
             data = {"new": new, "old": old, "replace": flag(replace)}
             files = {"archive": (name, stream, "application/zip")}
-            return self._json("POST", "edges", params=terms(dry_run), data=data, files=files)
+            return self._ask(EdgeInfo, "POST", "edges", params=terms(dry_run), data=data, files=files)
 
     def declare_edge(
         self,
@@ -41,27 +42,27 @@ class EdgeRoutes(Connection):
         verify: Mapping[str, Any] | None = None,
         replace: bool = False,
         dry_run: bool = False,
-    ) -> Json:
+    ) -> EdgeInfo:
         """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
         checked = {"verify": dict(verify)} if verify is not None else {}
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
-        return self._json("POST", "edges", params=terms(dry_run), json=body)
+        return self._ask(EdgeInfo, "POST", "edges", params=terms(dry_run), json=body)
 
-    def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> Json:
+    def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> EdgeInfo:
         """POST /v1/edges:fit: procrustes, ridge, low_rank or slerp, on items that hold embeddings by both versions.
 
         `asked`: gallery, options, sample, label, seed, replace.
         """
         # Without the slash httpx would take "edges" for a scheme.
         body = {"new": new, "old": old, "kind": kind, **asked}
-        return self._json("POST", "/edges:fit", params=terms(dry_run), json=body)
+        return self._ask(EdgeInfo, "POST", "/edges:fit", params=terms(dry_run), json=body)
 
     def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""
-    ) -> Json:
+    ) -> EdgeRemoval:
         """DELETE /v1/edges/{new}/{old}/{kind}; `dry_run` only says which galleries depend on it."""
         params = {"confirm": kind, "dry_run": flag(dry_run), "force": flag(force), "reason": reason}
-        return self._json("DELETE", path_of("edges", new, old, kind), params=params)
+        return self._ask(EdgeRemoval, "DELETE", path_of("edges", new, old, kind), params=params)
 
 
 @contextmanager

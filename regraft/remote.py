@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ from index.errors import RegraftError
 from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
-from regraft.remote_folders import Folders, NamedEdge, TaskVersions
+from regraft.models import WorkClaim, WorkItem
+from regraft.remote_folders import Folders, TaskVersions
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.backfills.pipeline import Pipeline
@@ -38,19 +39,6 @@ MOST_IDLE_SECONDS = 5.0
 Json = dict[str, Any]
 Originals = Callable[[str], bytes]
 """A device's own images: item id -> file; FileNotFoundError where it has none."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A leased chunk; `edges` are those it is to be moved along."""
-
-    chunk: int
-    lease: str
-    kind: str
-    version: str
-    card_sha256: str
-    lease_seconds: float
-    edges: tuple[NamedEdge, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +85,7 @@ class RemoteWorker:
         self._folders = Folders(client, folder, threads, limits)
         self._transforms: dict[int, Forward] = {}
         self._decoder = Decoder(max_pixels)
-        self._leases: Leases[Task] | None = None
+        self._leases: Leases[WorkClaim] | None = None
         self._refused: RegraftError | None = None
 
     def work(self) -> None:
@@ -110,7 +98,7 @@ class RemoteWorker:
         if self._refused is not None:
             raise self._refused
 
-    def _next(self) -> Task | None:
+    def _next(self) -> WorkClaim | None:
         idle = IDLE_SECONDS
         while not self._stop.is_set():
             if claimed := self._claim():
@@ -119,9 +107,9 @@ class RemoteWorker:
             idle = min(2 * idle, MOST_IDLE_SECONDS)
         return None
 
-    def _claim(self) -> Task | None:
+    def _claim(self) -> WorkClaim | None:
         try:
-            found = self._client.claim_work(self.name)
+            task = self._client.claim_work(self.name)
         except RegraftError as error:
             if error.status in {401, 403}:
                 self._refused = error
@@ -129,31 +117,31 @@ class RemoteWorker:
                 return None
             self._log("service_away", reason=error.message)
             return None
-        if found is None:
+        if task is None:
             return None
-        edges = tuple(NamedEdge(**each) for each in found["edges"])
-        task = Task(**{name: found[name] for name in Task.__dataclass_fields__ if name != "edges"}, edges=edges)
         if self._leases is None:
             self._leases = Leases(self._extend, task.lease_seconds)
         self._leases.hold(task)
         return task
 
-    def _load(self, task: Task) -> Iterator[Compute]:
+    def _load(self, task: WorkClaim) -> Iterator[Compute]:
         target = self._folders.version(task.version, task.card_sha256)
         versions = TaskVersions(self._folders, task.version, task.edges)
-        items = self._client.work(task.chunk, task.lease, inputs=self._originals is None)["items"]
+        items = self._client.work(task.chunk, task.lease, inputs=self._originals is None).items
         embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
         if task.kind == "reencode":
-            yield from embedder.reencode(target, [Row(i["item"], i["seq"], str(i["item"])) for i in items])
+            yield from embedder.reencode(target, [Row(i.item, i.seq, str(i.item)) for i in items])
         else:
             yield from embedder.transform(target, [self._stored(versions, i) for i in items])
 
-    def _stored(self, versions: TaskVersions, item: Json) -> Row:
-        old = versions.start(item["from_version"])
-        side = None if item["side"] is None else base64.b64decode(item["side"])
-        return Row(item["item"], item["seq"], version_id=old.id, vector=base64.b64decode(item["embedding"]), side=side)
+    def _stored(self, versions: TaskVersions, item: WorkItem) -> Row:
+        assert item.from_version is not None
+        assert item.embedding is not None
+        old = versions.start(item.from_version)
+        side = None if item.side is None else base64.b64decode(item.side)
+        return Row(item.item, item.seq, version_id=old.id, vector=base64.b64decode(item.embedding), side=side)
 
-    def _finish(self, task: Task, outcome: Outcome) -> None:
+    def _finish(self, task: WorkClaim, outcome: Outcome) -> None:
         moved, failed = outcome
         result = {
             "moved": [row for each in moved for row in _moved(each)],
@@ -168,9 +156,9 @@ class RemoteWorker:
             self._log(error.code if taken else "chunk_refused", chunk=task.chunk, reason=error.message)
         else:
             self._drop(task)
-            self._log("chunk_done", chunk=task.chunk, **counts)
+            self._log("chunk_done", chunk=task.chunk, **counts.model_dump())
 
-    def _let_go(self, task: Task, failed: bool) -> None:
+    def _let_go(self, task: WorkClaim, failed: bool) -> None:
         self._drop(task)
         if failed:
             return
@@ -179,13 +167,13 @@ class RemoteWorker:
         except RegraftError as error:
             self._log("chunk_not_released", chunk=task.chunk, reason=error.message)
 
-    def _extend(self, task: Task) -> None:
+    def _extend(self, task: WorkClaim) -> None:
         try:
             self._client.extend_work(task.chunk, task.lease)
         except RegraftError as error:
             self._log("lease_not_extended", chunk=task.chunk, reason=error.message)
 
-    def _drop(self, task: Task) -> None:
+    def _drop(self, task: WorkClaim) -> None:
         if self._leases is not None:
             self._leases.drop(task)
 
@@ -197,19 +185,19 @@ class RemoteWorker:
 class _Sent:
     """The images of one task, by item number."""
 
-    def __init__(self, items: list[Json], originals: Originals | None) -> None:
-        self._items: Mapping[str, Json] = {str(item["item"]): item for item in items}
+    def __init__(self, items: Sequence[WorkItem], originals: Originals | None) -> None:
+        self._items: Mapping[str, WorkItem] = {str(item.item): item for item in items}
         self._originals = originals
 
     def read(self, key: str) -> bytes:
         item = self._items[key]
         if self._originals is not None:
-            return self._originals(item["id"])
-        if item["problem"] is not None:
-            raise OSError(item["problem"])
-        if item["image"] is None:
+            return self._originals(item.id)
+        if item.problem is not None:
+            raise OSError(item.problem)
+        if item.image is None:
             raise FileNotFoundError(key)
-        return base64.b64decode(item["image"])
+        return base64.b64decode(item.image)
 
     def check(self) -> None:
         """The service looked whether its store answers, and a device knows what it holds."""

@@ -15,21 +15,12 @@ from index.folder import card_sha256, load_version
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
+from regraft.models import WorkEdge
 from service.registry import edge_archive as parcel
 from service.registry.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
 """Where edges lie, by their two versions and their hash; no version may be named so."""
-
-
-@dataclass(frozen=True)
-class NamedEdge:
-    """An edge as a claim names it; the sha256 says which content, the number where to fetch it."""
-
-    id: int
-    sha256: str
-    old: str
-    old_card_sha256: str
 
 
 class RemoteVersion:
@@ -95,7 +86,7 @@ class Folders:
         """The version of a number that `version` gave."""
         return self._versions[version_id]
 
-    def edge(self, new: str, named: NamedEdge) -> RemoteEdge:
+    def edge(self, new: str, named: WorkEdge) -> RemoteEdge:
         """An edge of version `new` as a claim names it. Raises InvalidVersionFolder when it is not to be had."""
         if named.id not in self._edges:
             self._edges[named.id] = RemoteEdge(named.id, self._load_edge(new, named))
@@ -120,7 +111,7 @@ class Folders:
         with incoming_folder(self._folder) as place:
             _put(place, self._client.work_version(name), folder, check)
 
-    def _load_edge(self, new: str, named: NamedEdge) -> Edge:
+    def _load_edge(self, new: str, named: WorkEdge) -> Edge:
         folder = self._folder / EDGES / new / named.old / named.sha256
 
         def check(archive: Path, into: Path) -> None:
@@ -141,7 +132,7 @@ class Folders:
 class TaskVersions:
     """The versions and edges of one task: exactly the edges its claim named."""
 
-    def __init__(self, folders: Folders, new: str, edges: Sequence[NamedEdge]) -> None:
+    def __init__(self, folders: Folders, new: str, edges: Sequence[WorkEdge]) -> None:
         self._folders = folders
         self._new = new
         self._edges = {edge.old: edge for edge in edges}

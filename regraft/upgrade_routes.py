@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from regraft import given
-from regraft.connection import Connection, Json
+from regraft.connection import Connection, Json, read
 from regraft.given import Vectors
+from regraft.models import (
+    DeploymentDetail,
+    DeploymentInfo,
+    DeploymentList,
+    DeploymentState,
+    EvaluationInfo,
+    EvaluationList,
+    GateList,
+    GateReport,
+    RetireResult,
+    RollbackResult,
+)
 from regraft.paths import confirmed, path_of, terms
+
+State = TypeVar("State", bound=DeploymentState)
 
 
 class UpgradeRoutes(Connection):
@@ -19,13 +33,13 @@ class UpgradeRoutes(Connection):
     earlier answer, so that the change is refused (412) when somebody was faster.
     """
 
-    def evaluations(self, gallery: str) -> list[Json]:
+    def evaluations(self, gallery: str) -> list[EvaluationInfo]:
         """GET /v1/galleries/{gallery}/evaluations."""
-        return list(self._json("GET", path_of("galleries", gallery, "evaluations"))["evaluations"])
+        return self._ask(EvaluationList, "GET", path_of("galleries", gallery, "evaluations")).evaluations
 
-    def evaluation(self, gallery: str, evaluation: int) -> Json:
+    def evaluation(self, gallery: str, evaluation: int) -> EvaluationInfo:
         """GET /v1/galleries/{gallery}/evaluations/{evaluation}."""
-        return self._json("GET", path_of("galleries", gallery, "evaluations", evaluation))
+        return self._ask(EvaluationInfo, "GET", path_of("galleries", gallery, "evaluations", evaluation))
 
     def add_evaluation(
         self,
@@ -36,7 +50,7 @@ class UpgradeRoutes(Connection):
         embeddings: Mapping[str, Vectors] | None = None,
         name: str = "",
         dry_run: bool = False,
-    ) -> Json:
+    ) -> EvaluationInfo:
         """POST /v1/galleries/{gallery}/evaluations: {label, metadata} each, with one image each, or with embeddings.
 
         `embeddings` holds those of every version that will be compared, in the order of the entries.
@@ -50,7 +64,7 @@ class UpgradeRoutes(Connection):
             files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
-        return self._json("POST", path, params=terms(dry_run), **content)
+        return self._ask(EvaluationInfo, "POST", path, params=terms(dry_run), **content)
 
     def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
@@ -72,19 +86,19 @@ class UpgradeRoutes(Connection):
         k: int = 10,
         seed: int = 0,
         dry_run: bool = False,
-    ) -> Json:
+    ) -> GateReport:
         """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
         body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
         body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
-        return self._json("POST", path_of("galleries", gallery, "gates"), params=terms(dry_run), json=body)
+        return self._ask(GateReport, "POST", path_of("galleries", gallery, "gates"), params=terms(dry_run), json=body)
 
-    def gates(self, gallery: str) -> list[Json]:
+    def gates(self, gallery: str) -> list[GateReport]:
         """GET /v1/galleries/{gallery}/gates."""
-        return list(self._json("GET", path_of("galleries", gallery, "gates"))["gates"])
+        return self._ask(GateList, "GET", path_of("galleries", gallery, "gates")).gates
 
-    def gate_report(self, gallery: str, gate: int) -> Json:
+    def gate_report(self, gallery: str, gate: int) -> GateReport:
         """GET /v1/galleries/{gallery}/gates/{gate}."""
-        return self._json("GET", path_of("galleries", gallery, "gates", gate))
+        return self._ask(GateReport, "GET", path_of("galleries", gallery, "gates", gate))
 
     def gate_page(self, gallery: str, gate: int) -> str:
         """GET /v1/galleries/{gallery}/gates/{gate}/page: the report as HTML with plots."""
@@ -103,7 +117,7 @@ class UpgradeRoutes(Connection):
         canary: Mapping[str, Any] | None = None,
         dry_run: bool = False,
         if_match: str | None = None,
-    ) -> Json:
+    ) -> DeploymentInfo:
         """POST /v1/galleries/{gallery}/deployments: make `version` current, or go as far as `until`.
 
         `override` says why, despite a refusal. `shadow` is {share}, `canary` {share, max_error_rate, max_p99_ms,
@@ -111,16 +125,15 @@ class UpgradeRoutes(Connection):
         """
         body: Json = {"version": version, "gate": gate, "override": override, "until": until, "reason": reason}
         body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
-        return self._change(path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
+        return self._change(DeploymentInfo, path_of("galleries", gallery, "deployments"), body, dry_run, if_match)
 
-    def deployments(self, gallery: str) -> list[Json]:
+    def deployments(self, gallery: str) -> list[DeploymentInfo]:
         """GET /v1/galleries/{gallery}/deployments."""
-        return list(self._json("GET", path_of("galleries", gallery, "deployments"))["deployments"])
+        return self._ask(DeploymentList, "GET", path_of("galleries", gallery, "deployments")).deployments
 
-    def deployment(self, gallery: str, deployment: int) -> Json:
+    def deployment(self, gallery: str, deployment: int) -> DeploymentDetail:
         """GET /v1/galleries/{gallery}/deployments/{deployment}: its steps, trial numbers, and `etag`."""
-        answer = self._send("GET", path_of("galleries", gallery, "deployments", deployment))
-        return {**answer.json(), "etag": answer.headers.get("etag")}
+        return self._tagged(DeploymentDetail, "GET", path_of("galleries", gallery, "deployments", deployment))
 
     def advance(
         self,
@@ -135,12 +148,12 @@ class UpgradeRoutes(Connection):
         canary: Mapping[str, Any] | None = None,
         dry_run: bool = False,
         if_match: str | None = None,
-    ) -> Json:
+    ) -> DeploymentInfo:
         """POST /v1/galleries/{gallery}/deployments/{deployment}/advance: one step; see `deploy`."""
         body: Json = {"to": to, "gate": gate, "override": override, "reason": reason}
         body |= {name: dict(given) for name, given in (("shadow", shadow), ("canary", canary)) if given is not None}
         path = path_of("galleries", gallery, "deployments", deployment, "advance")
-        return self._change(path, body, dry_run, if_match)
+        return self._change(DeploymentInfo, path, body, dry_run, if_match)
 
     def rollback(
         self,
@@ -150,22 +163,25 @@ class UpgradeRoutes(Connection):
         force: bool = False,
         dry_run: bool = False,
         if_match: str | None = None,
-    ) -> Json:
+    ) -> RollbackResult:
         """POST /v1/galleries/{gallery}/rollback: end what is on its way, or back to the version current before.
 
         Refused (409 `reach_lost`) without `force` when items would be out of reach; `out_of_reach` counts them.
         """
         body = {"reason": reason, "force": force}
-        return self._change(path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
+        return self._change(RollbackResult, path_of("galleries", gallery, "rollback"), body, dry_run, if_match)
 
     def retire(
         self, gallery: str, version: str, reason: str = "", *, dry_run: bool = False, if_match: str | None = None
-    ) -> Json:
+    ) -> RetireResult:
         """POST /v1/galleries/{gallery}/retire: free a version's embeddings; returns how many."""
         body = {"version": version, "reason": reason}
-        return self._change(path_of("galleries", gallery, "retire"), body, dry_run, if_match)
+        return self._change(RetireResult, path_of("galleries", gallery, "retire"), body, dry_run, if_match)
 
-    def _change(self, path: str, body: Json, dry_run: bool, if_match: str | None) -> Json:
+    def _change(self, answer: type[State], path: str, body: Json, dry_run: bool, if_match: str | None) -> State:
         headers = {"If-Match": if_match} if if_match else {}
-        answer = self._send("POST", path, params=terms(dry_run), json=body, headers=headers)
-        return {**answer.json(), "etag": answer.headers.get("etag")}
+        return self._tagged(answer, "POST", path, params=terms(dry_run), json=body, headers=headers)
+
+    def _tagged(self, answer: type[State], method: str, path: str, **request: Any) -> State:
+        response = self._send(method, path, **request)
+        return read(answer, response.content).model_copy(update={"etag": response.headers.get("etag")})

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from regraft.connection import Connection, Json
+from regraft.connection import Connection, Json, read
+from regraft.models import WorkClaim, WorkCounts, WorkInputs
 from regraft.paths import path_of
 
 
 class WorkRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
-    def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> Json | None:
-        """POST /v1/work:claim: the next chunk {chunk, lease, lease_seconds, ...}, None when there is none."""
+    def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
+        """POST /v1/work:claim: the next chunk None when there is none."""
         answer = self._send("POST", "/work:claim", json={"worker": worker, "kinds": list(kinds)})
-        return None if answer.status_code == 204 else dict(answer.json())
+        return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
-    def work(self, chunk: int, lease: str, *, inputs: bool = True) -> Json:
+    def work(self, chunk: int, lease: str, *, inputs: bool = True) -> WorkInputs:
         """GET /v1/work/{chunk}: the items and, unless the worker has its own, what to start from."""
         params = {"lease": lease, "inputs": "true" if inputs else "false"}
-        return self._json("GET", path_of("work", chunk), params=params)
+        return self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 
-    def return_work(self, chunk: int, lease: str, result: Json) -> Json:
+    def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:
         """POST /v1/work/{chunk}: the new embeddings and what failed; returns how many were accepted."""
-        return self._json("POST", path_of("work", chunk), params={"lease": lease}, json=result)
+        return self._ask(WorkCounts, "POST", path_of("work", chunk), params={"lease": lease}, json=result)
 
-    def extend_work(self, chunk: int, lease: str) -> Json:
-        """POST /v1/work/{chunk}/extend: a sign of life."""
-        return self._json("POST", path_of("work", chunk, "extend"), params={"lease": lease})
+    def extend_work(self, chunk: int, lease: str) -> None:
+        """POST /v1/work/{chunk}/extend: a heartbeat."""
+        self._send("POST", path_of("work", chunk, "extend"), params={"lease": lease})
 
     def release_work(self, chunk: int, lease: str) -> None:
         """POST /v1/work/{chunk}/release: give the chunk back undone."""

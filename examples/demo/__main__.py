@@ -80,7 +80,10 @@ def _tell(stage: Stage, begun: float, page: Path) -> dict[str, Any]:
     steps = step_by_step(stage, page)
     timings["total"] = time.perf_counter() - begun
     shown = picture.examples(upgrades[0].found, stage.pictures)
-    return {**reporting.build(upgrades, kill, versions, timings, steps), "examples": shown}
+    return {
+        **reporting.build(upgrades, kill, [version.model_dump() for version in versions], timings, steps),
+        "examples": shown,
+    }
 
 
 def _upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:

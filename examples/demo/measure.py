@@ -43,15 +43,15 @@ class Answer:
 
 def ask(client: Client, gallery: str, images: Sequence[bytes], k: int) -> Answer:
     """One request with all query images."""
-    body = client.query(gallery, images, k)
-    matches = [result["matches"] for result in body["results"]]
+    answer = client.query(gallery, images, k)
+    matches = [result.matches for result in answer.results]
     return Answer(
-        ids=[[m["id"] for m in row] for row in matches],
+        ids=[[m.id for m in row] for row in matches],
         # Probabilities depend on which maps a gallery has; the score in the version's own space does not.
-        scores=[[m["raw_score"] for m in row] for row in matches],
-        routes=frozenset("+".join(route) or "same" for route in {tuple(m["route"]) for row in matches for m in row}),
-        mix=body["mix"],
-        firsts=[row[0]["metadata"]["digit"] for row in matches],
+        scores=[[m.raw_score for m in row] for row in matches],
+        routes=frozenset("+".join(route) or "same" for route in {tuple(m.route) for row in matches for m in row}),
+        mix=answer.mix,
+        firsts=[row[0].metadata["digit"] for row in matches],
     )
 
 
@@ -96,8 +96,8 @@ def stored_ids(client: Client, gallery: str) -> set[str]:
     cursor = None
     while True:
         page = client.items(gallery, limit=500, cursor=cursor)
-        ids |= {item["id"] for item in page["items"]}
-        cursor = page["next"]
+        ids |= {item.id for item in page.items}
+        cursor = page.next
         if cursor is None:
             return ids
 

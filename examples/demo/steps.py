@@ -18,6 +18,7 @@ from examples.demo.measure import Answer, chunks_in_hand, same_answers
 from examples.demo.upgrade import OLD, POLL_SECONDS, Stage, Way, fill, timed
 from regraft import Problem
 from regraft.client import Json
+from regraft.models import BackfillInfo, GateReport, SearchResponse
 
 WAY = Way("steps", "v2-oca", "truncate")
 ITEMS = 150
@@ -50,11 +51,15 @@ def step_by_step(stage: Stage, page: Path) -> Json:
     with timed(seconds, "gate"):
         gate = _gate(small, page)
     with timed(seconds, "shadow_and_canary"):
-        trials = _try_out(small, gate["id"])
+        trials = _try_out(small, gate.id)
     with timed(seconds, "backfill"):
-        backfill = _move_remotely(small, gate["id"], before)
-    history = [{name: one[name] for name in ("version", "state")} for one in stage.client.deployments(WAY.name)]
-    told = {"version": WAY.version, "items": len(small.pictures.items), "gate": {**gate, "page": page.name}}
+        backfill = _move_remotely(small, gate.id, before)
+    history = [{"version": one.version, "state": one.state} for one in stage.client.deployments(WAY.name)]
+    told = {
+        "version": WAY.version,
+        "items": len(small.pictures.items),
+        "gate": {**gate.model_dump(), "page": page.name},
+    }
     return {**told, **trials, "backfill": backfill, "deployments": history, "seconds": seconds}
 
 
@@ -93,26 +98,28 @@ def expectations(steps: Json) -> Iterator[tuple[str, bool]]:
     yield f"steps: the remote worker moved {remotely} of {done} items", remotely == done
 
 
-def _gate(stage: Stage, page: Path) -> Json:
+def _gate(stage: Stage, page: Path) -> GateReport:
     gate = stage.client.gate(WAY.name, WAY.version, "digit", sample=len(stage.pictures.items))
-    page.write_text(stage.client.gate_page(WAY.name, gate["id"]), encoding="utf-8")
-    low, value, high = (100 * gate["difference"][name] for name in ("low", "value", "high"))
+    assert gate.id is not None  # only a rehearsal has none
+    page.write_text(stage.client.gate_page(WAY.name, gate.id), encoding="utf-8")
+    low, value, high = (100 * getattr(gate.difference, name) for name in ("low", "value", "high"))
     stage.console.print(
-        f"  gate: {gate['verdict']}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}",
+        f"  gate: {gate.verdict}, new/old - old/old {value:+.1f} [{low:.1f}, {high:.1f}] points: {page}",
         markup=False,
     )
     return gate
 
 
-def _try_out(stage: Stage, gate: int) -> Json:
+def _try_out(stage: Stage, gate: int | None) -> Json:
     """First behind the old version's answers, then for a share of the queries, then for all of them."""
     client, queries = stage.client, stage.pictures.queries
     old = _ask_each(stage, queries[:SHADOWED])
     deployed = client.deploy(WAY.name, WAY.version, gate=gate, until="shadow", shadow=SHADOW)
-    shadow = _trial(stage, deployed["id"], "shadow", queries[:SHADOWED], _compared)
-    client.advance(WAY.name, deployed["id"], "canary", canary=CANARY)
-    canary = _trial(stage, deployed["id"], "canary", queries[:CANARIED], _answered)
-    client.advance(WAY.name, deployed["id"], "current")
+    assert deployed.id is not None
+    shadow = _trial(stage, deployed.id, "shadow", queries[:SHADOWED], _compared)
+    client.advance(WAY.name, deployed.id, "canary", canary=CANARY)
+    canary = _trial(stage, deployed.id, "canary", queries[:CANARIED], _answered)
+    client.advance(WAY.name, deployed.id, "current")
     shadow["seen_when_current"] = agreement(old, _ask_each(stage, queries[:SHADOWED]))
     counted, times = shadow["counted"], shadow["counted"]["latency_ms"]
     stage.console.print(
@@ -131,10 +138,10 @@ def _try_out(stage: Stage, gate: int) -> Json:
 
 def _trial(stage: Stage, deployment: int, phase: str, queries: Sequence[bytes], seen: Callable[[Json], int]) -> Json:
     """Ask one query after the other; what the service counts must become as many."""
-    answered = Counter(answer["version"] for answer in _ask_each(stage, queries))
+    answered = Counter(answer.version for answer in _ask_each(stage, queries))
 
     def counts() -> Json | None:
-        found: Json = stage.client.deployment(WAY.name, deployment)["trial"].get(phase, {})
+        found = stage.client.deployment(WAY.name, deployment).trial.get(phase, {})
         return found if found and seen(found) >= len(queries) else None
 
     counted = _wait(stage, f"the counts of the {phase}", counts)
@@ -142,11 +149,11 @@ def _trial(stage: Stage, deployment: int, phase: str, queries: Sequence[bytes], 
     return {"asked": len(queries), "answered_by": dict(answered), "settings": settings, "counted": counted}
 
 
-def _ask_each(stage: Stage, queries: Sequence[bytes]) -> list[Json]:
+def _ask_each(stage: Stage, queries: Sequence[bytes]) -> list[SearchResponse]:
     return [stage.client.query(WAY.name, [query], K) for query in queries]
 
 
-def agreement(old: Sequence[Json], new: Sequence[Json]) -> Json:
+def agreement(old: Sequence[SearchResponse], new: Sequence[SearchResponse]) -> Json:
     """What a shadow tells of two answers to each query, as a client sees it who got both."""
     pairs = [(_ids(a), _ids(b)) for a, b in zip(old, new, strict=True)]
     common = [len(set(a) & set(b)) / len(a) for a, b in pairs]
@@ -168,8 +175,8 @@ def tau(old: Sequence[str], new: Sequence[str]) -> float:
     return fmean(order(old, *pair) * order(new, *pair) for pair in itertools.combinations({*old, *new}, 2))
 
 
-def _ids(answer: Json) -> list[str]:
-    return [match["id"] for match in answer["results"][0]["matches"]]
+def _ids(answer: SearchResponse) -> list[str]:
+    return [match.id for match in answer.results[0].matches]
 
 
 def _compared(counted: Json) -> int:
@@ -180,16 +187,16 @@ def _answered(counted: Json) -> int:
     return int(counted["queries"]["old"] + counted["queries"]["new"])
 
 
-def _move_remotely(stage: Stage, gate: int, before: Answer) -> Json:
+def _move_remotely(stage: Stage, gate: int | None, before: Answer) -> Json:
     """Start, pause, resume, roll back, go forward, finish; all of it moved by a worker without the database."""
     client, processes = stage.client, stage.processes
     processes.start_remote()
     workers = [name for name in processes.running() if name != "service"]
     started = client.start_backfill(WAY.name, chunk_size=CHUNK_SIZE, rate=RATE)
     _wait_moved(stage, started, round(PAUSE_AT * len(stage.pictures.items)))
-    client.pause_backfill(started["id"])
+    client.pause_backfill(started.id)
     pause = _look_twice(stage, started)
-    client.resume_backfill(started["id"])
+    client.resume_backfill(started.id)
     _wait_moved(stage, started, pause["at_end"]["done"] + CHUNK_SIZE)
     back = _roll_back(stage, started, before)
     forward = _forward(stage, gate)
@@ -209,13 +216,13 @@ def _move_remotely(stage: Stage, gate: int, before: Answer) -> Json:
     }
 
 
-def _look_twice(stage: Stage, backfill: Json) -> Json:
+def _look_twice(stage: Stage, backfill: BackfillInfo) -> Json:
     """How far a paused backfill is once all is settled, and again after queries were answered and work refused.
 
     Settled: no chunk is in hand, and what is searched - it follows the database - holds what was moved.
     """
     data = stage.processes.data
-    _wait(stage, "the chunks in hand", lambda: chunks_in_hand(data, backfill["id"]) == 0 or None)
+    _wait(stage, "the chunks in hand", lambda: chunks_in_hand(data, backfill.id) == 0 or None)
     start = _wait(stage, IN_PLACE, lambda: _settled(stage, backfill))
     queries = stage.pictures.queries[:WHILE_PAUSED]
     for query in queries:
@@ -224,33 +231,33 @@ def _look_twice(stage: Stage, backfill: Json) -> Json:
     return {"at_start": start, "at_end": _standing(stage, backfill), "queries": len(queries), "work_given": bool(given)}
 
 
-def _standing(stage: Stage, backfill: Json) -> Json:
-    return {"done": stage.client.backfill(backfill["id"])["done"], "mix": stage.client.gallery(WAY.name)["mix"]}
+def _standing(stage: Stage, backfill: BackfillInfo) -> Json:
+    return {"done": stage.client.backfill(backfill.id).done, "mix": stage.client.gallery(WAY.name).mix}
 
 
-def _settled(stage: Stage, backfill: Json, moved_before: int = 0) -> Json | None:
+def _settled(stage: Stage, backfill: BackfillInfo, moved_before: int = 0) -> Json | None:
     standing = _standing(stage, backfill)
     return standing if standing["mix"].get(WAY.version, 0) == moved_before + standing["done"] else None
 
 
-def _roll_back(stage: Stage, backfill: Json, before: Answer) -> Json:
+def _roll_back(stage: Stage, backfill: BackfillInfo, before: Answer) -> Json:
     """Back to the old version, with items of both versions stored."""
     stage.client.rollback(WAY.name, "demo")
     after = stage.ask(WAY.name, COMPARED)
-    ended = stage.client.backfill(backfill["id"])
+    ended = stage.client.backfill(backfill.id)
     equal = same_answers(after, before)
-    counted = {name: ended[name] for name in ("state", "done", "total")}
+    counted = {"state": ended.state, "done": ended.done, "total": ended.total}
     return {**counted, "rankings_equal": equal, "whole_rankings_compared": len(after.ids)}
 
 
-def _forward(stage: Stage, gate: int) -> Json:
+def _forward(stage: Stage, gate: int | None) -> Json:
     """Deploy again - what was moved counts at once - and move the rest as fast as it goes."""
     client = stage.client
     deployed = client.deploy(WAY.name, WAY.version, gate=gate)
     started = client.start_backfill(WAY.name, chunk_size=CHUNK_SIZE)
-    _wait(stage, "the backfill", lambda: client.backfill(started["id"])["state"] != "running" or None)
-    standing = _wait(stage, IN_PLACE, lambda: _settled(stage, started, deployed["activated"]))
-    return {"items_forward": deployed["activated"], **standing}
+    _wait(stage, "the backfill", lambda: client.backfill(started.id).state != "running" or None)
+    standing = _wait(stage, IN_PLACE, lambda: _settled(stage, started, deployed.activated))
+    return {"items_forward": deployed.activated, **standing}
 
 
 def _refused_elsewhere(stage: Stage) -> bool:
@@ -263,8 +270,8 @@ def _refused_elsewhere(stage: Stage) -> bool:
     return False
 
 
-def _wait_moved(stage: Stage, backfill: Json, done: int) -> None:
-    _wait(stage, "moved items", lambda: stage.client.backfill(backfill["id"])["done"] >= done or None)
+def _wait_moved(stage: Stage, backfill: BackfillInfo, done: int) -> None:
+    _wait(stage, "moved items", lambda: stage.client.backfill(backfill.id).done >= done or None)
 
 
 def _wait(stage: Stage, what: str, look: Callable[[], Found | None]) -> Found:

@@ -20,7 +20,7 @@ from typing import Self, TypeVar
 from examples.demo.pictures import Pictures
 from index.errors import RegraftError
 from regraft import Client, ImageItem, Problem, Unreachable
-from regraft.client import Json
+from regraft.models import SearchResponse
 
 MOST_VISITORS = 12
 """Items that come and go are never more than this at once."""
@@ -173,7 +173,7 @@ class Traffic:
         self.counts.queries_interrupted += interrupted
         if not interrupted:
             self.counts.seconds.append(time.perf_counter() - begun)
-        self.counts.deleted_seen |= gone & {m["id"] for result in answer["results"] for m in result["matches"]}
+        self.counts.deleted_seen |= gone & {m.id for result in answer.results for m in result.matches}
         if fault := wrong_answer(answer, len(images), QUERY_K):
             self._failed_query(fault)
         else:
@@ -202,9 +202,9 @@ class Traffic:
         self.ledger.deleted(ids)
         # Sent again after an interruption, a deletion may find what its first sending deleted.
         if interrupted == self.counts.writes_interrupted:
-            self.counts.missed_on_deletion |= set(answer["missing"])
+            self.counts.missed_on_deletion |= set(answer.missing)
 
-    def _written(self, write: Callable[[], Json]) -> Json | None:
+    def _written(self, write: Callable[[], Answered]) -> Answered | None:
         try:
             answer, interrupted = self._until_answered(write)
         except RegraftError as error:
@@ -228,17 +228,17 @@ class Traffic:
         raise AssertionError
 
 
-def wrong_answer(answer: Json, queries: int, k: int) -> str:
+def wrong_answer(answer: SearchResponse, queries: int, k: int) -> str:
     """What is wrong with an answer that arrived, "" if nothing."""
-    if len(answer["results"]) != queries:
-        return f"{len(answer['results'])} results for {queries} queries"
-    if answer["degraded"]:
-        return f"items left out: {answer['degraded']}"
-    for result in answer["results"]:
-        ids = [match["id"] for match in result["matches"]]
+    if len(answer.results) != queries:
+        return f"{len(answer.results)} results for {queries} queries"
+    if answer.degraded:
+        return f"items left out: {answer.degraded}"
+    for result in answer.results:
+        ids = [match.id for match in result.matches]
         if len(ids) != k or len(set(ids)) != k:
             return f"{len(set(ids))} different matches of {len(ids)} where {k} were wanted"
-        scores = [match["score"] for match in result["matches"]]
+        scores = [match.score for match in result.matches]
         if scores != sorted(scores, reverse=True):
             return "matches out of order"
     return ""

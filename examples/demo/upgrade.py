@@ -21,6 +21,7 @@ from index.evaluation.metrics import Retrieval
 from regraft import Client
 from regraft.backfill_routes import CurveOptions
 from regraft.client import Json
+from regraft.models import GateReport
 
 OLD = "v1"
 STEP = 0.05
@@ -53,7 +54,7 @@ class Stage:
 
     def ask(self, gallery: str, queries: int | None = None) -> Answer:
         """The whole ranking for every query image, or the first so many: one consistent answer."""
-        return ask(self.client, gallery, self.pictures.queries[:queries], self.client.gallery(gallery)["items"])
+        return ask(self.client, gallery, self.pictures.queries[:queries], self.client.gallery(gallery).items)
 
     def measure(self, answer: Answer) -> Retrieval:
         """The answer's metrics."""
@@ -102,7 +103,7 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
     with timed(seconds, "gate"):
         gate = stage.client.gate(way.name, way.version, "digit", sample=len(stage.pictures.items))
     with timed(seconds, "deploy"):
-        stage.client.deploy(way.name, way.version, gate=gate["id"])
+        stage.client.deploy(way.name, way.version, gate=gate.id)
     at_deploy = stage.ask(way.name)
 
     # A forward edge moves the items twice: transformed from what is stored, then encoded again from the images.
@@ -119,7 +120,7 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
         new_old=stage.measure(new_old),
         new_new=stage.measure(new_new),
         at_deploy=stage.measure(at_deploy),
-        gate=gate,
+        gate=gate.model_dump(),
         curve=curve,
         live=acts[0].live,
         routes={
@@ -196,7 +197,8 @@ class Act:
                     mark = STEP * (math.floor(curve[-1].moved / STEP) + 1)
             for _ in self.stage.client.watch_curve(backfill):
                 pass  # its last point comes when the backfill is done
-            self.live = self.stage.client.backfill(backfill)["curve"]
+            shown = self.stage.client.backfill(backfill).curve
+            self.live = {} if shown is None else shown.model_dump()
         self._audit()
         after = self.stage.ask(self.way.name)
         return [*curve, self._point(1.0, after)], killed, after
@@ -205,7 +207,7 @@ class Act:
         """The query images as an evaluation set: the service asks its gallery the same as this client does."""
         entries = [{"label": int(digit)} for digit in self.stage.pictures.query_digits]
         queries = self.stage.pictures.queries
-        return int(self.stage.client.add_evaluation(self.way.name, entries, images=queries)["id"])
+        return int(self.stage.client.add_evaluation(self.way.name, entries, images=queries).id or 0)
 
     def _backfill(self, rate: float | None, evaluation: int | None = None) -> Iterator[tuple[int, float]]:
         """Start it and give its number and the share of items moved, again and again until it ends.
@@ -217,12 +219,12 @@ class Act:
         curve: CurveOptions | None = None
         if evaluation is not None:
             curve = {"evaluation": evaluation, "label": "digit", "metric": "cmc@1", "marks": round(1 / STEP)}
-        backfill = client.start_backfill(name, kind=self.kind, chunk_size=chunk_size, rate=rate, curve=curve)["id"]
+        backfill = client.start_backfill(name, kind=self.kind, chunk_size=chunk_size, rate=rate, curve=curve).id
         with bar(self.stage.console) as progress:
             task = progress.add_task(f"{name}: {self.kind} to {self.way.version}", total=1.0)
-            while client.backfill(backfill)["state"] == "running":
+            while client.backfill(backfill).state == "running":
                 self.stage.processes.check()
-                moved = self._moved(client.gallery(name)["mix"])
+                moved = self._moved(client.gallery(name).mix)
                 progress.update(task, completed=moved)
                 yield backfill, moved
                 time.sleep(POLL_SECONDS)
@@ -244,7 +246,7 @@ class Act:
         down = time.perf_counter() - begun
         after = self.stage.client.backfill(backfill)
         self.stage.console.print(f"  kill -9 of service and worker at {moved:.0%}; back after {down:.1f} s, going on")
-        return {"moved": moved, "done_before": before["done"], "done_after": after["done"], "seconds_down": down}
+        return {"moved": moved, "done_before": before.done, "done_after": after.done, "seconds_down": down}
 
     def _ask_top(self) -> Answer:
         k = TOP + MOST_VISITORS  # so that 5 of the items that stay are among them
@@ -274,26 +276,26 @@ class Act:
 
     def _searchable(self) -> set[str]:
         client, gallery = self.stage.client, self.way.name
-        answer = ask(client, gallery, self.stage.pictures.queries[:1], client.gallery(gallery)["items"])
+        answer = ask(client, gallery, self.stage.pictures.queries[:1], client.gallery(gallery).items)
         return set(answer.ids[0])
 
 
 def back_and_forth(
-    stage: Stage, way: Way, gate: Json, old_old: Answer, new_new: Answer, seconds: dict[str, float]
+    stage: Stage, way: Way, gate: GateReport, old_old: Answer, new_new: Answer, seconds: dict[str, float]
 ) -> Json:
     """Roll back in one call and deploy again; both must answer as before, item for item and score for score."""
     with timed(seconds, "rollback"):
         back = stage.client.rollback(way.name, "demo")
     old_again = stage.ask(way.name, COMPARED)
     with timed(seconds, "forward"):
-        forth = stage.client.deploy(way.name, way.version, gate=gate["id"])
+        forth = stage.client.deploy(way.name, way.version, gate=gate.id)
     new_again = stage.ask(way.name, COMPARED)
     return {
         "answers_equal_old_old": same_answers(old_again, old_old.first(COMPARED)),
         "forward_answers_equal_new_new": same_answers(new_again, new_new.first(COMPARED)),
         "whole_rankings_compared": len(old_again.ids),
-        "items_back": back["activated"],
-        "items_forward": forth["activated"],
+        "items_back": back.activated,
+        "items_forward": forth.activated,
     }
 
 
@@ -302,7 +304,7 @@ def undisturbed(stage: Stage, way: Way, gallery: str) -> None:
     fill(stage, gallery)
     stage.client.deploy(gallery, way.version)
     started = stage.client.start_backfill(gallery)
-    while stage.client.backfill(started["id"])["state"] == "running":
+    while stage.client.backfill(started.id).state == "running":
         stage.processes.check()
         time.sleep(POLL_SECONDS)
 

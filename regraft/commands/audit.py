@@ -19,7 +19,6 @@ def audit(
     with connect(url, api_key) as client:
         found = client.audit(limit=limit)
     rows = [
-        [time.strftime("%F %T", time.localtime(row["at"])), row["who"], row["action"], row["subject"], row["why"]]
-        for row in found
+        [time.strftime("%F %T", time.localtime(row.at)), row.who, row.action, row.subject, row.why] for row in found
     ]
     print_table(["when", "who", "action", "subject", "why"], rows)

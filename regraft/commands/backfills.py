@@ -24,6 +24,7 @@ from regraft.commands.curves import (
 )
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, progress, would
 from regraft.commands.plan import print_estimate
+from regraft.models import BackfillInfo
 
 backfill = typer.Typer(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 ITEMS_FAILED = 3
@@ -130,7 +131,7 @@ def list_backfills(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> Non
     columns = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
     with connect(url, api_key) as client:
         found = client.backfills(name)
-    print_table(columns, [[backfill[column] for column in columns] for backfill in found])
+    print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
 @backfill.command("show")
@@ -184,30 +185,30 @@ def _parsed(given: str | None) -> Json | None:
     return found
 
 
-def _show(client: Client, shown: Json, watch: bool) -> None:
+def _show(client: Client, shown: BackfillInfo, watch: bool) -> None:
     shown = _watch(client, shown) if watch else shown
     _print(shown)
-    if shown.get("curve"):
-        print_curve(shown["curve"])
-    if shown["failed"]:
-        for failure in client.backfill_failures(shown["id"]):
-            out.print(f"  {failure['item']}: {failure['reason']}")
+    if shown.curve is not None:
+        print_curve(shown.curve)
+    if shown.failed:
+        for failure in client.backfill_failures(shown.id):
+            out.print(f"  {failure.item}: {failure.reason}")
         if watch:
             raise typer.Exit(ITEMS_FAILED)
 
 
-def _watch(client: Client, watched: Json) -> Json:
+def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
     with progress() as bar:
-        task = bar.add_task(f"backfill {watched['id']} to {watched['version']}", total=watched["total"])
+        task = bar.add_task(f"backfill {watched.id} to {watched.version}", total=watched.total)
         newest = watched
-        for newest in client.watch_backfill(watched["id"]):
-            bar.update(task, completed=newest["total"] - newest["remaining"], total=newest["total"])
-            if newest.get("curve"):
-                bar.update(task, description=f"backfill {watched['id']}: {in_short(newest['curve'])}")
+        for newest in client.watch_backfill(watched.id):
+            bar.update(task, completed=newest.total - newest.remaining, total=newest.total)
+            if newest.curve is not None:
+                bar.update(task, description=f"backfill {watched.id}: {in_short(newest.curve)}")
     return newest
 
 
-def _print(shown: Json, dry_run: bool = False) -> None:
-    counts = ", ".join(f"{shown[name]} {name}" for name in ("done", "skipped", "failed", "remaining"))
+def _print(shown: BackfillInfo, dry_run: bool = False) -> None:
+    counts = ", ".join(f"{getattr(shown, name)} {name}" for name in ("done", "skipped", "failed", "remaining"))
     state = would(dry_run, "is", "be")
-    out.print(f"backfill {shown['id']}: {shown['kind']} to {shown['version']} {state} {shown['state']} ({counts})")
+    out.print(f"backfill {shown.id}: {shown.kind} to {shown.version} {state} {shown.state} ({counts})")

@@ -7,8 +7,8 @@ from typing import Annotated, cast
 import typer
 
 from regraft.backfill_routes import CurveOptions
-from regraft.client import Json
 from regraft.commands.options import out, print_table, score
+from regraft.models import CurveInfo
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -34,24 +34,24 @@ def asked(**options: str | int | None) -> CurveOptions | None:
     return cast(CurveOptions, {name: value for name, value in options.items() if value is not None}) or None
 
 
-def sparkline(curve: Json) -> str:
+def sparkline(curve: CurveInfo) -> str:
     """The values as bars, the lowest and the highest of them a whole bar apart."""
-    values = [point["value"] for point in curve["points"]]
+    values = [point.value for point in curve.points]
     low, span = min(values), max(values) - min(values)
     return "".join(BARS[round((value - low) / span * (len(BARS) - 1)) if span else 0] for value in values)
 
 
-def in_short(curve: Json) -> str:
+def in_short(curve: CurveInfo) -> str:
     """Metric, sparkline, and the first and the newest value."""
-    first, newest = curve["points"][0], curve["points"][-1]
-    return f"{curve['metric']} {first['value']:.1%} {sparkline(curve)} {newest['value']:.1%}"
+    first, newest = curve.points[0], curve.points[-1]
+    return f"{curve.metric} {first.value:.1%} {sparkline(curve)} {newest.value:.1%}"
 
 
-def print_curve(curve: Json) -> None:
+def print_curve(curve: CurveInfo) -> None:
     """The curve in one line, and its points as a table."""
-    area = "" if curve["area"] is None else f", area {curve['area']:.1%}"
-    out.print(f"{in_short(curve)}, largest dip {curve['largest_dip']:.1%}{area}: {curve['state']}")
-    if curve["error"]:
-        out.print(f"  {curve['error']}")
-    rows = [[f"{point['share']:.1%}", point["moved"], score(point), point["queries"]] for point in curve["points"]]
-    print_table(["share", "moved", curve["metric"], "queries"], rows)
+    area = "" if curve.area is None else f", area {curve.area:.1%}"
+    out.print(f"{in_short(curve)}, largest dip {curve.largest_dip:.1%}{area}: {curve.state}")
+    if curve.error:
+        out.print(f"  {curve.error}")
+    rows = [[f"{point.share:.1%}", point.moved, score(point), point.queries] for point in curve.points]
+    print_table(["share", "moved", curve.metric, "queries"], rows)

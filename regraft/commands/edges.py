@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from regraft.client import Json
 from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, err, out, print_table, score, would
+from regraft.models import EdgeInfo
 
 edges = typer.Typer(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
@@ -119,32 +119,32 @@ def remove(
     """Remove an edge, after a check of what depends on it."""
     with connect(url, api_key) as client:
         removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
-    for number in removal["blocked_by"]:
+    for number in removal.blocked_by:
         out.print(f"backfill {number} applies it")
-    for gallery in removal["dependents"]:
-        for route in gallery["routes"]:
-            after = "nothing" if route["after"] is None else " ".join(route["after"]) or "directly"
-            out.print(f"{gallery['gallery']}: {route['items']} items of {route['version']} then by {after}")
-        out.print(f"{gallery['gallery']}: {gallery['moved']} items move, {gallery['lost']} cannot be reached any more")
+    for gallery in removal.dependents:
+        for route in gallery.routes:
+            after = "nothing" if route.after is None else " ".join(route.after) or "directly"
+            out.print(f"{gallery.gallery}: {route.items} items of {route.version} then by {after}")
+        out.print(f"{gallery.gallery}: {gallery.moved} items move, {gallery.lost} cannot be reached any more")
     out.print(f"{would(dry_run, 'removed', 'remove')} {new} -> {old}, {kind}")
 
 
-def _row(edge: Json) -> list[object]:
-    measured = edge["scores"].get("cmc@1")
-    calibrated = "yes" if edge["calibration"] else "no"
-    cells = [edge["new"], edge["old"], edge["kind"], edge["problem"] or edge["origin"]]
-    return [*cells, score(measured) if measured else "", edge["support"] or "", calibrated]
+def _row(edge: EdgeInfo) -> list[object]:
+    measured = edge.scores.get("cmc@1")
+    calibrated = "yes" if edge.calibration else "no"
+    cells = [edge.new, edge.old, edge.kind, edge.problem or edge.origin]
+    return [*cells, score(measured) if measured else "", edge.support or "", calibrated]
 
 
-def _print_edge(done: str, edge: Json) -> None:
-    out.print(f"{done} {edge['new']} -> {edge['old']}, {edge['kind']}")
-    for metric, measured in edge["scores"].items():
+def _print_edge(done: str, edge: EdgeInfo) -> None:
+    out.print(f"{done} {edge.new} -> {edge.old}, {edge.kind}")
+    for metric, measured in edge.scores.items():
         out.print(f"{metric}: {score(measured)}")
     for source in ("probes", "items"):
-        if compared := edge["made"].get(source):
+        if compared := edge.made.get(source):
             out.print(f"{compared['images']} {source} compared, at most {compared['distance']:.2g} apart")
-    if edge["warning"]:
-        err.print(f"regraft: {edge['warning']}", style="yellow")
+    if edge.warning:
+        err.print(f"regraft: {edge.warning}", style="yellow")
 
 
 def _numbers(settings: list[str]) -> dict[str, float]:

@@ -65,8 +65,8 @@ def add(
             with _naming(images):
                 files = [path.read_bytes() for path in images]
                 added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
-    number = "(dry run)" if added["id"] is None else added["id"]
-    out.print(f"{name}: evaluation set {number} of {added['size']} {'images' if folder else 'embeddings'}")
+    number = "(dry run)" if added.id is None else added.id
+    out.print(f"{name}: evaluation set {number} of {added.size} {'images' if folder else 'embeddings'}")
 
 
 @evaluation.command("list")
@@ -74,7 +74,7 @@ def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
     """List a gallery's evaluation sets."""
     with connect(url, api_key) as client:
         found = client.evaluations(name)
-    print_table(COLUMNS, [[one[column] for column in COLUMNS] for one in found])
+    print_table(COLUMNS, [[getattr(one, column) for column in COLUMNS] for one in found])
 
 
 @evaluation.command("delete")

@@ -12,9 +12,10 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_K, Client, ImageItem, Json, Problem, QueryOptions
+from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
 from regraft.commands.console import visible
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, progress, would
+from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, ItemError, SearchedShard
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
@@ -35,7 +36,7 @@ def list_galleries(url: Url = URL, api_key: ApiKey = None) -> None:
     """List the galleries."""
     with connect(url, api_key) as client:
         found = client.galleries()
-    print_table(["gallery", "current", "items", "mix"], [[g["name"], g["current"], g["items"], _mix(g)] for g in found])
+    print_table(["gallery", "current", "items", "mix"], [[g.name, g.current, g.items, _mix(g)] for g in found])
 
 
 @gallery.command("show")
@@ -43,7 +44,7 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
     """Show a gallery: its version, its items, and which versions they are stored in."""
     with connect(url, api_key) as client:
         found = client.gallery(name)
-    out.print(f"{found['name']}: current version {found['current']}, {found['items']} items ({_mix(found) or 'empty'})")
+    out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
 
 
 @gallery.command("delete")
@@ -84,15 +85,15 @@ def ingest(
     """
     files = [(prefix + key, path) for key, path in find_images(paths)]
     counts: Counter[str] = Counter()
-    lost: dict[tuple[str, str], Json] = {}
+    lost: dict[tuple[str, str], ImageWarning] = {}
     with connect(url, api_key) as client, progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
             answer = _store(client, name, chunk, replace)
-            _add_up(lost, answer.get("warnings", []))
-            for error in answer["errors"]:
-                err.print(f"{chunk[error['index']][1]}: {error['detail']}")
-            counts.update({kind: answer[kind] for kind in ("stored", "new", "replaced", "failed")})
+            _add_up(lost, answer.warnings)
+            for error in answer.errors:
+                err.print(f"{chunk[error.index][1]}: {error.detail}")
+            counts.update({kind: getattr(answer, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
     told = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
     out.print(f"stored {counts['stored']} images in {name}, {told}")
@@ -146,16 +147,14 @@ def query(
         images = [] if image is None else [image.read_bytes()]
         texts, items = ([] if one is None else [one] for one in (text, like))
         answer = client.query(name, images, k, texts=texts, items=items, **options)
-    matches = answer["results"][0]["matches"]
-    rows = [
-        [m["id"], f"{m['score']:.4f}", m["version"], "+".join(m["route"]) or "same", m["metadata"]] for m in matches
-    ]
+    matches = answer.results[0].matches
+    rows = [[m.id, f"{m.score:.4f}", m.version, "+".join(m.route) or "same", m.metadata] for m in matches]
     print_table(["item", "score", "version", "route", "metadata"], rows)
-    if explain:
-        _print_shards(answer["explain"]["shards"], answer["mode"])
-    for missing in answer["degraded"]:
-        err.print(f"not searched: {missing['items']} items of {missing['version']}: {missing['reason']}")
-    _print_warnings(answer.get("warnings", ()))
+    if answer.explain is not None:
+        _print_shards(answer.explain.shards, answer.mode)
+    for missing in answer.degraded:
+        err.print(f"not searched: {missing.items} items of {missing.version}: {missing.reason}")
+    _print_warnings(answer.warnings)
 
 
 def _read_filter(text: str) -> Any:
@@ -208,39 +207,42 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
         yield chunk
 
 
-def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> Json:
+def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> IngestResult:
     items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
     try:
         return client.ingest(name, items, replace=replace)
     except Problem as problem:
         # A batch of nothing but bad images is refused as a whole, with the same list.
         if problem.errors and all("index" in error for error in problem.errors):
-            return {"stored": 0, "new": 0, "replaced": 0, "failed": len(chunk), "errors": problem.errors}
+            errors = [ItemError(**error) for error in problem.errors]
+            counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
+            return IngestResult(**counts, failed=len(chunk), errors=errors, warnings=[])
         raise
 
 
-def _add_up(lost: dict[tuple[str, str], Json], warnings: Sequence[Json]) -> None:
+def _add_up(lost: dict[tuple[str, str], ImageWarning], warnings: Sequence[ImageWarning]) -> None:
     """Count the warnings of a batch to those of the batches before, so that each is said once."""
     for warning in warnings:
-        known = lost.setdefault((warning["code"], warning["version"]), {**warning, "count": 0})
-        known["count"] += warning["count"]
+        kind = (warning.code, warning.version)
+        before = lost[kind].count if kind in lost else 0
+        lost[kind] = warning.model_copy(update={"count": before + warning.count})
 
 
-def _print_warnings(warnings: Iterable[Json]) -> None:
+def _print_warnings(warnings: Iterable[ImageWarning]) -> None:
     for warning in warnings:
-        images = "1 image" if warning["count"] == 1 else f"{warning['count']} images"
-        err.print(f"warning: {images}: {warning['detail']}")
+        images = "1 image" if warning.count == 1 else f"{warning.count} images"
+        err.print(f"warning: {images}: {warning.detail}")
 
 
-def _print_shards(shards: Sequence[Json], mode: str) -> None:
+def _print_shards(shards: Sequence[SearchedShard], mode: str) -> None:
     rows = [
         [
-            f"{shard['version']} {shard['origin']}",
-            shard["items"],
-            "+".join(edge["kind"] for edge in shard["route"]) or "same",
-            ", ".join(_measured(edge) for edge in shard["route"]),
-            "yes" if shard["calibration"] else "no",
-            f"{1000 * (shard['seconds']['transform'] + shard['seconds']['scan']):.2f}",
+            f"{shard.version} {shard.origin}",
+            shard.items,
+            "+".join(edge.kind for edge in shard.route) or "same",
+            ", ".join(_measured(edge) for edge in shard.route),
+            "yes" if shard.calibration else "no",
+            f"{1000 * (shard.seconds.transform + shard.seconds.scan):.2f}",
         ]
         for shard in shards
     ]
@@ -248,10 +250,10 @@ def _print_shards(shards: Sequence[Json], mode: str) -> None:
     print_table(["shard", "items", "route", "measured", "calibrated", "ms"], rows)
 
 
-def _measured(edge: Json) -> str:
-    scores = [f"{name} {score['value']:.3f}" for name, score in edge["scores"].items()]
-    return f"{edge['new']} > {edge['old']}: {' '.join(scores) or 'nothing'}"
+def _measured(edge: EdgeUsed) -> str:
+    scores = [f"{name} {score.value:.3f}" for name, score in edge.scores.items()]
+    return f"{edge.new} > {edge.old}: {' '.join(scores) or 'nothing'}"
 
 
-def _mix(found: Json) -> str:
-    return ", ".join(f"{version}: {count}" for version, count in found["mix"].items())
+def _mix(found: GalleryInfo) -> str:
+    return ", ".join(f"{version}: {count}" for version, count in found.mix.items())

@@ -14,6 +14,7 @@ from rich.table import Table
 from index.errors import InvalidArgument, RegraftError, nearest
 from regraft.client import DEFAULT_URL, Client, Problem
 from regraft.commands.console import Description, PlainConsole
+from regraft.models import ScoreInterval
 from regraft.own_packages import OWN, check_not_hidden
 
 Url = Annotated[str, typer.Option("--url", envvar="REGRAFT_URL", help="The service to speak to.")]
@@ -47,7 +48,7 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
             unknown = re.fullmatch(r"there is no gallery '(.+)'", problem.detail)
             if unknown is None:
                 raise
-            near = nearest(unknown[1], [found["name"] for found in client.galleries()])
+            near = nearest(unknown[1], [found.name for found in client.galleries()])
             raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
 
 
@@ -96,6 +97,6 @@ def would(dry_run: bool, done: str, infinitive: str) -> str:
     return f"would {infinitive}" if dry_run else done
 
 
-def score(value: dict[str, float]) -> str:
+def score(value: ScoreInterval) -> str:
     """A measured score in per cent with its interval."""
-    return f"{value['value']:.1%} [{value['low']:.1%}, {value['high']:.1%}]"
+    return f"{value.value:.1%} [{value.low:.1%}, {value.high:.1%}]"

@@ -6,12 +6,13 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from index.errors import InvalidArgument
 from regraft.commands.options import needs, out, print_table
+from regraft.models import BackfillEstimate
 
 if TYPE_CHECKING:
     from index.evaluation.cost import Cost, Reckoned
@@ -62,23 +63,23 @@ def plan(
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
 
 
-def print_estimate(shown: dict[str, Any]) -> None:
+def print_estimate(shown: BackfillEstimate) -> None:
     """An estimate of the service, in words."""
-    macs = shown["macs_per_item"]
-    no_image = f" ({shown['without_image']:,} more have no image)" if shown["without_image"] else ""
-    ways = f"{_count(macs['reencode'])} to reencode, {_count(macs['transform'])} to transform"
+    macs = shown.macs_per_item
+    no_image = f" ({shown.without_image:,} more have no image)" if shown.without_image else ""
+    ways = f"{_count(macs.reencode)} to reencode, {_count(macs.transform)} to transform"
     lines = {
-        "items": f"{shown['items']:,}{no_image}",
-        "time": f"{_seconds(shown['seconds'])} with one worker (measured on {shown['sampled']} items)",
-        "stored": f"{_bytes(shown['bytes_now'])} now, {_bytes(shown['bytes_after'])} after, {_retired(shown)}",
+        "items": f"{shown.items:,}{no_image}",
+        "time": f"{_seconds(shown.seconds)} with one worker (measured on {shown.sampled} items)",
+        "stored": f"{_bytes(shown.bytes_now)} now, {_bytes(shown.bytes_after)} after, {_retired(shown)}",
         "multiply-accumulates an item": ways,
     }
-    out.print(f"{shown['kind']} to {shown['version']}: an estimate, nothing was started")
+    out.print(f"{shown.kind} to {shown.version}: an estimate, nothing was started")
     print_table(["", ""], [[name, line] for name, line in lines.items()])
 
 
-def _retired(shown: dict[str, Any]) -> str:
-    after = shown["bytes_after_retiring"]
+def _retired(shown: BackfillEstimate) -> str:
+    after = shown.bytes_after_retiring
     if after is None:
         return "and the older versions still in use"
     return f"{_bytes(after)} once older versions are retired"

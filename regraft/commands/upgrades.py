@@ -12,6 +12,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.client import Json
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, score, would
+from regraft.models import DeploymentInfo, GateReport
 
 deployment = typer.Typer(no_args_is_help=True, help="Show deployments, and take them step by step.")
 
@@ -81,10 +82,10 @@ def gate(
             seed=seed,
             dry_run=dry_run,
         )
-        if page is not None:
-            page.write_text(client.gate_page(name, report["id"]))
+        if page is not None and report.id is not None:
+            page.write_text(client.gate_page(name, report.id))
     _print_report(report)
-    if report["verdict"] == "refuse":
+    if report.verdict == "refuse":
         raise typer.Exit(1)
 
 
@@ -131,7 +132,7 @@ def list_deployments(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
     columns = ["id", "version", "previous", "state", "gate", "activated", "reason"]
     with connect(url, api_key) as client:
         found = client.deployments(name)
-    print_table(columns, [[deployed[column] for column in columns] for deployed in found])
+    print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
 @deployment.command("show")
@@ -139,13 +140,13 @@ def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) 
     """Show every step of one, and what its shadow or canary has counted."""
     with connect(url, api_key) as client:
         found = client.deployment(name, number)
-    out.print(f"{name}: deployment {number} of {found['version']} is {found['state']}")
+    out.print(f"{name}: deployment {number} of {found.version} is {found.state}")
     rows = [
-        [time.strftime("%F %T", time.localtime(s["at"])), s["after"], s["who"], s["why"], _counted(s["evidence"])]
-        for s in found["transitions"]
+        [time.strftime("%F %T", time.localtime(s.at)), s.after, s.who, s.why, _counted(s.evidence)]
+        for s in found.transitions
     ]
     print_table(["when", "step", "who", "why", "evidence"], rows)
-    for phase, counted in found["trial"].items():
+    for phase, counted in found.trial.items():
         print_table(
             [phase, ""], [[field, _counted(value)] for field, value in counted.items() if field != "last_errors"]
         )
@@ -196,7 +197,7 @@ def rollback(
     with connect(url, api_key) as client:
         deployed = client.rollback(name, reason, force=force, dry_run=dry_run)
     _print_deployment(name, deployed)
-    for version, items in deployed["out_of_reach"].items():
+    for version, items in deployed.out_of_reach.items():
         err.print(f"out of reach: {items} items of {version}")
 
 
@@ -212,7 +213,7 @@ def retire(
     with connect(url, api_key) as client:
         freed = client.retire(name, version, reason, dry_run=dry_run)
     done = would(dry_run, "freed", "free")
-    out.print(f"{name}: {done} {freed['embeddings']} embeddings of {version}, {freed['bytes']} bytes")
+    out.print(f"{name}: {done} {freed.embeddings} embeddings of {version}, {freed.bytes} bytes")
 
 
 def _trial(
@@ -236,27 +237,28 @@ def _counted(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _print_report(report: Json) -> None:
-    number = "(dry run)" if report["id"] is None else report["id"]
-    out.print(f"gate {number}: {report['current']} -> {report['version']}, verdict {report['verdict']}")
-    rows = [[name, score(report[name])] for name in ("old_old", "new_old", "new_new", "difference") if report.get(name)]
-    print_table([report["metric"], "value [95 % interval]"], rows)
-    side = "all that can be compared" if report["whole"] else "a sample"
-    out.print(f"{report['queries']} queries over {report['items']} items ({side}), seed {report['seed']}")
-    if left_out := report.get("unlabelled"):
-        out.print(f"{left_out} entries without a label were left out")
-    for one in report["slices"][:3]:
-        name = json.loads(one["value"])  # a string reads better without its quotes
-        shown = name if isinstance(name, str) else one["value"]
-        out.print(f"{report['slice']} {shown}: {one['old_old']:.1%} -> {one['new_old']:.1%} ({one['queries']} queries)")
-    if report["verdict"] == "refuse":
-        err.print(f"{report['version']} would make {report['metric']} worse")
+def _print_report(report: GateReport) -> None:
+    number = "(dry run)" if report.id is None else report.id
+    out.print(f"gate {number}: {report.current} -> {report.version}, verdict {report.verdict}")
+    measured = {name: getattr(report, name) for name in ("old_old", "new_old", "new_new", "difference")}
+    rows = [[name, score(value)] for name, value in measured.items() if value is not None]
+    print_table([report.metric, "value [95 % interval]"], rows)
+    side = "all that can be compared" if report.whole else "a sample"
+    out.print(f"{report.queries} queries over {report.items} items ({side}), seed {report.seed}")
+    if report.unlabelled:
+        out.print(f"{report.unlabelled} entries without a label were left out")
+    for one in report.slices[:3]:
+        name = json.loads(one.value)  # a string reads better without its quotes
+        shown = name if isinstance(name, str) else one.value
+        out.print(f"{report.slice} {shown}: {one.old_old:.1%} -> {one.new_old:.1%} ({one.queries} queries)")
+    if report.verdict == "refuse":
+        err.print(f"{report.version} would make {report.metric} worse")
 
 
-def _print_deployment(name: str, deployed: Json) -> None:
-    back = f", {deployed['activated']} items moved to embeddings they held" if deployed["activated"] else ""
-    state = "" if deployed["state"] == "current" else f" is {deployed['state']}"
-    would = "" if deployed["id"] else " (dry run)"
-    out.print(f"{name}: {deployed['previous'] or 'nothing'} -> {deployed['version']}{state}{back}{would}")
-    for note in deployed.get("notes", []):
+def _print_deployment(name: str, deployed: DeploymentInfo) -> None:
+    back = f", {deployed.activated} items moved to embeddings they held" if deployed.activated else ""
+    state = "" if deployed.state == "current" else f" is {deployed.state}"
+    would = "" if deployed.id else " (dry run)"
+    out.print(f"{name}: {deployed.previous or 'nothing'} -> {deployed.version}{state}{back}{would}")
+    for note in deployed.notes:
         err.print(f"note: {note}")

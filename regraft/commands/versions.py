@@ -49,7 +49,7 @@ def register(
     """Send a version to the service."""
     with connect(url, api_key) as client:
         registered = client.register_version(folder, dry_run=dry_run)
-    out.print(f"{would(dry_run, 'registered', 'register')} {registered['name']}")
+    out.print(f"{would(dry_run, 'registered', 'register')} {registered.name}")
 
 
 @version.command("delete")
@@ -73,11 +73,8 @@ def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
     """List the versions the service knows."""
     with connect(url, api_key) as client:
         found = client.versions()
-    rows = [
-        [v["name"], v["dim"], v["space"]["kind"], v["method"], " ".join(f"{e['kind']}->{e['old']}" for e in v["edges"])]
-        for v in found
-    ]
+    rows = [[v.name, v.dim, v.space["kind"], v.method, " ".join(f"{e.kind}->{e.old}" for e in v.edges)] for v in found]
     print_table(["version", "dim", "space", "method", "edges"], rows)
     for v in found:
-        if v["problem"]:
-            out.print(f"{v['name']} is set aside: {v['problem']}")
+        if v.problem:
+            out.print(f"{v.name} is set aside: {v.problem}")

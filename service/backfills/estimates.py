@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select
 
 from index.errors import RegraftError
 from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs
+from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.filtering import passing
@@ -39,34 +39,6 @@ class SampledRow(NamedTuple):
     side: bytes | None
 
 
-class MacsOut(BaseModel):
-    """Multiply-accumulates for one item; null where a way is not open, or a model's shapes are not known."""
-
-    reencode: int | None
-    transform: float | None
-
-
-class EstimateOut(BaseModel):
-    """A backfill on paper. `seconds`: one worker on this machine, one step after the other, or what the rate allows.
-
-    Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
-    the target is retired; null where some items would still depend on another.
-    """
-
-    kind: str
-    version: str
-    items: int
-    without_image: int
-    sampled: int
-    seconds_per_item: float | None
-    seconds: float | None
-    bytes_now: int
-    bytes_after: int
-    bytes_after_retiring: int | None
-    macs_per_item: MacsOut
-    macs: float | None
-
-
 def estimate(
     database: Database,
     registry: Registry,
@@ -75,7 +47,7 @@ def estimate(
     target: LoadedVersion,
     scope: Scope,
     asked: Any,
-) -> EstimateOut:
+) -> BackfillEstimate:
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
     waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
@@ -85,7 +57,7 @@ def estimate(
     items = most(sum(by_version.values()), asked.share, asked.limit)
     rows = _sample(connection, waiting, kind, target, passed) if items else []
     sampled, seconds = _measure(database, embedder, target, scope, rows)
-    macs = MacsOut(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
+    macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
     total = None if seconds is None else items * seconds
     if asked.rate is not None:
@@ -96,7 +68,7 @@ def estimate(
     replaced = _already_held(connection, waiting, target)
     left = _left(connection, scope, by_version, items)
     after_retiring = min(with_target + max(items - replaced, 0) * width, live * width)
-    return EstimateOut(
+    return BackfillEstimate(
         kind=kind,
         version=target.name,
         items=items,

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import StreamingResponse
 
+from regraft.models import BackfillInfo
 from service.backfills.planner import ACTIVE, State
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
 from service.http.requests import CheckedRoute, Service
@@ -26,7 +27,7 @@ from service.runtime import Runtime
 from service.schemas import Number
 from service.store.repository import gallery_row
 from service.store.rows import BackfillRow
-from service.upgrades.curves.points import Curve, CurveOut, CurveState, curve_of
+from service.upgrades.curves.points import Curve, CurveState, curve_of
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
@@ -48,38 +49,6 @@ NOTHING = -1
 """The id of the last event of somebody who has seen none."""
 ID_DIGITS = 19
 """No id is longer; Python refuses to read a number of thousands."""
-
-
-class BackfillOut(BaseModel):
-    """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`.
-
-    `retrying` of the `remaining` failed and will be tried again.
-    """
-
-    id: int
-    gallery: str
-    version: str
-    kind: str
-    order: str
-    state: str
-    total: int
-    done: int
-    skipped: int
-    failed: int
-    retrying: int
-    remaining: int
-    rate: float | None
-    share: float | None
-    limit: int | None
-    origin: str | None
-    filter: dict[str, Any] | None
-    attempts: int
-    created: float
-    finished: float | None
-    active_seconds: float
-    items_per_second: float | None
-    eta_seconds: float | None
-    curve: CurveOut | None
 
 
 @router.get(
@@ -133,7 +102,7 @@ class Look:
     """A backfill at one moment: its revision, what a user sees of it, and the ids of its points' events."""
 
     revision: int
-    shown: BackfillOut
+    shown: BackfillInfo
     points: Sequence[int]
 
     @property
@@ -190,14 +159,14 @@ def look(service: Runtime, number: int) -> Look:
     return Look(row.revision, shown, curve.events if curve else ())
 
 
-def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillOut:
+def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillInfo:
     """What a user sees of a backfill and its curve."""
     remaining = row.total - row.settled
     active = _active_seconds(row)
     speed = row.settled / active if row.settled and active > 0 else None
     # What a rate lets through at once at the start says nothing of how it goes on.
     lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
-    return BackfillOut(
+    return BackfillInfo(
         id=row.id,
         gallery=gallery_name,
         version=registry.by_id(row.version_id).name,

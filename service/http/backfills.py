@@ -8,17 +8,18 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy import Connection, insert, select
 
 from index.errors import NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
+from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
-from service.backfills.estimates import EstimateOut, estimate
+from service.backfills.estimates import estimate
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
 from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
-from service.http.backfill_progress import BackfillOut, describe, look
+from service.http.backfill_progress import describe, look
 from service.http.request_context import Terms
 from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
@@ -83,16 +84,10 @@ class BackfillIn(Body):
     curve: CurveIn | None = None
 
 
-class Backfills(BaseModel):
-    """Every backfill of a gallery, oldest first."""
-
-    backfills: list[BackfillOut]
-
-
 @router.post("/galleries/{name}/backfills", status_code=202)
 def create(
     name: Name, body: BackfillIn, response: Response, service: Service, terms: Terms
-) -> BackfillOut | EstimateOut:
+) -> BackfillInfo | BackfillEstimate:
     """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
     if terms.dry_run:
         response.status_code = 200
@@ -114,35 +109,35 @@ def create(
 
 
 @router.get("/galleries/{name}/backfills")
-def list_all(name: Name, service: Service) -> Backfills:
+def list_all(name: Name, service: Service) -> BackfillList:
     """Every backfill of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = backfill_rows(connection, gallery_named(connection, name).id)
-        return Backfills(
+        return BackfillList(
             backfills=[describe(service.registry, name, row, curve_of(connection, row.id)) for row in rows]
         )
 
 
 @router.get("/backfills/{number}")
-def show(number: Number, service: Service) -> BackfillOut:
+def show(number: Number, service: Service) -> BackfillInfo:
     """State and progress of a backfill."""
     return look(service, number).shown
 
 
 @router.post("/backfills/{number}/pause")
-def pause(number: Number, service: Service, terms: Terms) -> BackfillOut:
+def pause(number: Number, service: Service, terms: Terms) -> BackfillInfo:
     """Let no chunk be claimed or committed until it is resumed."""
     return _turn(service, number, (State.RUNNING,), State.PAUSED, terms)
 
 
 @router.post("/backfills/{number}/resume")
-def resume(number: Number, service: Service, terms: Terms) -> BackfillOut:
+def resume(number: Number, service: Service, terms: Terms) -> BackfillInfo:
     """Go on with a paused backfill."""
     return _turn(service, number, (State.PAUSED,), State.RUNNING, terms)
 
 
 @router.post("/backfills/{number}/cancel")
-def cancel(number: Number, service: Service, terms: Terms) -> BackfillOut:
+def cancel(number: Number, service: Service, terms: Terms) -> BackfillInfo:
     """End a backfill; what it moved stays moved."""
     return _turn(service, number, ACTIVE, State.CANCELLED, terms)
 
@@ -214,7 +209,7 @@ def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Be
     return service.curves.begin(name, target, chosen)
 
 
-def _estimate(service: Runtime, name: str, asked: BackfillIn) -> EstimateOut:
+def _estimate(service: Runtime, name: str, asked: BackfillIn) -> BackfillEstimate:
     with _asked(service, name, asked) as (connection, embedder, target, scope):
         if asked.order == "uncertainty":
             uncertainties(connection, service.registry, embedder, scope)
@@ -261,7 +256,7 @@ def _check_possible(connection: Connection, registry: Registry, kind: Kind, targ
         declared.check()
 
 
-def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillOut:
+def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillInfo:
     with service.database.write(dry_run=terms.dry_run) as connection:
         turned = turn(connection, number, before, after)
         row = backfill_row(connection, number)

@@ -7,10 +7,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 from sqlalchemy import Connection
 
 from index.encoder import verify_version
+from regraft.models import (
+    DeploymentDetail,
+    DeploymentInfo,
+    DeploymentList,
+    RetireResult,
+    RollbackResult,
+    TransitionInfo,
+)
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchTerms
 from service.http.requests import CheckedRoute, Service
@@ -43,68 +50,8 @@ class RetireIn(Body):
     reason: Reason = ""
 
 
-class DeploymentOut(BaseModel):
-    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`.
-
-    `notes`, in the answer to a change, say what to know of it: items that only an older version's encoder reaches, and
-    that no gate has compared the versions, or that one warned or refused.
-    """
-
-    id: int | None
-    version: str
-    previous: str | None
-    state: str
-    gate: int | None
-    reason: str
-    created: float
-    activated: int
-    notes: list[str] = []
-
-
-class RolledBack(DeploymentOut):
-    """What a gallery went back to; `out_of_reach` counts by version the items its queries do not reach any more."""
-
-    out_of_reach: dict[str, int]
-
-
-class Deployments(BaseModel):
-    """Every deployment of a gallery, oldest first."""
-
-    deployments: list[DeploymentOut]
-
-
-class TransitionOut(BaseModel):
-    """One step of a deployment: who took it when, why, and what it rests on. `before` is null at its beginning."""
-
-    before: str | None
-    after: str
-    who: str
-    why: str
-    evidence: dict[str, Any]
-    at: float
-
-
-class DeploymentDetail(DeploymentOut):
-    """A deployment with its record; `since` is when it became current. `trial` is what shadow or canary counted."""
-
-    since: float | None
-    undoes: int | None
-    settings: dict[str, Any] | None
-    transitions: list[TransitionOut]
-    trial: dict[str, dict[str, Any]]
-
-
-class Retired(BaseModel):
-    """What retiring a version freed: embeddings, and about how many bytes."""
-
-    version: str
-    deployments: list[int]
-    embeddings: int
-    bytes: int
-
-
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: Name, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentOut:
+def create(name: Name, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentInfo:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.registry.sync()
     version = service.registry.named(body.version)
@@ -123,13 +70,13 @@ def create(name: Name, body: DeploymentIn, response: Response, service: Service,
 
 
 @router.get("/galleries/{name}/deployments")
-def list_all(name: Name, response: Response, service: Service) -> Deployments:
+def list_all(name: Name, response: Response, service: Service) -> DeploymentList:
     """Every deployment of a gallery, oldest first; the ETag belongs to all of them together."""
     with service.database.read() as connection:
         gallery_id = gallery_named(connection, name).id
         rows = history(connection, gallery_id)
         response.headers["ETag"] = etag(connection, gallery_id)
-    return Deployments(deployments=[describe(service.registry, row) for row in rows])
+    return DeploymentList(deployments=[describe(service.registry, row) for row in rows])
 
 
 @router.get("/galleries/{name}/deployments/{number}")
@@ -145,7 +92,7 @@ def show(name: Name, number: Number, response: Response, service: Service) -> De
         since=row.since,
         undoes=row.undoes_id,
         settings=row.settings,
-        transitions=[TransitionOut.model_validate(step, from_attributes=True) for step in steps],
+        transitions=[TransitionInfo.model_validate(step, from_attributes=True) for step in steps],
         trial={phase: summary(report) for phase, report in reports.items()},
     )
 
@@ -153,7 +100,7 @@ def show(name: Name, number: Number, response: Response, service: Service) -> De
 @router.post("/galleries/{name}/deployments/{number}/advance")
 def advance(
     name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
-) -> DeploymentOut:
+) -> DeploymentInfo:
     """Take one step of a deployment."""
     to = State(body.to)
     check_options(body, [to])
@@ -173,7 +120,7 @@ def advance(
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
     name: Name, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
-) -> RolledBack:
+) -> RollbackResult:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
     Items that hold embeddings of the version that is current again return to it at once. Refused without `force` when
@@ -185,11 +132,13 @@ def create_rollback(
         row = roll_back(connection, service.registry, gallery_id, order)
         lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
     answer = _answer(service, response, gallery_id, row, terms)
-    return RolledBack(**answer.model_dump(), out_of_reach=lost)
+    return RollbackResult(**answer.model_dump(), out_of_reach=lost)
 
 
 @router.post("/galleries/{name}/retire")
-def create_retirement(name: Name, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms) -> Retired:
+def create_retirement(
+    name: Name, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms
+) -> RetireResult:
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)
@@ -200,7 +149,7 @@ def create_retirement(name: Name, body: RetireIn, response: Response, service: S
     if not terms.dry_run:
         service.reaper.free(gallery_id, version.id)
         service.replica.refresh(gallery_id)
-    return Retired(version=version.name, deployments=numbers, **freed)
+    return RetireResult(version=version.name, deployments=numbers, **freed)
 
 
 @contextmanager
@@ -229,9 +178,9 @@ def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     return {"card_sha256": version.card_sha256, "files": len(version.card.files)}
 
 
-def describe(registry: Registry, row: DeploymentRow) -> DeploymentOut:
+def describe(registry: Registry, row: DeploymentRow) -> DeploymentInfo:
     """What a user sees of a deployment."""
-    return DeploymentOut(
+    return DeploymentInfo(
         id=row.id,
         version=registry.by_id(row.version_id).name,
         previous=None if row.previous_id is None else registry.by_id(row.previous_id).name,
@@ -251,7 +200,7 @@ def _answer(
     terms: Change,
     said: Sequence[str] = (),
     done: int = 201,
-) -> DeploymentOut:
+) -> DeploymentInfo:
     response.status_code = terms.status(done)
     described = describe(service.registry, row).model_copy(update={"notes": list(said)})
     if terms.dry_run:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import BinaryIO, Literal
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from index.archive import unpack_version
 from index.edge_maps import check_calibration
@@ -17,6 +17,7 @@ from index.folder import load_edge
 from index.isolated import check_edge_isolated
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
+from regraft.models import DependentGallery, EdgeInfo, EdgeList, EdgeRemoval, ReroutedItems
 from service.errors import InvalidBody
 from service.http.body_schemas import FILE, SWITCH, fields, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
@@ -69,64 +70,6 @@ class EdgeIn(Body):
     replace: bool = False
 
 
-class EdgeDetail(BaseModel):
-    """An edge and its evidence.
-
-    `origin` says how it came to be known: `registered` with its version, `added`, `fitted` on stored items or `claimed`
-    and verified; `made` on what. `support` is the number of pairs it was fitted on. `problem`: why it is not used.
-    `created` is null in a rehearsal.
-    """
-
-    new: str
-    old: str
-    kind: str
-    direction: str
-    origin: str
-    scores: dict[str, dict[str, float]]
-    support: int
-    calibration: dict[str, Any] | None
-    old_encoder: str
-    made: dict[str, Any]
-    files: dict[str, str]
-    created: float | None
-    warning: str | None
-    problem: str | None
-
-
-class EdgeList(BaseModel):
-    """Declared edges, in the order in which they were."""
-
-    edges: list[EdgeDetail]
-
-
-class ReroutedOut(BaseModel):
-    """Items of a version that are reached along the edge, and how without it; `after` null: not at all."""
-
-    version: str
-    items: int
-    before: list[str]
-    after: list[str] | None
-
-
-class DependentOut(BaseModel):
-    """What a removal does to a gallery: `moved` items go to another embedding they hold, `lost` cannot be reached."""
-
-    gallery: str
-    version: str
-    routes: list[ReroutedOut]
-    moved: int
-    lost: int
-
-
-class RemovalOut(BaseModel):
-    """A removed edge, or with `dry_run` what removing it would do; `blocked_by` are backfills that apply it."""
-
-    edge: EdgeDetail
-    removed: bool
-    dependents: list[DependentOut]
-    blocked_by: list[int]
-
-
 @router.get("/edges")
 def list_all(service: Service, new: Name | None = None, old: Name | None = None) -> EdgeList:
     """Every edge, or those from `new`, or those to `old`."""
@@ -138,14 +81,14 @@ def list_all(service: Service, new: Name | None = None, old: Name | None = None)
 
 
 @router.get("/edges/{new}/{old}/{kind}")
-def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeDetail:
+def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
     """One edge."""
     service.registry.sync()
     return describe(find(service.registry, (new, old, kind)))
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
-async def add(request: Request, response: Response, service: Service, terms: Terms) -> EdgeDetail:
+async def add(request: Request, response: Response, service: Service, terms: Terms) -> EdgeInfo:
     """Add an edge: an edge folder sent as the .zip file `archive`, or as JSON a kind that needs no files.
 
     As JSON an `identity` claims that both versions are one model; it is verified before it is accepted.
@@ -160,7 +103,7 @@ async def add(request: Request, response: Response, service: Service, terms: Ter
 
 
 @router.post("/edges:fit", status_code=201)
-def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeDetail:
+def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeInfo:
     """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
     response.status_code = terms.status(201)
     return describe(fit(service.database, service.registry, service.replica, body, terms))
@@ -175,12 +118,12 @@ def delete(
     terms: Terms,
     force: bool = False,
     reason: Reason = "",
-) -> RemovalOut:
+) -> EdgeRemoval:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
     removal = remove(
         service.database, service.registry, service.replica, (new, old, kind), terms, force=force, reason=reason
     )
-    return RemovalOut(
+    return EdgeRemoval(
         edge=describe(removal.edge),
         removed=not terms.dry_run,
         dependents=[_dependent(d) for d in removal.dependents],
@@ -259,11 +202,11 @@ def _accept(service: Runtime, declared: EdgeRecord, terms: Change, replacing: bo
     return accept(service.database, service.registry, service.replica, declared, terms, replacing=replacing)
 
 
-def describe(declared: EdgeRecord) -> EdgeDetail:
+def describe(declared: EdgeRecord) -> EdgeInfo:
     """What a user sees of an edge."""
     evidence = declared.edge.as_json()
     made = {name: value for name, value in declared.made.items() if name != "warning"}
-    return EdgeDetail(
+    return EdgeInfo(
         new=declared.edge.new,
         old=declared.edge.old,
         origin=declared.origin.value,
@@ -276,11 +219,11 @@ def describe(declared: EdgeRecord) -> EdgeDetail:
     )
 
 
-def _dependent(dependent: Dependent) -> DependentOut:
-    return DependentOut(
+def _dependent(dependent: Dependent) -> DependentGallery:
+    return DependentGallery(
         gallery=dependent.gallery,
         version=dependent.version,
-        routes=[ReroutedOut.model_validate(r, from_attributes=True) for r in dependent.routes],
+        routes=[ReroutedItems.model_validate(r, from_attributes=True) for r in dependent.routes],
         moved=dependent.moved,
         lost=dependent.lost,
     )

@@ -12,11 +12,11 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel
 from sqlalchemy import Connection, delete, insert, select
 
 from index.errors import RegraftError
 from index.space import Vectors, space_from_json
+from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
@@ -72,24 +72,6 @@ EVALUATION_BODY = reads(
 )
 
 
-class EvaluationOut(BaseModel):
-    """An evaluation set: `kind` is `images` or `embeddings`; `labelled` of its `size` entries have a label."""
-
-    id: int | None
-    name: str
-    kind: str
-    size: int
-    labelled: int
-    versions: list[str]
-    created: float
-
-
-class Evaluations(BaseModel):
-    """Every evaluation set of a gallery, oldest first."""
-
-    evaluations: list[EvaluationOut]
-
-
 @dataclass(frozen=True)
 class Draft:
     """A checked evaluation set: labels and metadata of each entry, and its images or its embeddings by version."""
@@ -106,9 +88,9 @@ class Draft:
 
 
 @router.post(
-    "/galleries/{name}/evaluations", status_code=201, response_model=EvaluationOut, openapi_extra=EVALUATION_BODY
+    "/galleries/{name}/evaluations", status_code=201, response_model=EvaluationInfo, openapi_extra=EVALUATION_BODY
 )
-async def create(name: Name, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationOut:
+async def create(name: Name, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationInfo:
     """Keep labelled images, or embeddings by every version that will be compared."""
     settings = service.settings
     response.status_code = terms.status(201)
@@ -126,15 +108,15 @@ async def create(name: Name, request: Request, response: Response, service: Serv
 
 
 @router.get("/galleries/{name}/evaluations")
-def list_all(name: Name, service: Service) -> Evaluations:
+def list_all(name: Name, service: Service) -> EvaluationList:
     """Every evaluation set of a gallery, oldest first."""
     with service.database.read() as connection:
         rows = evaluation_rows(connection, gallery_named(connection, name).id)
-        return Evaluations(evaluations=[_describe(service, connection, row) for row in rows])
+        return EvaluationList(evaluations=[_describe(service, connection, row) for row in rows])
 
 
 @router.get("/galleries/{name}/evaluations/{number}")
-def show(name: Name, number: Number, service: Service) -> EvaluationOut:
+def show(name: Name, number: Number, service: Service) -> EvaluationInfo:
     """One evaluation set."""
     with service.database.read() as connection:
         row = evaluation_row(connection, gallery_named(connection, name).id, number)
@@ -146,7 +128,7 @@ def show(name: Name, number: Number, service: Service) -> EvaluationOut:
     status_code=204,
     dependencies=[CONFIRMED],
     response_class=Response,
-    responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationOut}},
+    responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationInfo}},
 )
 def remove(name: Name, number: Number, service: Service, terms: Terms) -> Response:
     """Delete an evaluation set; gate reports that were measured on it stay."""
@@ -227,7 +209,7 @@ def _name(given: object) -> str:
     return given
 
 
-def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> EvaluationOut:
+def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> EvaluationInfo:
     with service.database.lookup() as connection:
         gallery_id = gallery_named(connection, name).id
     keys = [] if terms.dry_run else service.blobs.write(gallery_id, draft.images)
@@ -276,10 +258,10 @@ def _insert(
     return row
 
 
-def _describe(service: Runtime, connection: Connection, row: EvaluationRow) -> EvaluationOut:
+def _describe(service: Runtime, connection: Connection, row: EvaluationRow) -> EvaluationInfo:
     mine = select(evaluation_embedding.c.version_id).where(evaluation_embedding.c.evaluation_id == row.id)
     versions = sorted(service.registry.by_id(v).name for v in connection.execute(mine).scalars())
-    return EvaluationOut(
+    return EvaluationInfo(
         id=row.id,
         name=row.name,
         kind=row.kind,

@@ -7,11 +7,12 @@ from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument
 from index.version import NAME
+from regraft.models import GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.request_context import CONFIRMED, Terms
 from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
-from service.schemas import Galleries, GalleryIn, GalleryOut, Name
+from service.schemas import GalleryIn, Name
 from service.store.audit import record
 from service.store.repository import delete_gallery, gallery_named, insert_gallery
 
@@ -19,7 +20,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 
 
 @router.post("/galleries", status_code=201)
-def create(body: GalleryIn, request: Request, service: Service) -> GalleryOut:
+def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
     """Create an empty gallery."""
     if not NAME.fullmatch(body.name):
         legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
@@ -34,13 +35,13 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryOut:
 
 
 @router.get("/galleries")
-def list_all(service: Service) -> Galleries:
+def list_all(service: Service) -> GalleryList:
     """Every gallery."""
-    return Galleries(galleries=[describe(live) for live in service.replica.all()])
+    return GalleryList(galleries=[describe(live) for live in service.replica.all()])
 
 
 @router.get("/galleries/{name}")
-def show(name: Name, service: Service) -> GalleryOut:
+def show(name: Name, service: Service) -> GalleryInfo:
     """One gallery."""
     return describe(service.replica.find(name))
 
@@ -58,10 +59,10 @@ def remove(name: Name, service: Service, terms: Terms) -> None:
     service.blobs.remove_gallery(gallery_id)
 
 
-def describe(live: LoadedGallery) -> GalleryOut:
+def describe(live: LoadedGallery) -> GalleryInfo:
     """What a user sees of a gallery."""
     mix = live.gallery.mix()
     current = live.current and live.current.name
-    return GalleryOut(
+    return GalleryInfo(
         name=live.name, current=current, items=sum(mix.values()), mix=mix, seq=live.seq, created=live.created
     )

@@ -36,7 +36,7 @@ def page(gallery: str, report: Mapping[str, Any], images: Mapping[str, str]) -> 
 
     Args:
         gallery: its name.
-        report: as `service.http.gates.GateOut` gives it.
+        report: as `regraft.models.GateReport` gives it.
         images: data URIs of what its flips name, by id; one without an image is shown as its id alone.
     """
     title = f"Gate {report['id']}: {report['current']} to {report['version']} in {gallery}"

@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import HTMLResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy import Connection, insert, select
 
 from index.errors import InvalidArgument, RegraftError
+from regraft.models import GateList, GateReport
 from service.errors import NoCurrentVersion
 from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
@@ -68,113 +69,8 @@ class GateIn(Body):
     seed: Seed = 0
 
 
-class ScoreOut(BaseModel):
-    """A metric with its 95 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-
-class SliceOut(BaseModel):
-    """The queries that share a value of the metadata field `slice`."""
-
-    value: str
-    queries: int
-    old_old: float
-    new_old: float
-    difference: ScoreOut
-
-
-class FlipEndOut(BaseModel):
-    """An item's id, or an entry's number in the evaluation set; its label as JSON, cut at 200 characters."""
-
-    id: str
-    label: str | None
-
-
-class FlipOut(BaseModel):
-    """A query whose first match was right under old/old and is `wrong` under new/old.
-
-    `rank` is the place of its first right item under new/old, which was 1 under old/old.
-    """
-
-    query: FlipEndOut
-    wrong: FlipEndOut
-    rank: int
-
-
-class LatencyOut(BaseModel):
-    """Milliseconds to encode one image."""
-
-    p50: float
-    p99: float
-
-
-class MergeOut(BaseModel):
-    """The merge mode that served a simulated backfill best; `gains` are its area minus that of each other mode."""
-
-    mode: str
-    metric: str
-    areas: dict[str, float]
-    gains: dict[str, ScoreOut]
-    queries: int
-
-
-class GateOut(BaseModel):
-    """A gate report: M(old/old), M(new/old) by `route`, and M(new/new), of `current` (old) and `version` (new).
-
-    `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
-    whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
-    is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
-    and did not ask; `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
-    `negative_flips`, the deepest fall (largest `rank`) first. `slices` are worst first, each `value` is JSON.
-    `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
-    merge mode of `merge`. A rehearsal has no `id`.
-    """
-
-    id: int | None
-    version: str
-    current: str
-    verdict: Literal["pass", "warn", "refuse"]
-    metric: str
-    old_old: ScoreOut
-    new_old: ScoreOut
-    new_new: ScoreOut | None
-    difference: ScoreOut
-    negative_flips: int
-    flips: list[FlipOut] = []
-    gap_closed: float | None
-    queries: int
-    items: int
-    new_new_items: int | None = None
-    whole: bool = False
-    exhaustive: bool = False
-    unreadable: int
-    unlabelled: int = 0
-    route: list[str]
-    label: str | None
-    evaluation: int | None = None
-    labelled: bool = True
-    slice: str | None = None
-    slices: list[SliceOut] = []
-    latency_ms: dict[str, LatencyOut] = {}
-    calibrations: int = 0
-    merge: MergeOut | None = None
-    who: str = "local"
-    sample: int
-    seed: int
-    created: float
-
-
-class Gates(BaseModel):
-    """Every gate report of a gallery, oldest first."""
-
-    gates: list[GateOut]
-
-
 @router.post("/galleries/{name}/gates", status_code=201)
-def create(name: Name, body: GateIn, response: Response, service: Service, terms: Terms) -> GateOut:
+def create(name: Name, body: GateIn, response: Response, service: Service, terms: Terms) -> GateReport:
     """Compare a version with the current one; also fit the calibrations that deploying it would need."""
     service.registry.sync()
     new = service.registry.named(body.version)
@@ -205,16 +101,16 @@ def create(name: Name, body: GateIn, response: Response, service: Service, terms
 
 
 @router.get("/galleries/{name}/gates")
-def list_all(name: Name, service: Service) -> Gates:
+def list_all(name: Name, service: Service) -> GateList:
     """Every gate report of a gallery, oldest first."""
     with service.database.read() as connection:
         mine = select(gate_report).where(gate_report.c.gallery_id == gallery_named(connection, name).id)
         rows = all_of(GateRow, connection.execute(mine.order_by(gate_report.c.id)))
-    return Gates(gates=[describe(row) for row in rows])
+    return GateList(gates=[describe(row) for row in rows])
 
 
 @router.get("/galleries/{name}/gates/{number}")
-def show(name: Name, number: Number, service: Service) -> GateOut:
+def show(name: Name, number: Number, service: Service) -> GateReport:
     """A gate report."""
     with service.database.read() as connection:
         return describe(_row(connection, name, number))
@@ -277,9 +173,9 @@ def _check_slice(asked: GateIn, entries: Sequence[Entry]) -> None:
         raise InvalidArgument(f"slice: no entry has the metadata field {asked.slice!r}", pointer="/slice")
 
 
-def describe(row: GateRow) -> GateOut:
+def describe(row: GateRow) -> GateReport:
     """What a user sees of a gate report."""
-    return GateOut(id=row.id, created=row.created, **row.report)
+    return GateReport(id=row.id, created=row.created, **row.report)
 
 
 def _row(connection: Connection, name: str, number: int) -> GateRow:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fastapi import APIRouter
-from pydantic import BaseModel
 from sqlalchemy import text
 
 from index.errors import RegraftError
+from regraft.models import Health, Readiness
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import route_to
 from service.registry.registry import LoadedVersion, Registry
@@ -34,20 +34,13 @@ class Draining(RegraftError):
 
 
 @router.get("/health")
-async def health() -> dict[str, str]:
+async def health() -> Health:
     """The process answers."""
-    return {"status": "ok", "version": VERSION}
-
-
-class ReadyOut(BaseModel):
-    """`status` is `ready`, or `degraded` when some things cannot be used; `problems` says which, and why."""
-
-    status: str
-    problems: list[str]
+    return Health(status="ok", version=VERSION)
 
 
 @router.get("/health/ready")
-def ready(service: Service) -> ReadyOut:
+def ready(service: Service) -> Readiness:
     """The database answers and the replica follows it. Degraded is ready too: what is not damaged is served."""
     if service.stopping.is_set():
         raise Draining
@@ -56,7 +49,7 @@ def ready(service: Service) -> ReadyOut:
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
     problems = list(_problems(service))
-    return ReadyOut(status="degraded" if problems else "ready", problems=problems)
+    return Readiness(status="degraded" if problems else "ready", problems=problems)
 
 
 def _problems(service: Runtime) -> Iterator[str]:

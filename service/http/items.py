@@ -11,6 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
+from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
 from service.errors import BodyTooLarge, NoImage
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
@@ -18,7 +19,7 @@ from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_embeddings, ingest_images
 from service.http.requests import CheckedRoute, Service, read_body
 from service.runtime import Runtime
-from service.schemas import ID, NAME, Deleted, EmbeddingOut, IdsIn, Ingested, ItemDetail, ItemId, ItemOut, Items, Name
+from service.schemas import ID, NAME, IdsIn, ItemId, Name
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item
 from service.store.rows import ItemRow
@@ -54,7 +55,7 @@ INGEST_BODY = reads(
 )
 
 
-@router.post("/galleries/{name}/items", response_model=Ingested, openapi_extra=INGEST_BODY)
+@router.post("/galleries/{name}/items", response_model=IngestResult, openapi_extra=INGEST_BODY)
 async def ingest(
     name: Name, request: Request, service: Service, atomic: bool = False, replace: Replace = None
 ) -> Response:
@@ -85,18 +86,18 @@ def _told(done: dict[str, Any]) -> Response:
 @router.get("/galleries/{name}/items")
 def list_page(
     name: Name, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
-) -> Items:
+) -> ItemPage:
     """A page of the gallery's items."""
     after = decode_cursor(cursor)
     with service.database.read() as connection:
         rows = items_after(connection, gallery_named(connection, name).id, after, limit + 1)
     page = rows[:limit]
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    return Items(items=[ItemOut(**_item(service, row)) for row in page], next=following)
+    return ItemPage(items=[ItemInfo(**_item(service, row)) for row in page], next=following)
 
 
 @router.post("/galleries/{name}/items:delete")
-def remove_many(name: Name, body: IdsIn, service: Service) -> Deleted:
+def remove_many(name: Name, body: IdsIn, service: Service) -> DeleteResult:
     """Delete items by their ids; unknown ones are named and the rest is deleted."""
     if not body.ids:
         raise InvalidArgument("ids must name at least one item", pointer="/ids")
@@ -104,7 +105,7 @@ def remove_many(name: Name, body: IdsIn, service: Service) -> Deleted:
         raise BodyTooLarge(f"ids names {len(body.ids)} items; at most {service.settings.max_batch}", pointer="/ids")
     ids = list(dict.fromkeys(body.ids))
     there = _delete(service, name, ids)
-    return Deleted(deleted=len(there), missing=[i for i in ids if i not in there])
+    return DeleteResult(deleted=len(there), missing=[i for i in ids if i not in there])
 
 
 @router.get(
@@ -132,7 +133,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     with service.database.read() as connection:
         row = live_item(connection, gallery_named(connection, name).id, item_id)
         held = embeddings_of(connection, row.id)
-    embeddings = [EmbeddingOut(version=service.registry.by_id(v).name, origin=origin) for v, origin in held]
+    embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held]
     return ItemDetail(**_item(service, row), embeddings=embeddings)
 
 

@@ -17,7 +17,7 @@ from fastapi.security import HTTPBearer
 
 from index.errors import RegraftError
 from service.http.body_schemas import FILTER
-from service.http.problems import CODES, PROBLEM, Problem
+from service.http.problems import CODES, PROBLEM, ProblemDetails
 from service.schemas import LIMIT
 from service.settings import Settings
 
@@ -63,7 +63,7 @@ def describe(app: FastAPI, settings: Settings) -> Document:
     components = document["components"]
     for name in ("HTTPValidationError", "ValidationError"):
         components["schemas"].pop(name, None)
-    schema = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
     components["schemas"] |= {**schema.pop("$defs"), "Problem": schema, "Filter": FILTER}
     codes = codes_by_status()
     components["responses"] = {_name(status): _problem(codes[status]) for status in STATUSES}

@@ -45,7 +45,7 @@ class Fault(BaseModel):
     detail: str
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """Why a request could not be carried out."""
 
     type: str

@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 from sqlalchemy import Connection, select
 from starlette.background import BackgroundTask
 from starlette.responses import FileResponse
 
 from index.archive import pack_version
 from index.errors import RegraftError
+from regraft.models import WorkClaim, WorkCounts, WorkEdge, WorkInputs, WorkItem
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.completion import finish_or_replan
@@ -67,67 +68,7 @@ class ClaimIn(Body):
     kinds: Annotated[Sequence[Literal["reencode", "transform"]], Field(max_length=2)] = ("reencode", "transform")
 
 
-class WorkEdge(BaseModel):
-    """An item edge that the chunk may need: `id` fetches it, `sha256` is over everything it consists of.
-
-    `old_card_sha256` is of the version that the edge starts from.
-    """
-
-    id: int
-    sha256: str
-    old: str
-    old_card_sha256: str
-
-
-class ClaimOut(BaseModel):
-    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it.
-
-    `edges` are, for a `transform`, the edges it has to apply, these and no others.
-    """
-
-    chunk: int
-    lease: str
-    lease_seconds: float
-    backfill: int
-    kind: str
-    version: str
-    card_sha256: str
-    items: int
-    edges: list[WorkEdge]
-
-
-class WorkItem(BaseModel):
-    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
-
-    `problem`: why the image, which is there, cannot be read now.
-    """
-
-    item: int
-    seq: int
-    id: str
-    image: str | None = None
-    problem: str | None = None
-    from_version: str | None = None
-    embedding: str | None = None
-    side: str | None = None
-
-
-class WorkOut(BaseModel):
-    """The items of a chunk that still wait."""
-
-    items: list[WorkItem]
-
-
-class ResultOut(BaseModel):
-    """How many items were moved, given up, put off, or skipped because they changed meanwhile."""
-
-    done: int
-    failed: int
-    retried: int
-    skipped: int
-
-
-@router.post("/work:claim", response_model=ClaimOut, responses={204: {"description": "nothing to do"}})
+@router.post("/work:claim", response_model=WorkClaim, responses={204: {"description": "nothing to do"}})
 def claim(body: ClaimIn, service: Service) -> Any:
     """Lease the next chunk; 204 when there is none."""
     owner = f"{REMOTE}{body.worker}:{uuid.uuid4().hex}"
@@ -149,16 +90,16 @@ def claim(body: ClaimIn, service: Service) -> Any:
 
 
 @router.get("/work/{chunk}")
-def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkOut:
+def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) -> WorkInputs:
     """The items of a leased chunk, with their images or embeddings unless the worker has its own."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
         read = _with_images if held.kind is Kind.REENCODE else _with_embeddings
-        return WorkOut(items=read(service, connection, held, inputs))
+        return WorkInputs(items=read(service, connection, held, inputs))
 
 
 @router.post("/work/{chunk}")
-def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> ResultOut:
+def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkCounts:
     """Take a chunk's results, after checking them; refused results leave the lease as it is."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
@@ -170,7 +111,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> Resul
         counts = chunks.commit(connection, held, moved, failed)
         # Behind the lock of the gallery, which whoever replaces an edge takes as well.
         check_edges(connection, body)
-    return ResultOut(**counts)
+    return WorkCounts(**counts)
 
 
 @router.post("/work/{chunk}/extend")
@@ -211,10 +152,10 @@ def edge_archive(number: Number, service: Service) -> FileResponse:
         return _zip(lambda packed: parcel.pack(edge, packed))
 
 
-def _described(service: Runtime, chunk: Chunk) -> ClaimOut:
+def _described(service: Runtime, chunk: Chunk) -> WorkClaim:
     target = service.registry.by_id(chunk.version_id)
     target.check()
-    return ClaimOut(
+    return WorkClaim(
         chunk=chunk.id,
         lease=chunk.owner,
         lease_seconds=service.settings.lease_seconds,

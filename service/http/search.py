@@ -18,26 +18,25 @@ from index.search_params import SearchParams
 from index.search_result import SearchResult, ShardTrace
 from index.space import space_from_json
 from index.text import MAX_CHARACTERS
+from regraft.models import (
+    DegradedShard,
+    EdgeUsed,
+    Explanation,
+    ImageWarning,
+    Match,
+    QueryMatches,
+    SearchedShard,
+    SearchResponse,
+    SearchSeconds,
+    ShardSeconds,
+)
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.search_request import KINDS, LISTS, OPTIONS, QueryBatch, SearchRequest, from_form, from_json
 from service.replica.replica import Answer, LoadedGallery
 from service.runtime import Runtime
-from service.schemas import (
-    ID,
-    NAME,
-    DegradedOut,
-    EdgeUsed,
-    ExplainOut,
-    ImageWarning,
-    Match,
-    Name,
-    QueryMatches,
-    SearchResponse,
-    SecondsOut,
-    ShardOut,
-)
+from service.schemas import ID, NAME, Name
 from service.upgrades.rollouts.monitor import Asking
 
 router = APIRouter(route_class=CheckedRoute, tags=["query"])
@@ -150,7 +149,7 @@ def _response(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> Se
         mode=first.found.mode.value,
         seq=first.found.seq,
         mix=dict(first.found.mix),
-        degraded=[DegradedOut(**vars(one)) for one in degraded],
+        degraded=[DegradedShard(**vars(one)) for one in degraded],
         warnings=[ImageWarning(**warning) for part in asked.parts for warning in part.sight.as_json()],
         results=sorted((result for page in pages for result in page.results), key=_place),
         next=asked.cursor() if any(page.more for page in pages) else None,
@@ -202,13 +201,13 @@ def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> 
     return results
 
 
-def explain(pages: Sequence[Page]) -> ExplainOut:
+def explain(pages: Sequence[Page]) -> Explanation:
     """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
     encode: Counter[str] = Counter()
     for page in pages:
         encode.update(page.answer.found.encode_seconds)
     shards = [_shard(page.part.pointers, shard) for page in pages for shard in page.answer.found.shards]
-    seconds = SecondsOut(
+    seconds = SearchSeconds(
         encode=dict(encode),
         # Shards of one version share one transform.
         transform=sum(
@@ -221,11 +220,11 @@ def explain(pages: Sequence[Page]) -> ExplainOut:
         merge=sum(page.answer.found.merge_seconds for page in pages),
         fetch=sum(page.fetch_seconds for page in pages),
     )
-    return ExplainOut(shards=shards, seconds=seconds)
+    return Explanation(shards=shards, seconds=seconds)
 
 
-def _shard(queries: Sequence[str], shard: ShardTrace) -> ShardOut:
-    return ShardOut(
+def _shard(queries: Sequence[str], shard: ShardTrace) -> SearchedShard:
+    return SearchedShard(
         queries=list(queries),
         version=shard.version,
         origin=shard.origin,
@@ -236,5 +235,5 @@ def _shard(queries: Sequence[str], shard: ShardTrace) -> ShardOut:
         ],
         encoders=list(shard.route.encoders),
         calibration=shard.calibration.as_json() if shard.calibration else None,
-        seconds={"transform": shard.transform_seconds, "scan": shard.scan_seconds},
+        seconds=ShardSeconds(transform=shard.transform_seconds, scan=shard.scan_seconds),
     )

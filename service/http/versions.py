@@ -15,6 +15,7 @@ from index.archive import unpack_version
 from index.folder import card_sha256, load_version
 from index.isolated import verify_isolated
 from index.version import Edge, Version
+from regraft.models import EdgeSummary, VersionInfo, VersionList
 from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
@@ -23,7 +24,7 @@ from service.http.requests import CheckedRoute, Service
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
-from service.schemas import EdgeOut, Name, VersionOut, Versions
+from service.schemas import Name
 from service.store.audit import Change, record
 from service.store.blobs import sync_all
 from service.upgrades.removal import remove
@@ -36,7 +37,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["versions"])
     status_code=201,
     openapi_extra=reads(form=fields({"archive": FILE}, required=("archive",))),
 )
-async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionOut:
+async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionInfo:
     """Register a version folder sent as the .zip file `archive`.
 
     Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
@@ -51,14 +52,14 @@ async def register(request: Request, response: Response, service: Service, terms
 
 
 @router.get("/versions")
-def list_all(service: Service) -> Versions:
+def list_all(service: Service) -> VersionList:
     """Every registered version, in order of registration."""
     service.registry.sync()
-    return Versions(versions=[describe(service.registry, registered) for registered in service.registry.all()])
+    return VersionList(versions=[describe(service.registry, registered) for registered in service.registry.all()])
 
 
 @router.get("/versions/{name}")
-def show(name: Name, service: Service) -> VersionOut:
+def show(name: Name, service: Service) -> VersionInfo:
     """One registered version."""
     return describe(service.registry, service.registry.named(name))
 
@@ -69,7 +70,7 @@ def delete(name: Name, service: Service, terms: Terms) -> None:
     remove(service.settings.versions, service.database, service.registry, name, terms)
 
 
-def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionOut, bool]:
+def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionInfo, bool]:
     """Unpack, verify and, unless it is a rehearsal, register a version archive.
 
     One that is registered takes the place of its folder, if that was damaged meanwhile.
@@ -104,7 +105,7 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
             return describe(service.registry, service.registry.named(given.name)), known is None
 
 
-def describe(registry: Registry, registered: LoadedVersion) -> VersionOut:
+def describe(registry: Registry, registered: LoadedVersion) -> VersionInfo:
     """What a user sees of a version."""
     edges = [edge for edge in registry.graph().edges if edge.new == registered.name]
     return _described(registered.version, edges, registered.loaded, registered.created, registered.problem)
@@ -112,9 +113,9 @@ def describe(registry: Registry, registered: LoadedVersion) -> VersionOut:
 
 def _described(
     version: Version, edges: Iterable[Edge], loaded: Sequence[str], created: float | None, problem: str = ""
-) -> VersionOut:
+) -> VersionInfo:
     card = version.card
-    return VersionOut(
+    return VersionInfo(
         name=card.name,
         dim=card.dim,
         space=dict(card.space),
@@ -125,7 +126,7 @@ def _described(
         text=card.text,
         loaded=list(loaded),
         edges=[
-            EdgeOut(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
+            EdgeSummary(old=e.old, kind=e.kind.value, scores={name: dict(vars(s)) for name, s in e.scores.items()})
             for e in edges
         ],
         created=created,

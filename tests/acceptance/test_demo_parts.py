@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from examples.demo.steps import agreement
 from examples.demo.traffic import Counts, Ledger, Outage, Traffic, wrong_answer
 from examples.demo.upgrade import Point, Upgrade, Way
 from regraft import Client, Problem, Unreachable
+from regraft.models import DeleteResult, SearchResponse
+from staging.answers import filled
 
 
 def pictures(pairs: int = 1) -> Pictures:
@@ -114,9 +117,14 @@ def test_the_ledger_promises_nothing_about_an_id_whose_deletion_is_not_acknowled
     assert ledger.gone() == {"a", "b"}
 
 
-def body(*ids: str, degraded: object = ()) -> dict:
+def body(*ids: str, degraded: Sequence[str] = ()) -> SearchResponse:
     matches = [{"id": i, "score": 1 - n / 10, "raw_score": 1 - n / 10} for n, i in enumerate(ids)]
-    return {"results": [{"matches": matches}], "degraded": list(degraded)}
+    left_out = [{"version": version} for version in degraded]
+    return answered([{"matches": matches}], left_out)
+
+
+def answered(results: list, degraded: list = ()) -> SearchResponse:
+    return SearchResponse(**filled(SearchResponse, {"results": list(results), "degraded": list(degraded)}))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +134,8 @@ def body(*ids: str, degraded: object = ()) -> dict:
         (body("a"), "matches"),
         (body("a", "a"), "different"),
         (body("a", "b", degraded=["v1"]), "left out"),
-        ({"results": [], "degraded": []}, "0 results"),
-        ({**body("a", "b"), "results": [{"matches": body("a", "b")["results"][0]["matches"][::-1]}]}, "order"),
+        (answered([]), "0 results"),
+        (answered([{"matches": [{"id": "a", "score": 0.1}, {"id": "b", "score": 0.2}]}]), "order"),
     ],
 )
 def test_a_wrong_answer_is_recognised(received, fault):
@@ -157,9 +165,9 @@ def traffic() -> Traffic:
     return made
 
 
-def served(*ids: str) -> dict:
-    row = body(*ids)["results"][0]
-    return {"results": [row, row], "degraded": []}
+def served(*ids: str) -> SearchResponse:
+    row = body(*ids).results[0].model_dump()
+    return answered([row, row])
 
 
 TEN = [f"i{n}" for n in range(10)]
@@ -206,7 +214,7 @@ def test_a_deleted_item_in_an_answer_is_seen():
 def test_an_acknowledged_item_that_its_deletion_cannot_find_was_lost():
     clients = traffic()
 
-    clients._delete(Answers({"deleted": 1, "missing": ["b"]}), 2)
+    clients._delete(Answers(DeleteResult(deleted=1, missing=["b"])), 2)
 
     assert clients.counts.missed_on_deletion == {"b"}
 

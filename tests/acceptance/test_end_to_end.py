@@ -55,7 +55,7 @@ class Running:
         assert self.process.poll() is None, self.log.read_text()
         try:
             with Client(self.url) as client:
-                return client.ready()["status"] == "ready"
+                return client.ready().status == "ready"
         except (Unreachable, Problem):
             return False
 

@@ -26,6 +26,7 @@ from index.transform import load_forward
 from index.version import Version
 from regraft import Client
 from regraft.client import ImageItem
+from regraft.models import BackfillInfo, EdgeUsed
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OLD, BCT, OCA, FCT, OTHER = "v1", "v2-bct", "v2-oca", "v2-fct", "projection"
@@ -59,14 +60,14 @@ class Site:
     data: Path
     stored: Mapping[str, tuple[str, np.ndarray]]
 
-    def reach(self, query: np.ndarray, route: Sequence[Mapping[str, str]]) -> np.ndarray:
+    def reach(self, query: np.ndarray, route: Sequence[EdgeUsed]) -> np.ndarray:
         """A query of the unrelated version along a route, by the definitions of its edges."""
         for edge in route:
-            if edge["kind"] == "matrix":
-                place = self.data / "edges" / edge["new"] / edge["old"] / "matrix"
+            if edge.kind == "matrix":
+                place = self.data / "edges" / edge.new / edge.old / "matrix"
                 arrays = np.load(next(place.rglob("*.npz")))
                 query = unit(query @ arrays["weight"].astype(float) + arrays["bias"])
-            if edge["kind"] == "truncate":
+            if edge.kind == "truncate":
                 query = unit(query[:, :16])
         return query
 
@@ -109,15 +110,15 @@ def site(
 
 def store(client: Client, gallery: str, batch: str, some: Sequence[tuple[bytes, int]]) -> None:
     items = [ImageItem(f"{batch}-{n}", image, {"digit": digit}) for n, (image, digit) in enumerate(some)]
-    assert client.ingest(gallery, items)["failed"] == 0
+    assert client.ingest(gallery, items).failed == 0
 
 
-def finish(client: Client, backfill: Mapping[str, Any]) -> None:
+def finish(client: Client, backfill: BackfillInfo) -> None:
     deadline = time.monotonic() + 60
-    while client.backfill(backfill["id"])["state"] == "running":
+    while client.backfill(backfill.id).state == "running":
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert client.backfill(backfill["id"])["failed"] == 0
+    assert client.backfill(backfill.id).failed == 0
 
 
 def embedded(versions: dict[str, Version], digits: list[tuple[bytes, int]]) -> dict[str, tuple[str, np.ndarray]]:
@@ -139,14 +140,14 @@ def unit(x: np.ndarray) -> np.ndarray:
 
 def check(site: Site, query: np.ndarray, answer: Mapping[str, Any], reached: set[str]) -> None:
     """The list holds every item of the reached versions once, in the order of their cosines along the routes told."""
-    shards = {shard["version"]: shard for shard in answer["explain"]["shards"]}
+    shards = {shard.version: shard for shard in answer.explain.shards}
     assert set(shards) == reached
-    asked = {version: site.reach(query, shard["route"])[0] for version, shard in shards.items()}
+    asked = {version: site.reach(query, shard.route)[0] for version, shard in shards.items()}
     expected = {key: asked[v] @ vector for key, (v, vector) in site.stored.items() if v in reached}
-    matches = answer["results"][0]["matches"]
-    assert sorted(match["id"] for match in matches) == sorted(expected)
-    np.testing.assert_allclose([m["raw_score"] for m in matches], sorted(expected.values())[::-1], atol=2e-5)
-    np.testing.assert_allclose([m["raw_score"] for m in matches], [expected[m["id"]] for m in matches], atol=2e-5)
+    matches = answer.results[0].matches
+    assert sorted(match.id for match in matches) == sorted(expected)
+    np.testing.assert_allclose([m.raw_score for m in matches], sorted(expected.values())[::-1], atol=2e-5)
+    np.testing.assert_allclose([m.raw_score for m in matches], [expected[m.id] for m in matches], atol=2e-5)
 
 
 def test_one_query_over_five_versions_is_one_list(
@@ -158,16 +159,16 @@ def test_one_query_over_five_versions_is_one_list(
     answer = site.client.query("mixed", [image], len(site.stored), explain=True)
 
     check(site, query, answer, {OLD, BCT, OCA, FCT, OTHER})
-    assert (answer["version"], answer["degraded"]) == (OTHER, [])
-    assert answer["mix"] == {OLD: EACH, BCT: EACH, OCA: EACH, FCT: 2 * EACH, OTHER: EACH}
-    told = {(s["version"], s["origin"]): s for s in answer["explain"]["shards"]}
-    assert told[FCT, "transformed"]["items"] == told[FCT, "encoded"]["items"] == EACH
-    assert told[OTHER, "encoded"]["route"] == []
+    assert (answer.version, answer.degraded) == (OTHER, [])
+    assert answer.mix == {OLD: EACH, BCT: EACH, OCA: EACH, FCT: 2 * EACH, OTHER: EACH}
+    told = {(s.version, s.origin): s for s in answer.explain.shards}
+    assert told[FCT, "transformed"].items == told[FCT, "encoded"].items == EACH
+    assert told[OTHER, "encoded"].route == []
     for old in (BCT, OCA, FCT):
-        (edge,) = told[old, "encoded"]["route"]
-        assert (edge["kind"], edge["scores"].keys() >= {"cmc@1"}) == ("matrix", True)
-    assert [edge["kind"] for edge in told[OLD, "encoded"]["route"]] in (["matrix", "identity"], ["matrix", "truncate"])
-    right = [m["metadata"]["digit"] == digits[-1][1] for m in answer["results"][0]["matches"]]
+        (edge,) = told[old, "encoded"].route
+        assert (edge.kind, edge.scores.keys() >= {"cmc@1"}) == ("matrix", True)
+    assert [edge.kind for edge in told[OLD, "encoded"].route] in (["matrix", "identity"], ["matrix", "truncate"])
+    right = [m.metadata["digit"] == digits[-1][1] for m in answer.results[0].matches]
     assert np.mean(right[:10]) > 3 * np.mean(right)
 
 
@@ -187,8 +188,8 @@ def test_without_an_edge_the_answer_is_degraded_and_never_wrong(
     back = {f"moved-{n}": (OLD, vector.astype(float)) for n, vector in enumerate(moved)}
     answer = site.http.post("/galleries/mixed/query", json=ask).json()
     check(replace(site, stored={**site.stored, **back}), query.astype(float), answer, {OLD, BCT, OCA, OTHER})
-    assert [(d["version"], d["items"]) for d in answer["degraded"]] == [(FCT, EACH)]
+    assert [(d.version, d.items) for d in answer.degraded] == [(FCT, EACH)]
     assert site.http.post("/galleries/mixed/query", json={**ask, "strict": True}).status_code == 409
     # An image can still ask the version's own encoder.
     by_image = site.client.query("mixed", [digits[-2][0]], len(site.stored))
-    assert {tuple(m["route"]) for m in by_image["results"][0]["matches"] if m["version"] == FCT} == {("dual",)}
+    assert {tuple(m.route) for m in by_image.results[0].matches if m.version == FCT} == {("dual",)}

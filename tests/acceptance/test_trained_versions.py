@@ -122,7 +122,7 @@ def after(name: str, folders: dict[str, Path], queries: Pictures, items: Picture
 def same_ranking(results: list[dict], costs: np.ndarray) -> None:
     """Every item, best first; two whose costs are equal up to rounding may change places."""
     for result, cost_N in zip(results, costs, strict=True):
-        found = [int(match["id"]) for match in result["matches"]]
+        found = [int(match.id) for match in result.matches]
         assert sorted(found) == list(range(ITEMS))
         np.testing.assert_allclose(cost_N[found], np.sort(cost_N), atol=2e-5)
 
@@ -135,24 +135,24 @@ def test_a_trained_version_answers_as_brute_force_over_its_exported_models_does(
     old, asked = OLD[name], queries.files()
     client.create_gallery(name)
     client.deploy(name, old)
-    assert client.ingest(name, [ImageItem(str(n), image) for n, image in enumerate(items.files())])["failed"] == 0
+    assert client.ingest(name, [ImageItem(str(n), image) for n, image in enumerate(items.files())]).failed == 0
     same_ranking(
-        client.query(name, asked, ITEMS)["results"],
+        client.query(name, asked, ITEMS).results,
         cost(name, embed(folders[old], queries), embed(folders[old], items)),
     )
 
     client.deploy(name, name)
     mixed = client.query(name, asked, ITEMS, strict=True)
-    assert {match["version"] for match in mixed["results"][0]["matches"]} == {old}
-    same_ranking(mixed["results"], before(name, folders, queries, items))
+    assert {match.version for match in mixed.results[0].matches} == {old}
+    same_ranking(mixed.results, before(name, folders, queries, items))
 
-    job = client.start_backfill(name, kind="transform" if name == "fct" else "reencode")["id"]
+    job = client.start_backfill(name, kind="transform" if name == "fct" else "reencode").id
     deadline = time.monotonic() + 60
-    while client.backfill(job)["state"] not in {"done", "failed", "cancelled"}:
+    while client.backfill(job).state not in {"done", "failed", "cancelled"}:
         assert time.monotonic() < deadline, client.backfill(job)
         time.sleep(0.05)
-    assert client.backfill(job)["state"] == "done"
+    assert client.backfill(job).state == "done"
     answer = client.query(name, asked, ITEMS, strict=True)
-    found = answer["results"][0]["matches"][0]
-    assert (found["version"], found["origin"]) == (name, "transformed" if name == "fct" else "encoded")
-    same_ranking(answer["results"], after(name, folders, queries, items))
+    found = answer.results[0].matches[0]
+    assert (found.version, found.origin) == (name, "transformed" if name == "fct" else "encoded")
+    same_ranking(answer.results, after(name, folders, queries, items))

@@ -10,6 +10,7 @@ import pytest
 from regraft import cli
 from regraft.client import Client
 from regraft.commands import options
+from staging.answers import whole
 
 
 class Service:
@@ -22,9 +23,11 @@ class Service:
     def __call__(self, request: httpx.Request) -> httpx.Response:
         self.requests.append(request)
         answer = self.answers[f"{request.method} {request.url.path}"]
-        if isinstance(answer, list) and answer and isinstance(answer[0], httpx.Response):
-            return answer.pop(0)
-        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, json=answer)
+        if isinstance(answer, list):
+            answer = answer.pop(0)
+        if isinstance(answer, httpx.Response):
+            return answer
+        return httpx.Response(200, json=whole(request, answer))
 
 
 @pytest.fixture

@@ -15,19 +15,24 @@ from index.errors import InvalidArgument
 from regraft import backfill_routes, cli
 from regraft.client import Client
 from regraft.commands import galleries
+from regraft.models import BackfillInfo, ItemError
+from staging.answers import filled
 
 GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3, "created": 0.0}
-BACKFILL = {
-    "id": 3,
-    "version": "v2",
-    "kind": "reencode",
-    "state": "done",
-    "total": 4,
-    "done": 4,
-    "skipped": 0,
-    "failed": 0,
-    "remaining": 0,
-}
+BACKFILL = filled(
+    BackfillInfo,
+    {
+        "id": 3,
+        "version": "v2",
+        "kind": "reencode",
+        "state": "done",
+        "total": 4,
+        "done": 4,
+        "skipped": 0,
+        "failed": 0,
+        "remaining": 0,
+    },
+)
 
 COMMANDS = [
     *(
@@ -129,8 +134,7 @@ def described(request: httpx.Request) -> list[dict]:
 
 def test_ingest_labels_images_by_their_folder_in_batches(run, service, folder):
     service.answers["POST /v1/galleries/g/items"] = [
-        httpx.Response(200, json={"stored": stored, "new": stored - 1, "replaced": 1, "failed": 0, "errors": []})
-        for stored in (3, 1)
+        {"stored": stored, "new": stored - 1, "replaced": 1} for stored in (3, 1)
     ]
 
     code, shown, _ = run("ingest", "g", folder, "--batch", 3)
@@ -195,8 +199,8 @@ def test_ingest_names_every_image_that_failed_and_ends_with_code_1(run, service,
 def test_a_batch_of_nothing_but_bad_images_does_not_stop_the_others(run, service, folder):
     errors = [{"index": n, "id": "x", "detail": "not an image"} for n in range(2)]
     service.answers["POST /v1/galleries/g/items"] = [
-        problem(422, code="invalid_items", detail="no item could be stored", errors=errors),
-        httpx.Response(200, json={"stored": 2, "new": 2, "replaced": 0, "failed": 0, "errors": []}),
+        problem(422, code="invalid_items", detail="no item could be stored", errors=filled(list[ItemError], errors)),
+        {"stored": 2, "new": 2},
     ]
 
     assert run("ingest", "g", folder, "--batch", 2)[:2] == (1, "stored 2 images in g, 2 failed (2 new, 0 replaced)\n")
@@ -613,7 +617,7 @@ def test_a_curve_that_was_given_up_says_why(run, service):
 
 
 def test_points_are_watched_apart_from_the_rest(service):
-    points = [f"id: {n}\nevent: point\ndata: {json.dumps(POINT | {'moved': n})}\n\n" for n in (2, 4)]
+    points = [f"id: {n}\nevent: point\ndata: {json.dumps(POINT | {'moved': n, 'value': 0.5})}\n\n" for n in (2, 4)]
     progress = f"id: 5\nevent: progress\ndata: {json.dumps(BACKFILL)}\n\n"
     service.answers["GET /v1/backfills/3/events"] = httpx.Response(
         200, text="".join([points[0], points[1], progress, "event: end\ndata: {}\n\n"])
@@ -621,16 +625,16 @@ def test_points_are_watched_apart_from_the_rest(service):
 
     transport = httpx.MockTransport(service)
     with Client(transport=transport) as client:
-        assert [point["moved"] for point in client.watch_curve(3)] == [2, 4]
+        assert [point.moved for point in client.watch_curve(3)] == [2, 4]
     with Client(transport=transport) as client:
-        assert [shown["id"] for shown in client.watch_backfill(3)] == [BACKFILL["id"]]
+        assert [shown.id for shown in client.watch_backfill(3)] == [BACKFILL["id"]]
 
 
 def test_a_backfill_that_failed_for_items_names_them(run, service):
     service.answers["GET /v1/backfills/3"] = {**BACKFILL, "failed": 1}
     service.answers["GET /v1/backfills/3/failures"] = [
-        httpx.Response(200, json={"failures": [{"item": "a", "reason": "dark"}], "next": "x"}),
-        httpx.Response(200, json={"failures": [{"item": "b", "reason": "no image"}], "next": None}),
+        {"failures": [{"item": "a", "reason": "dark"}], "next": "x"},
+        {"failures": [{"item": "b", "reason": "no image"}]},
     ]
 
     assert run("backfill", "show", 3)[1].splitlines()[-2:] == ["  a: dark", "  b: no image"]

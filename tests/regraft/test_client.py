@@ -21,7 +21,9 @@ from index.errors import InvalidArgument, RegraftError
 from index.search_params import SearchParams
 from regraft import connection
 from regraft.cli import app
-from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions, Unreachable
+from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions, UnexpectedAnswer, Unreachable
+from regraft.models import Health
+from staging.answers import whole
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -35,7 +37,7 @@ def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Han
 
     def handler(request: httpx.Request) -> httpx.Response:
         seen.append(request)
-        return httpx.Response(status, json=body)
+        return httpx.Response(status, json=whole(request, body) if status < 400 else body)
 
     return seen, handler
 
@@ -118,14 +120,7 @@ ROUTES = [
 
 @pytest.mark.parametrize(("call", "expected"), ROUTES, ids=[route for _, route in ROUTES])
 def test_each_method_speaks_to_its_route(call, expected):
-    lists = {"next": None} | {
-        name: []
-        for name in (
-            *("galleries", "versions", "edges", "deployments", "backfills", "failures", "gates", "evaluations"),
-            "audit",
-        )
-    }
-    seen, handler = answering(lists)
+    seen, handler = answering({})
 
     call(connected(handler))
 
@@ -279,6 +274,35 @@ def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
     assert caught.value.code == "http_error"
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>a proxy</html>", "is no GalleryInfo: the body"),
+        (b"[1]", "the body"),
+        (b'{"name": "g"}', "/current"),
+    ],
+)
+def test_an_answer_of_another_shape_is_one_error_that_names_the_field(content, said):
+    client = connected(lambda _: httpx.Response(200, content=content))
+
+    with pytest.raises(UnexpectedAnswer, match=said):
+        client.gallery("g")
+
+
+def test_a_field_of_a_newer_service_is_left_out():
+    _, handler = answering({"name": "g", "colour": "blue", "mix": {"v1": 2}})
+
+    found = connected(handler).gallery("g")
+
+    assert (found.name, found.mix, hasattr(found, "colour")) == ("g", {"v1": 2}, False)
+
+
+def test_a_deployment_carries_the_etag_of_its_answer():
+    client = connected(lambda r: httpx.Response(200, json=whole(r, {"id": 4}), headers={"etag": "d-7"}))
+
+    assert [client.deployment("g", 4).etag, client.retire("g", "v1").etag] == ["d-7", "d-7"]
+
+
 def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], Handler]:
     seen: list[str] = []
 
@@ -286,7 +310,7 @@ def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], H
         seen.append(request.method)
         if len(seen) <= times:
             raise error("refused")
-        return httpx.Response(200, json={})
+        return httpx.Response(200, json=whole(request, {}))
 
     return seen, handler
 
@@ -299,7 +323,7 @@ def no_pause(monkeypatch):
 def test_a_read_is_repeated_until_the_connection_is_made(no_pause):
     seen, handler = failing(httpx.ConnectError, times=2)
 
-    assert connected(handler).health() == {}
+    assert connected(handler).health() == Health(status="", version="")
     assert seen == ["GET"] * 3
 
 

@@ -20,7 +20,7 @@ ACTING = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b\u200e\u200f\u2028-\u202e
 H = HOSTILE
 
 SCORE = {"value": 0.5, "low": 0.4, "high": 0.6}
-DEPLOYED = {"id": 1, "version": H, "previous": H, "activated": 1, "state": H, "gate": H, "reason": H}
+DEPLOYED = {"id": 1, "version": H, "previous": H, "activated": 1, "state": H, "gate": 1, "reason": H}
 EDGE = {"new": H, "old": H, "kind": H, "origin": H, "scores": {H: SCORE}, "support": 1, "calibration": None}
 EDGE |= {"made": {}, "warning": H, "problem": H}
 POINT = {"share": 0.0, "moved": 0, "queries": 2, **SCORE}
@@ -64,7 +64,7 @@ COMMANDS = [
     ("query g --like a --explain", {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": ANSWER}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),
     ("version register {version}", {"POST /v1/versions": VERSION}),
-    ("evaluation add g {folder}", {"POST /v1/galleries/g/evaluations": {"id": H, "size": 1}}),
+    ("evaluation add g {folder}", {"POST /v1/galleries/g/evaluations": {"id": 1, "size": 1}}),
     ("evaluation list g", {"GET /v1/galleries/g/evaluations": {"evaluations": [SET]}}),
     ("evaluation delete g 1", {"DELETE /v1/galleries/g/evaluations/1": {}}),
     ("edges list", {"GET /v1/edges": {"edges": [EDGE]}}),
@@ -106,7 +106,15 @@ COMMANDS = [
     *((f"backfill {verb} 3 --dry-run", {f"POST /v1/backfills/3/{verb}": BACKFILL}) for verb in ("pause", "resume")),
     ("backfill cancel 3", {"POST /v1/backfills/3/cancel": BACKFILL}),
 ]
-QUIET = {"gallery create", "gallery delete", "version delete", "ingest", "evaluation delete", "retire"}
+QUIET = {
+    "gallery create",
+    "gallery delete",
+    "version delete",
+    "ingest",
+    "evaluation add",
+    "evaluation delete",
+    "retire",
+}
 """Of what the service says these print nothing but numbers when all goes well."""
 LOCAL = {
     *("serve", "worker", "migrate", "doctor", "plan", "version verify", "version pack"),

@@ -15,10 +15,10 @@ from enum import StrEnum
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 from sqlalchemy import Connection, Update, delete, func, insert, or_, select, update
 
 from index.evaluation.ordering import BackfillCurve
+from regraft.models import CurveInfo, CurvePoint
 from service.backfills.planner import State
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
@@ -40,49 +40,11 @@ class CurveState(StrEnum):
     STOPPED = "stopped"
 
 
-class PointOut(BaseModel):
-    """The metric, with its 95 % bootstrap interval over `queries`, when a `share` of the backfill was settled.
-
-    `moved` items had been moved when measuring began and `meanwhile` more when it ended; the share is of the middle.
-    `seq`: how far the gallery's feed had been followed.
-    """
-
-    share: float
-    moved: int
-    meanwhile: int
-    value: float
-    low: float
-    high: float
-    queries: int
-    seq: int
-    at: float
-
-
-class CurveOut(BaseModel):
-    """A metric over the share of items moved: `points` by rising share. `area` under it: once it is `complete`.
-
-    `stopped`: the backfill was cancelled, or `error` says why measuring was given up. While `measuring`, `error` says
-    why the last attempt failed.
-    """
-
-    state: str
-    error: str | None
-    metric: str
-    label: str | None
-    evaluation: int | None
-    sample: int
-    seed: int
-    marks: int
-    points: list[PointOut]
-    area: float | None
-    largest_dip: float
-
-
 @dataclass(frozen=True)
 class Curve:
     """What is shown of a curve, and the id of each point's event."""
 
-    shown: CurveOut
+    shown: CurveInfo
     events: Sequence[int]
 
 
@@ -224,7 +186,7 @@ def curve_of(connection: Connection, backfill_id: int) -> Curve | None:
     points = connection.execute(select(backfill_point).where(*mine).order_by(backfill_point.c.share)).all()
     asked = CurveIn(**row.asked)
     so_far = BackfillCurve(np.array([p.share for p in points]), np.array([p.value for p in points]))
-    shown = CurveOut(
+    shown = CurveInfo(
         state=row.state,
         error=row.error,
         metric=asked.measured if asked.labelled else f"recall@{asked.k}",
@@ -233,7 +195,7 @@ def curve_of(connection: Connection, backfill_id: int) -> Curve | None:
         sample=asked.sample,
         seed=asked.seed,
         marks=asked.marks,
-        points=[PointOut(**{name: getattr(p, name) for name in PointOut.model_fields}) for p in points],
+        points=[CurvePoint(**{name: getattr(p, name) for name in CurvePoint.model_fields}) for p in points],
         area=so_far.area if row.state == CurveState.COMPLETE else None,
         largest_dip=so_far.largest_dip,
     )

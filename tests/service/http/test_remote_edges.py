@@ -21,8 +21,9 @@ from index.folder import card_sha256
 from index.isolated import Limits
 from index.version import Version
 from regraft.client import Client
+from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker
-from regraft.remote_folders import EDGES, Folders, NamedEdge
+from regraft.remote_folders import EDGES, Folders
 from service.backfills.worker import Worker
 from service.registry import edge_archive as parcel
 from service.registry.incoming import incoming_folder
@@ -261,7 +262,7 @@ class TestProtocol:
         with Client(str(keyed.http.base_url).removesuffix("/v1/"), WORKER_KEY) as client:
             folders = Folders(client, tmp_path / "kept", 1, Limits())
             with pytest.raises(Exception, match="changed on disk"):
-                folders.edge("late", NamedEdge(**task["edges"][0]))
+                folders.edge("late", WorkEdge(**task["edges"][0]))
         assert not (tmp_path / "kept" / EDGES).exists()
 
 

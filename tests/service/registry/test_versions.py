@@ -17,7 +17,7 @@ from index import isolated
 from index.errors import InvalidVersionFolder
 from index.folder import write_card
 from index.version import Version
-from service.schemas import VersionOut
+from regraft.models import VersionInfo
 from service.store.tables import edge, version
 
 Problem = Callable[..., dict[str, Any]]
@@ -192,7 +192,7 @@ def test_what_cannot_be_answered_is_not_committed(
 ) -> None:
     made = make_version(tmp_path / "v", "unspeakable", 3, encoder=False)
     before = traces(served)
-    monkeypatch.setattr(VersionOut, "model_dump_json", lambda self: 1 / 0)
+    monkeypatch.setattr(VersionInfo, "model_dump_json", lambda self: 1 / 0)
 
     assert served.register(made).status_code == 500
 

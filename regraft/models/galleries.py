@@ -1,0 +1,56 @@
+"""Galleries, how the service is, and the audit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regraft.models.base import ApiModel
+
+
+class GalleryInfo(ApiModel):
+    """A gallery, as far as this process has followed its feed."""
+
+    name: str
+    current: str | None
+    items: int
+    mix: dict[str, int]
+    seq: int
+    created: float
+
+
+class GalleryList(ApiModel):
+    """Every gallery."""
+
+    galleries: list[GalleryInfo]
+
+
+class Readiness(ApiModel):
+    """`status` is `ready`, or `degraded` when some things cannot be used; `problems` says which, and why."""
+
+    status: str
+    problems: list[str]
+
+
+class AuditRecord(ApiModel):
+    """A change: `subject` is what was changed, `evidence` what it did."""
+
+    id: int
+    at: float
+    who: str
+    action: str
+    subject: str
+    why: str
+    evidence: dict[str, Any]
+
+
+class AuditPage(ApiModel):
+    """Changes, newest first."""
+
+    audit: list[AuditRecord]
+
+
+class Health(ApiModel):
+    """The process answers."""
+
+    status: str
+    version: str

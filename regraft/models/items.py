@@ -1,0 +1,85 @@
+"""Items: what is stored, and what became of a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regraft.models.base import ApiModel
+
+
+class ItemError(ApiModel):
+    """Why one item of a batch was not stored."""
+
+    index: int
+    id: str | None
+    code: str
+    detail: str
+    pointer: str
+
+
+class ImageWarning(ApiModel):
+    """So many images are much larger than what a version reads; `pointer` is where the first stands in the request.
+
+    `code` is `image_mostly_unseen` or `image_much_reduced`.
+    """
+
+    code: str
+    version: str
+    count: int
+    pointer: str
+    detail: str
+
+
+class IngestResult(ApiModel):
+    """What became of a batch; `seq` is the number of its last write in the gallery's feed.
+
+    Of the items `stored`, `new` were not there, `updated` got an embedding beside those they held, and of those
+    `replaced` nothing stayed but, where none were named, the metadata.
+    """
+
+    stored: int
+    new: int
+    updated: int
+    replaced: int
+    failed: int
+    seq: int
+    errors: list[ItemError]
+    warnings: list[ImageWarning]
+
+
+class ItemInfo(ApiModel):
+    """A stored item."""
+
+    id: str
+    metadata: dict[str, Any]
+    active: str
+    image: bool
+    seq: int
+    created: float
+
+
+class EmbeddingInfo(ApiModel):
+    """An embedding an item holds."""
+
+    version: str
+    origin: str
+
+
+class ItemDetail(ItemInfo):
+    """A stored item and the embeddings it holds."""
+
+    embeddings: list[EmbeddingInfo]
+
+
+class ItemPage(ApiModel):
+    """A page of items; `next` is the cursor of the page behind it, null at the end."""
+
+    items: list[ItemInfo]
+    next: str | None
+
+
+class DeleteResult(ApiModel):
+    """How many items were deleted, and which ids were not there."""
+
+    deleted: int
+    missing: list[str]

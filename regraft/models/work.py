@@ -1,0 +1,65 @@
+"""What a remote worker is given and what it is told."""
+
+from __future__ import annotations
+
+from regraft.models.base import ApiModel
+
+
+class WorkEdge(ApiModel):
+    """An item edge that the chunk may need: `id` fetches it, `sha256` is over everything it consists of.
+
+    `old_card_sha256` is of the version that the edge starts from.
+    """
+
+    id: int
+    sha256: str
+    old: str
+    old_card_sha256: str
+
+
+class WorkClaim(ApiModel):
+    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it.
+
+    `edges` are, for a `transform`, the edges it has to apply, these and no others.
+    """
+
+    chunk: int
+    lease: str
+    lease_seconds: float
+    backfill: int
+    kind: str
+    version: str
+    card_sha256: str
+    items: int
+    edges: tuple[WorkEdge, ...]
+
+
+class WorkItem(ApiModel):
+    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
+
+    `problem`: why the image, which is there, cannot be read now.
+    """
+
+    item: int
+    seq: int
+    id: str
+    image: str | None = None
+    problem: str | None = None
+    from_version: str | None = None
+    embedding: str | None = None
+    side: str | None = None
+
+
+class WorkInputs(ApiModel):
+    """The items of a chunk that still wait."""
+
+    items: list[WorkItem]
+
+
+class WorkCounts(ApiModel):
+    """How many items were moved, given up, put off, or skipped because they changed meanwhile."""
+
+    done: int
+    failed: int
+    retried: int
+    skipped: int

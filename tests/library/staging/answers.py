@@ -1,0 +1,48 @@
+"""Answers of the API with only the fields a test is about: the rest is filled in, blank, from the API's description."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import httpx
+from pydantic import BaseModel
+
+from regraft import models
+
+PATHS = json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"]
+BLANK = {str: "", int: 0, float: 0.0, bool: False, list: [], tuple: [], dict: {}}
+
+
+def whole(request: httpx.Request, body: Any) -> Any:
+    """The body with what the API's description says is there besides, blank; a problem or a page stays as it is."""
+    for path, operations in PATHS.items():
+        pattern = re.sub(r"\\?{\w+\\?}", "[^/]+", re.escape(path))
+        if request.method.lower() in operations and re.fullmatch(
+            pattern, request.url.raw_path.decode().partition("?")[0]
+        ):
+            answers = operations[request.method.lower()]["responses"]
+            content = next(answer for status, answer in answers.items() if status[0] == "2").get("content", {})
+            schema = content.get("application/json", {}).get("schema", {})
+            kinds = [getattr(models, each["$ref"].rpartition("/")[2]) for each in schema.get("anyOf", [schema]) if each]
+            return filled(max(kinds, key=lambda kind: len({*kind.model_fields} & {*body})), body) if kinds else body
+    raise AssertionError(f"the API has no {request.method} {request.url.path}")
+
+
+def filled(kind: Any, value: Any = None) -> Any:
+    """A value of this type as JSON, completed; None: a blank one."""
+    origin, inner = get_origin(kind) or kind, get_args(kind)
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        given = value or {}
+        fields = {n: f for n, f in kind.model_fields.items() if n in given or f.is_required()}
+        return {**given, **{n: filled(field.annotation, given.get(n)) for n, field in fields.items()}}
+    if type(None) in inner:
+        return None if value is None else filled(inner[0], value)
+    if value is None:
+        return inner[0] if origin is Literal else BLANK.get(origin)
+    if origin in {list, tuple}:
+        return [filled(inner[0], one) for one in value]
+    return {key: filled(inner[1], one) for key, one in value.items()} if inner and isinstance(value, Mapping) else value
