@@ -17,13 +17,15 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from index.attempts import GalleryChanged, attempts
 from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
 from index.errors import InvalidArgument, NoRoute
-from index.graph import Graph, Route
+from index.graph import Graph, Route, follow
 from index.lock import ReadWriteLock
-from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw, no_matches
+from index.merge import Mode, choose_mode
 from index.metadata import Item, Metadata
+from index.query_plan import EmbeddedQueries, Plan, ShardKey
 from index.search_params import DEFAULTS, SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
 from index.shard import FaissShard, Keys, Shard
@@ -34,19 +36,12 @@ from index.version import Edge, EdgeKey, Version
 Encode = Callable[[str], Vectors]
 """Version name -> this request's queries embedded by that version, (Q, D)."""
 
-ShardKey = tuple[str, str]
-"""(version, origin)."""
-
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class QueryChanged(Exception):
-    """A stored item that is a query was written since it was read, or that write has not been applied here yet."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +64,6 @@ class Ask:
     stored: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass
-class Embedded:
-    """The queries of one `Ask` so far: version -> their embeddings (Q, D), and how long it took."""
-
-    vectors: dict[str, Vectors] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-
-
 class Gallery:
     """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
@@ -90,6 +77,7 @@ class Gallery:
         # Items that are in no shard, because nothing of theirs can be searched.
         self._missing: dict[int, Missing] = {}
         self._seq = 0
+        self._current = ""
         self._own_maps: Maps = {}
         self._edge_maps: Maps = {}
         self._modes: Mapping[str, Mode] = {}
@@ -97,80 +85,103 @@ class Gallery:
 
     def search(
         self,
-        query_version: str,
+        query_version: str | None,
         encode: Encode,
         k: int,
         *,
         encoders: frozenset[str] = frozenset(),
         **options: Any,
     ) -> SearchResult:
-        """`answer` to one `Ask` by one version; the other options are fields of `SearchParams`, taken as they are."""
-        return self.answer([(query_version, Ask(encode, k, SearchParams.model_construct(**options), encoders))])[0]
+        """`answer` to one `Ask`, as often as it takes; the other options are fields of `SearchParams`, not checked."""
+        ask = Ask(encode, k, SearchParams.model_construct(**options), encoders)
+        found: list[SearchResult] = []
+        for attempt in attempts():
+            with attempt:
+                found = self.answer([(query_version, ask)])
+        return found[0]
 
-    def answer(self, asks: Sequence[tuple[str, Ask]]) -> list[SearchResult]:
+    def answer(self, asks: Sequence[tuple[str | None, Ask]]) -> list[SearchResult]:
         """Rank every item that the queries of each `Ask` can reach, as embedded by its version; all from one view.
 
+        Version None: the current one, of which there must be one.
+
         Raises:
+            GalleryChanged: the gallery did not stand still meanwhile, see `index.attempts`.
             InvalidArgument: the depth is below 1, or there is no such mode.
             NoRoute: strict, and a shard cannot be reached; or none can.
             ModeUnavailable: the shards cannot be merged in this mode.
-            QueryChanged: a query is an item that was written since it was read.
         """
-        embedded = [Embedded() for _ in asks]
-        while True:
-            # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
+        # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
+        embedded = [self._embed(version, ask) for version, ask in asks]
+        found = []
+        with self._lock.read():
             for (version, ask), made in zip(asks, embedded, strict=True):
-                for other in self._encoders_needed(version, ask.encoders) - set(made.vectors):
-                    made.vectors[other], made.seconds[other] = _timed(ask.encode, other)
-            with self._lock.read():
-                found = [self._answer(*one, made) for one, made in zip(asks, embedded, strict=True)]
-            if None not in found:
-                return [one for one in found if one is not None]
+                plan = self._plan(version or self._current, ask, made)
+                scanned, seconds = [], []
+                for (of, _), shard in plan.live.items():
+                    started = time.perf_counter()
+                    scanned.append(shard.search(plan.moved[of][0], plan.depth, plan.allowed))
+                    seconds.append(time.perf_counter() - started)
+                found.append(self._merged(plan, made, scanned, seconds))
+        return found
 
-    def _answer(self, query_version: str, ask: Ask, embedded: Embedded) -> SearchResult | None:
-        """Answer by what was embedded, under the lock; None: the routes of now need more."""
+    def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
+        """The queries by every version that the routes of now need."""
+        with self._lock.read():
+            asking, mix = version or self._current, self._mix()
+            needed = _encoders_of(asking, mix, self._routes(asking, mix, ask.encoders)[0])
+        made = EmbeddedQueries()
+        for name in needed:
+            made.vectors[name], made.seconds[name] = _timed(ask.encode, name)
+        return made
+
+    def _plan(self, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> Plan:
+        """How to answer by what was embedded, under the lock."""
         if ask.depth < 1:
             raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
         mix = self._mix()
-        depth = min(ask.depth, sum(mix.values()))
-        routes, unreachable = self._plan(query_version, mix, ask.encoders)
+        routes, unreachable = self._routes(query_version, mix, ask.encoders)
         degraded = (*unreachable, *self._left_out())
+        if any(self._written(key) != seq for key, seq in ask.stored.items()):
+            raise GalleryChanged
+        if not _encoders_of(query_version, mix, routes) <= set(embedded.vectors):
+            raise GalleryChanged
         if degraded and (ask.params.strict or not routes):
             raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
-        if any(self._written(key) != seq for key, seq in ask.stored.items()):
-            raise QueryChanged
-        if not _encoders_of(query_version, mix, routes) <= set(embedded.vectors):
-            return None
         live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
         maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
         spaces = [self._spaces[version] for version, _ in live]
         mode = choose_mode(ask.params.mode, spaces, maps is not None, self._preferred(query_version, routes, live))
-        moved = {version: _timed(self._transform, route, embedded.vectors) for version, route in routes.items()}
+        moved = {version: _timed(follow, route, self._opened, embedded.vectors) for version, route in routes.items()}
         where = ask.params.filter
-        allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
-        scanned = [_timed(shard.search, moved[version][0], depth, allowed) for (version, _), shard in live.items()]
-        used = maps if maps is not None and mode is Mode.CALIBRATED else [None] * len(live)
+        allowed, seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
+        depth = min(ask.depth, sum(mix.values()))
+        return Plan(query_version, mix, routes, degraded, live, spaces, mode, maps, moved, depth, allowed, seconds)
+
+    def _merged(
+        self, plan: Plan, embedded: EmbeddedQueries, scanned: Sequence[tuple[Vectors, Keys]], seconds: Sequence[float]
+    ) -> SearchResult:
+        """One ranking of what the shards found, and how it came about."""
         started = time.perf_counter()
-        sizes = [shard.count() for shard in live.values()]
-        if live:
-            merged = _merge(mode, [result for result, _ in scanned], maps or (), spaces, sizes, depth)
-        else:
-            merged = no_matches(len(embedded.vectors[query_version]))
+        sizes = [shard.count() for shard in plan.live.values()]
+        merged = plan.merge(scanned, sizes, len(next(iter(embedded.vectors.values()))))
         merge_seconds = time.perf_counter() - started
+        used = plan.maps if plan.maps is not None and plan.mode is Mode.CALIBRATED else [None] * len(sizes)
         shards = tuple(
-            ShardTrace(version, origin, shard.count(), routes[version], calibration, moved[version][1], seconds)
-            for ((version, origin), shard), calibration, (_, seconds) in zip(live.items(), used, scanned, strict=True)
+            ShardTrace(version, origin, size, plan.routes[version], calibration, plan.moved[version][1], took)
+            for (version, origin), size, calibration, took in zip(plan.live, sizes, used, seconds, strict=True)
         )
         return SearchResult(
-            mode,
+            plan.query_version,
+            plan.mode,
             **vars(merged),
             shards=shards,
             items=self._items(merged.keys_QK),
             seq=self._seq,
-            mix=mix,
-            degraded=degraded,
+            mix=plan.mix,
+            degraded=plan.degraded,
             encode_seconds=embedded.seconds,
-            filter_seconds=filter_seconds,
+            filter_seconds=plan.filter_seconds,
             merge_seconds=merge_seconds,
         )
 
@@ -221,6 +232,8 @@ class Gallery:
         items: Mapping[int, Item] = NO_ITEMS,
         missing: Mapping[int, Missing] = NONE_MISSING,
         seq: int | None = None,
+        current: str | None = None,
+        calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
     ) -> None:
         """Put items where they belong now, in one step that no query sees half done; applying it twice is harmless.
 
@@ -230,6 +243,8 @@ class Gallery:
             items: what is known of items in `placed`; one left out keeps what it had, at first nothing.
             missing: those of `removed` that are there, but cannot be searched.
             seq: the number in the change feed that the gallery stands at afterwards; None: as before.
+            current: the version that queries which name none are asked by from then on; None: as before.
+            calibrations: what `calibrate` takes; None: as before.
         """
         with self._lock.write():
             for version, origin in placed:
@@ -249,6 +264,9 @@ class Gallery:
                 self._missing.pop(key, None)
             self._missing.update(missing)
             self._seq = self._seq if seq is None else seq
+            self._current = self._current if current is None else current
+            if calibrations is not None:
+                self._own_maps, self._modes = dict(calibrations[0]), dict(calibrations[1])
 
     @property
     def seq(self) -> int:
@@ -263,7 +281,7 @@ class Gallery:
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""
         with self._lock.read():
-            return self._plan(query_version, self._mix(), encoders)[1]
+            return self._routes(query_version, self._mix(), encoders)[1]
 
     def missing(self) -> int:
         """Items that are there, but cannot be searched."""
@@ -290,12 +308,7 @@ class Gallery:
                 mix[version] = mix.get(version, 0) + count
         return mix
 
-    def _encoders_needed(self, query_version: str, encoders: frozenset[str]) -> set[str]:
-        with self._lock.read():
-            mix = self._mix()
-            return _encoders_of(query_version, mix, self._plan(query_version, mix, encoders)[0])
-
-    def _plan(
+    def _routes(
         self, query_version: str, mix: Mapping[str, int], encoders: frozenset[str]
     ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
         """The route to each version within reach, and what is out of reach."""
@@ -319,11 +332,8 @@ class Gallery:
         measured = self._modes.get(query_version)
         return measured or together(wished_mode(routes[version], origin) for version, origin in live)
 
-    def _transform(self, route: Route, embedded: Mapping[str, Vectors]) -> Vectors:
-        queries_QD = embedded[route.encoders[0]]
-        for edge in () if route.dual else route.edges:
-            queries_QD = self._transforms[edge.key](queries_QD, embedded.get(edge.old))
-        return queries_QD
+    def _opened(self, edge: Edge) -> Transform:
+        return self._transforms[edge.key]
 
     def _open(self, edge: Edge, new: Version) -> Transform:
         old = self._versions[edge.old].card
@@ -341,21 +351,6 @@ class Gallery:
             version: mode for version, mode in self._modes.items() if version not in {key[0] for key in gone}
         }
         self._edge_maps = edge_maps(graph.edges, self._versions)
-
-
-def _merge(
-    mode: Mode,
-    found: Sequence[tuple[Vectors, Keys]],
-    maps: Sequence[Calibration],
-    spaces: Sequence[Space],
-    sizes: Sequence[int],
-    k: int,
-) -> Merged:
-    if mode is Mode.CALIBRATED:
-        return merge_calibrated(found, maps, k)
-    if mode is Mode.RAW:
-        return merge_raw(found, [space.higher_is_better for space in spaces], k)
-    return merge_rank(found, sizes, k)
 
 
 def _encoders_of(query_version: str, mix: Mapping[str, int], routes: Mapping[str, Route]) -> set[str]:

@@ -8,10 +8,12 @@ query's route, a `transform` backfill applies them.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from index.space import Vectors
+from index.transform import Transform
 from index.version import Edge, EdgeKey, EdgeKind
 
 REMEMBERED = 4096
@@ -55,6 +57,20 @@ class Route:
     def measured(self) -> float:
         """A chain is worth its weakest edge; nothing is measured on `dual`."""
         return min((e.measured for e in self.edges), default=1.0)
+
+
+def follow(route: Route, opened: Callable[[Edge], Transform], queries: Mapping[str, Vectors]) -> Vectors:
+    """Queries at the end of a route, ready to scan the shard.
+
+    Args:
+        route: the way.
+        opened: gives an edge, ready to run.
+        queries: version -> the queries as embedded by it, (Q, its dimension), for each of the route's encoders.
+    """
+    moved_QD = queries[route.encoders[0]]
+    for edge in () if route.dual else route.edges:
+        moved_QD = opened(edge)(moved_QD, queries.get(edge.old))
+    return moved_QD
 
 
 class Graph:

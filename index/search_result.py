@@ -56,6 +56,7 @@ class SearchResult:
     """The answer to Q queries.
 
     Attributes:
+        version: what asked.
         mode: how the shards were merged.
         scores_QK: what the list is ranked by, best first: a probability, a raw score or a fused one, by the mode.
         raw_QK: the scores in the spaces of the items' versions.
@@ -71,6 +72,7 @@ class SearchResult:
         merge_seconds: how long calibrating and merging took.
     """
 
+    version: str
     mode: Mode
     scores_QK: Floats
     raw_QK: Vectors

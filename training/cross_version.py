@@ -14,10 +14,10 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.evaluation.metrics import Compared
 from index.evaluation.ordering import hyperbolic_uncertainty
-from index.graph import Graph
+from index.graph import Graph, Route, follow
 from index.space import Lorentz, Vectors
 from index.transform import Carried
-from index.version import Edge, EdgeKind, Version
+from index.version import EdgeKind, Version
 from training.edges import open_forward, open_query_edge
 from training.embeddings import VersionEmbeddings
 
@@ -79,7 +79,7 @@ class CrossVersions:
         for moved in self.moved(old):
             route = self.graph.route(new, moved.version, frozenset(self.embeddings))
             if route is not None and not route.dual:
-                queries_QD = self._follow(route.edges, self.embeddings[new].queries_QD)
+                queries_QD = self._follow(route)
                 space = self.embeddings[moved.version].space
                 return CrossVersion(Compared(queries_QD, moved.carried.vectors_ND, space), (*moved.kinds, *route.kinds))
         return None
@@ -88,14 +88,8 @@ class CrossVersions:
         """What queries of `new` find of items that no backfill has reached: by query edges, at worst by `dual`."""
         route = self.graph.route(new, old, frozenset(self.embeddings))
         assert route is not None
-        queries_QD = (
-            self.embeddings[old].queries_QD
-            if route.dual
-            else self._follow(route.edges, self.embeddings[new].queries_QD)
-        )
-        return CrossVersion(
-            Compared(queries_QD, self.embeddings[old].items_ND, self.embeddings[old].space), route.kinds
-        )
+        items = self.embeddings[old]
+        return CrossVersion(Compared(self._follow(route), items.items_ND, items.space), route.kinds)
 
     def reencoded(self, new: str) -> Compared:
         """Queries and items of one version."""
@@ -141,10 +135,9 @@ class CrossVersions:
     def _moved_to(self, new: str, old: str) -> Moved | None:
         return next((moved for moved in self.moved(old) if moved.version == new and moved.kinds), None)
 
-    def _follow(self, edges: tuple[Edge, ...], queries_QD: Vectors) -> Vectors:
-        for edge in edges:
-            queries_QD = self.queries[edge.key](queries_QD, self.embeddings[edge.old].queries_QD)
-        return queries_QD
+    def _follow(self, route: Route) -> Vectors:
+        queries = {name: embeddings.queries_QD for name, embeddings in self.embeddings.items()}
+        return follow(route, lambda edge: self.queries[edge.key], queries)
 
 
 def oldest_first(versions: Mapping[str, Version]) -> list[str]:

@@ -1,4 +1,4 @@
-"""QUERY PATH over HTTP: read the queries, then in one hop to a thread encode, search and show what was found."""
+"""QUERY PATH over HTTP: read the queries, then in a thread encode, search and show what was found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request, Response
 
-from index.gallery import Ask, QueryChanged
+from index.attempts import attempts
+from index.gallery import Ask
 from index.merge import Mode
 from index.search_params import SearchParams
 from index.search_result import SearchResult, ShardTrace
@@ -34,7 +35,7 @@ from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.search_request import KINDS, LISTS, OPTIONS, QueryBatch, SearchRequest, from_form, from_json
-from service.replica.replica import Answer, LoadedGallery
+from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import ID, NAME, Name
 from service.upgrades.rollouts.monitor import Asking
@@ -98,15 +99,14 @@ def respond(service: Runtime, name: str, read: Read, key: str | None) -> Respons
         ModeUnavailable: the items cannot be ranked together in the mode asked for.
     """
     started = time.perf_counter()
-    while True:
-        live = service.replica.find(name)
-        service.replica.declare(live)
-        asked = read(live)
-        try:
+    for attempt in attempts():
+        with attempt:
+            live = service.replica.find(name)
+            if attempt.again:
+                service.replica.refresh(live.id)
+            service.replica.declare(live)
+            asked = read(live)
             answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
-            break
-        except QueryChanged:  # between reading a stored item and comparing it
-            service.replica.refresh(live.id)
     pages = [_page(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]
     response = _response(asked, pages, round((time.perf_counter() - started) * 1000, 3))
     return Response(response.model_dump_json(exclude_unset=True), media_type="application/json")
@@ -124,16 +124,16 @@ class Page:
     """What one part of a request gets: `results` in its order, and whether any query has `more` behind them."""
 
     part: QueryBatch
-    answer: Answer
+    answer: SearchResult
     results: list[QueryMatches]
     more: bool
     fetch_seconds: float
 
 
-def _page(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Answer) -> Page:
+def _page(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: SearchResult) -> Page:
     """One part's page of what was found."""
     started = time.perf_counter()
-    rows = [list(row) for row in _ranked(service, answer.found, part, asked.params.threshold)]
+    rows = [list(row) for row in _ranked(service, answer, part, asked.params.threshold)]
     shown = [row[asked.offset : asked.end] for row in rows]
     results = _show(answer, part, shown)
     service.traffic.count(np.asarray([key for row in shown for _, _, key, _ in row], np.int64))
@@ -142,13 +142,13 @@ def _page(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Answ
 
 def _response(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> SearchResponse:
     first = pages[0].answer
-    degraded = {(d.version, d.reason): d for page in pages for d in page.answer.found.degraded}.values()
+    degraded = {(d.version, d.reason): d for page in pages for d in page.answer.degraded}.values()
     return SearchResponse(
         version=first.version,
         k=asked.params.k,
-        mode=first.found.mode.value,
-        seq=first.found.seq,
-        mix=dict(first.found.mix),
+        mode=first.mode.value,
+        seq=first.seq,
+        mix=dict(first.mix),
         degraded=[DegradedShard(**vars(one)) for one in degraded],
         warnings=[ImageWarning(**warning) for part in asked.parts for warning in part.sight.as_json()],
         results=sorted((result for page in pages for result in page.results), key=_place),
@@ -185,19 +185,17 @@ def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
     return all(space_from_json(service.registry.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _show(answer: Answer, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[QueryMatches]:
+def _show(answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[QueryMatches]:
     """What the matches show."""
-    shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.found.shards]
+    shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.shards]
     results = []
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
-            item = answer.found.items[key]
+            item = answer.items[key]
             metadata = json.loads(item.metadata)
             matches.append(Match(id=item.id, score=score, raw_score=raw_score, **shards[shard], metadata=metadata))
-        results.append(
-            QueryMatches(query=pointer, version=answer.version, mode=answer.found.mode.value, matches=matches)
-        )
+        results.append(QueryMatches(query=pointer, version=answer.version, mode=answer.mode.value, matches=matches))
     return results
 
 
@@ -205,19 +203,19 @@ def explain(pages: Sequence[Page]) -> Explanation:
     """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
     encode: Counter[str] = Counter()
     for page in pages:
-        encode.update(page.answer.found.encode_seconds)
-    shards = [_shard(page.part.pointers, shard) for page in pages for shard in page.answer.found.shards]
+        encode.update(page.answer.encode_seconds)
+    shards = [_shard(page.part.pointers, shard) for page in pages for shard in page.answer.shards]
     seconds = SearchSeconds(
         encode=dict(encode),
         # Shards of one version share one transform.
         transform=sum(
             seconds
             for page in pages
-            for seconds in {s.version: s.transform_seconds for s in page.answer.found.shards}.values()
+            for seconds in {s.version: s.transform_seconds for s in page.answer.shards}.values()
         ),
-        filter=sum(page.answer.found.filter_seconds for page in pages),
-        scan=sum(shard.scan_seconds for page in pages for shard in page.answer.found.shards),
-        merge=sum(page.answer.found.merge_seconds for page in pages),
+        filter=sum(page.answer.filter_seconds for page in pages),
+        scan=sum(shard.scan_seconds for page in pages for shard in page.answer.shards),
+        merge=sum(page.answer.merge_seconds for page in pages),
         fetch=sum(page.fetch_seconds for page in pages),
     )
     return Explanation(shards=shards, seconds=seconds)

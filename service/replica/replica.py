@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 
-from index.errors import ModeUnavailable, NoRoute, RegraftError
-from index.gallery import Ask, Encode, Gallery
-from index.search_params import DEFAULTS, SearchParams
-from index.search_result import SearchResult
+from index.edge_maps import Maps
+from index.errors import RegraftError
+from index.gallery import Gallery
+from index.merge import Mode
 from index.version import EdgeKey
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.registry.calibrations import maps_of
@@ -33,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 LOGGED = 10
 """Keys of items left out that the log names."""
-SWITCHING_SECONDS = 0.001
-"""How long a query waits before it looks again whether a deployment has been applied."""
 
 
 class LoadedGallery:
@@ -55,69 +51,16 @@ class LoadedGallery:
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
         self.applying = threading.Lock()
-        # Odd while the current version is being switched; an answer is good if it did not change meanwhile.
-        self._turn = 0
-
-    def search(
-        self,
-        version: str | None,
-        encode: Encode,
-        k: int,
-        encoders: frozenset[str],
-        params: SearchParams = DEFAULTS,
-    ) -> Answer:
-        """`answer` to one `Ask`."""
-        return self.answer([(version, Ask(encode, k, params, encoders))])[0]
-
-    def answer(self, asks: Sequence[tuple[str | None, Ask]]) -> list[Answer]:
-        """`Gallery.answer`, each by its version or else the current one, never across the moment of a deployment.
-
-        Raises:
-            NoCurrentVersion: no version was named and none is deployed.
-        """
-        while True:
-            turn = self._turn
-            asking = [(version or self._current_name(), ask) for version, ask in asks]
-            try:
-                found = self.gallery.answer(asking)
-            except (NoRoute, ModeUnavailable):
-                if turn == self._turn and turn % 2 == 0:
-                    raise
-            else:
-                if turn == self._turn and turn % 2 == 0:
-                    return [Answer(version, one) for (version, _), one in zip(asking, found, strict=True)]
-            time.sleep(SWITCHING_SECONDS)
 
     @property
     def seq(self) -> int:
         """Its position in the change feed."""
         return self.gallery.seq
 
-    @contextmanager
-    def switching(self, current: LoadedVersion | None) -> Iterator[None]:
-        """Make `current` the current version together with what the body applies."""
-        if current is self.current:
-            yield
-            return
-        self._turn += 1
-        try:
-            yield
-            self.current = current
-        finally:
-            self._turn += 1
-
-    def _current_name(self) -> str:
+    def check_current(self) -> None:
+        """Raise NoCurrentVersion when none is deployed."""
         if self.current is None:
             raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
-        return self.current.name
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a search found, and the version that asked."""
-
-    version: str
-    found: SearchResult
 
 
 class Replica:
@@ -285,18 +228,21 @@ class Replica:
                         self._apply(live, [block])
                     blocks = ()
                 blocks = list(blocks)
-            with live.switching(current):
-                self._apply(live, blocks, row.next_seq - 1)
-                live.rollout = rollout
-                if fitted is not None:
-                    live.gallery.calibrate(*fitted)
-                    live.gates = gates
+            self._apply(live, blocks, row.next_seq - 1, current.name if current else None, fitted)
+            live.current, live.rollout, live.gates = current, rollout, gates
             return True
 
-    def _apply(self, live: LoadedGallery, blocks: Blocks, seq: int | None = None) -> None:
+    def _apply(
+        self,
+        live: LoadedGallery,
+        blocks: Blocks,
+        seq: int | None = None,
+        current: str | None = None,
+        fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
+    ) -> None:
         found = sort(self._registry, blocks)
         self.declare(live)
-        live.gallery.apply(found.placed, found.removed, found.items, found.missing, seq)
+        live.gallery.apply(found.placed, found.removed, found.items, found.missing, seq, current, fitted)
         if found.missing:
             some = sorted(found.missing)[:LOGGED]
             why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from index.attempts import GalleryChanged
 from index.calibration import Calibration
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.filter import parse_filter
-from index.gallery import Ask, Encode, Gallery, QueryChanged
+from index.gallery import Ask, Encode, Gallery
 from index.merge import Mode
 from index.metadata import Item
 from index.search_result import Missing
@@ -509,5 +510,5 @@ def test_an_item_that_asks_must_not_have_been_written_since(gallery: Gallery) ->
     gallery.apply({}, removed=[2], missing={2: Missing("v1", "lost", 4)}, seq=4)
     assert ask(_1=3, _2=4) == ["a"]
     for stale in ({"_1": 1}, {"_1": 4}, {"_2": 2}, {"_9": 1}):
-        with pytest.raises(QueryChanged):
+        with pytest.raises(GalleryChanged):
             ask(**stale)

@@ -156,7 +156,7 @@ def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice
     def encode(version: str) -> Vectors:
         return probes.vectors[version][rows]
 
-    return live.search(target.name, encode, k, frozenset(probes.vectors)).found.keys_QK
+    return live.gallery.search(target.name, encode, k, encoders=frozenset(probes.vectors)).keys_QK
 
 
 def _apart(keys: Keys, own: Keys) -> Keys:

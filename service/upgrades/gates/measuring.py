@@ -7,6 +7,7 @@ have embedded fewer items: then M(new/new) is over those, and the share of the g
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from index.evaluation.gate import Measured, gate
 from index.evaluation.matching import Matching, Nearest, Right
 from index.evaluation.measures import first_items, recall, tar
 from index.evaluation.metrics import Compared, retrieval
-from index.graph import Route
+from index.graph import Route, follow
 from index.space import Vectors, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKind
@@ -95,12 +96,8 @@ def compared(
 
 def reach(registry: Registry, route: Route, sample: Sample) -> Vectors:
     """The queries at the end of a route, whose encoders have seen them."""
-    queries = sample.embedded[route.encoders[0]].vectors[: sample.queries]
-    for edge in () if route.dual else route.edges:
-        transform = _opened(registry, edge)
-        given = sample.embedded.get(edge.old)
-        queries = transform(queries, None if given is None else given.vectors[: sample.queries])
-    return queries
+    queries = {name: found.vectors[: sample.queries] for name, found in sample.embedded.items()}
+    return follow(route, partial(_opened, registry), queries)
 
 
 def forwarded(registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample) -> Vectors | None:

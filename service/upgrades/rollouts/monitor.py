@@ -20,11 +20,13 @@ from typing import Protocol
 
 import numpy as np
 
+from index.attempts import GalleryChanged, attempts
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
-from index.gallery import Ask, Encode, QueryChanged
+from index.gallery import Ask, Encode
+from index.search_result import SearchResult
 from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
-from service.replica.replica import Answer, LoadedGallery, Replica
+from service.replica.replica import LoadedGallery, Replica
 from service.store.database import Database
 from service.store.repository import take_seq
 from service.upgrades.deployments.history import State, on_its_way
@@ -84,7 +86,7 @@ class _Job:
 
     live: LoadedGallery
     rollout: Rollout
-    old: Answer
+    old: SearchResult
     ask: Ask
     size: int
     k: int
@@ -114,25 +116,31 @@ class RolloutMonitor:
         self._thread.join()
         self._flush()
 
-    def answer(self, live: LoadedGallery, askings: Sequence[Asking]) -> list[Answer]:
+    def answer(self, live: LoadedGallery, askings: Sequence[Asking]) -> list[SearchResult]:
         """Answer queries as the gallery's trial has it.
 
         What the new version of a canary cannot answer the old one does; what neither can is the request's own fault.
+
+        Raises:
+            NoCurrentVersion: none is deployed, and a query names none.
+            GalleryChanged, and what else `Gallery.answer` raises.
         """
+        if any(asking.version is None for asking in askings):
+            live.check_current()
         rollout = live.rollout
         drawn = [_drawn(rollout, asking) for asking in askings]
         canary = rollout is not None and rollout.phase == CANARY
         by_new = [rollout.version.name if rollout and canary and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
-            answers = live.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
-        except QueryChanged:
+            answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
+        except GalleryChanged:
             raise
         except Exception as raised:
             if not any(by_new):
                 raise
             error = raised
-            answers = live.answer([(asking.version, asking.ask) for asking in askings])
+            answers = live.gallery.answer([(asking.version, asking.ask) for asking in askings])
         seconds = time.perf_counter() - started
         for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
             if rollout is None or chosen is None:
@@ -147,7 +155,7 @@ class RolloutMonitor:
                 self._shadow(live, rollout, answered, asking)
         return answers
 
-    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: Answer, asking: Asking) -> None:
+    def _shadow(self, live: LoadedGallery, rollout: Rollout, old: SearchResult, asking: Asking) -> None:
         assert asking.content is not None
         size = asking.content.size()
         room = self._held + size <= ROOM_BYTES and not self._jobs.full()
@@ -192,16 +200,18 @@ class RolloutMonitor:
         started = time.perf_counter()
         asks, old = [(version, job.ask) for version in (job.rollout.version.name, job.old.version)], job.old
         try:
-            (new,) = job.live.answer(asks[:1])
-            seconds = time.perf_counter() - started
-            if new.found.seq != old.found.seq:  # items came, went or moved since: both once more, from one view
-                new, old = job.live.answer(asks)
+            for attempt in attempts():
+                with attempt:
+                    (new,) = job.live.gallery.answer(asks[:1])
+                    seconds = time.perf_counter() - started
+                    if new.seq != old.seq:  # items came, went or moved since: both once more, from one view
+                        new, old = job.live.gallery.answer(asks)
         except Exception as error:
             with self._tally(job.live, job.rollout) as counters:
                 counters.add(new=1)
                 counters.fail(error)
             return
-        pair = (old.found.keys_QK[:, : job.k], new.found.keys_QK[:, : job.k])
+        pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
         with self._tally(job.live, job.rollout) as counters:
             # Queries that nothing matches, by a filter say, agree and disagree in nothing.

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from index.merge import Mode
-from index.search_params import SearchParams
 from service.registry.registry import Registry
 from service.replica.replica import Replica
 from staging.galleries import Expected, Model, Move
@@ -61,9 +60,9 @@ class Follower:
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
         """Key -> raw score for a query by a picture."""
         self.replica.refresh(self.live.id)
-        found = self.live.search(
-            None, lambda version: world.encode(version, number)[None], k, world.everyone, SearchParams(mode=Mode.RAW)
-        ).found
+        found = self.live.gallery.search(
+            None, lambda version: world.encode(version, number)[None], k, encoders=world.everyone, mode=Mode.RAW
+        )
         return dict(zip(found.keys_QK[0].tolist(), found.raw_QK[0].tolist(), strict=True))
 
 

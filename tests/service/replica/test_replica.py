@@ -65,8 +65,8 @@ def world(tmp_path: Path, make_version: Callable[..., Version]) -> Iterator[Worl
 
 def found(live: LoadedGallery, query: list[float], k: int, version: str | None = None) -> list[int]:
     vectors = {2: np.asarray([query[:2]], np.float32), 3: np.asarray([[*query, 0][:3]], np.float32)}
-    answer = live.search(version, lambda name: vectors[2 if name == "v1" else 3], k, NOBODY)
-    return [int(key) for key in answer.found.keys_QK[0] if key >= 0]
+    answer = live.gallery.search(version, lambda name: vectors[2 if name == "v1" else 3], k, encoders=NOBODY)
+    return [int(key) for key in answer.keys_QK[0] if key >= 0]
 
 
 def test_a_replica_started_later_answers_as_one_that_followed(world: World) -> None:
@@ -223,8 +223,8 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
     live = world.replica.find("g")
 
     def degraded() -> list[tuple[str, int]]:
-        answer = live.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, NOBODY)
-        return [(d.version, d.items) for d in answer.found.degraded]
+        answer = live.gallery.search("v1", lambda _: np.asarray([[1, 0]], np.float32), 1, encoders=NOBODY)
+        return [(d.version, d.items) for d in answer.degraded]
 
     assert degraded() == [("v1", 1)]
     assert live.gallery.mix() == {"v1": 1}
@@ -271,7 +271,7 @@ def test_without_a_current_version_only_named_versions_ask(world: World) -> None
 
     assert found(world.replica.find("g"), [1, 0], 1, "v1") == [1]
     with pytest.raises(NoCurrentVersion):
-        found(world.replica.find("g"), [1, 0], 1)
+        world.replica.find("g").check_current()
 
 
 def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -> None:
@@ -290,8 +290,8 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
 
     def ask() -> None:
         while not stop.is_set():
-            answer = live.search(None, lambda name: vectors[name], 2, NOBODY)
-            seen.add((answer.version, tuple(answer.found.mix.items()), bool(answer.found.degraded)))
+            answer = live.gallery.search(None, lambda name: vectors[name], 2, encoders=NOBODY)
+            seen.add((answer.version, tuple(answer.mix.items()), bool(answer.degraded)))
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:

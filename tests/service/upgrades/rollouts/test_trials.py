@@ -138,7 +138,7 @@ class TestShadow:
         number, compare, asked = begin(served, filled, "twin", "shadow"), RolloutMonitor._compare, itertools.count()
 
         def late(self: RolloutMonitor, job: Any) -> None:
-            best = job.old.found.items[int(job.old.found.keys_QK[0, 0])].id
+            best = job.old.items[int(job.old.keys_QK[0, 0])].id
             if next(asked) % 2:
                 assert served.http.delete(f"{filled}/items/{best}").status_code == 204
             else:

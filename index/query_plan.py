@@ -1,0 +1,71 @@
+"""How a gallery answers the queries of one `Ask`: which shards it scans, along which routes, and how it merges.
+
+Shape suffixes: Q queries, K results, D dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from index.calibration import Calibration
+from index.graph import Route
+from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
+from index.scan import Mask
+from index.search_result import Degraded
+from index.shard import Keys, Shard
+from index.space import Space, Vectors
+
+ShardKey = tuple[str, str]
+"""(version, origin)."""
+
+
+@dataclass(frozen=True)
+class EmbeddedQueries:
+    """The queries of one `Ask`: version -> their embeddings (Q, D), and how long it took."""
+
+    vectors: dict[str, Vectors] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one `Ask` is answered, as the gallery stands now.
+
+    Attributes:
+        query_version: what asks.
+        mix: items per version.
+        routes: version -> how it is reached.
+        degraded: what is not.
+        live: the shards to scan.
+        spaces: the space of each of them.
+        mode: how they are merged.
+        maps: the score map of each of them; None where there is no complete set.
+        moved: version -> the queries in its space, and how long moving them took.
+        depth: results a query.
+        allowed: the items that pass the filter; None: all.
+        filter_seconds: how long it took to see that.
+    """
+
+    query_version: str
+    mix: Mapping[str, int]
+    routes: Mapping[str, Route]
+    degraded: tuple[Degraded, ...]
+    live: Mapping[ShardKey, Shard]
+    spaces: Sequence[Space]
+    mode: Mode
+    maps: Sequence[Calibration] | None
+    moved: Mapping[str, tuple[Vectors, float]]
+    depth: int
+    allowed: Mask | None
+    filter_seconds: float
+
+    def merge(self, scanned: Sequence[tuple[Vectors, Keys]], sizes: Sequence[int], queries: int) -> Merged:
+        """One ranking of what each shard of a size found."""
+        if not scanned:
+            return no_matches(queries)
+        if self.mode is Mode.CALIBRATED:
+            return merge_calibrated(scanned, self.maps or (), self.depth)
+        if self.mode is Mode.RAW:
+            return merge_raw(scanned, [space.higher_is_better for space in self.spaces], self.depth)
+        return merge_rank(scanned, sizes, self.depth)
