@@ -11,12 +11,12 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Header
+from fastapi import APIRouter, Depends, Header
+from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
 
 from regraft.models import BackfillInfo
 from service.backfills.planner import ACTIVE, State
@@ -33,8 +33,6 @@ router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
 LOOK_SECONDS = 0.25
 """How often a watched backfill is looked at."""
-HEARTBEAT_SECONDS = 10.0
-"""A comment after so much silence keeps proxies from closing the stream."""
 EVENTS = "text/event-stream"
 EVENT: dict[str, Any] = {
     "type": "object",
@@ -51,44 +49,39 @@ ID_DIGITS = 19
 """No id is longer; Python refuses to read a number of thousands."""
 
 
+async def looker_of(number: Number, service: Service) -> Looker:
+    """Who looks at the backfill for all its watchers. Raises UnknownBackfill, before the stream begins."""
+    looker: Looker = service.lookers.setdefault(number, Looker(service, number))
+    await looker.look(anew=True)
+    return looker
+
+
 @router.get(
     "/backfills/{number}/events",
-    response_class=StreamingResponse,
+    response_class=EventSourceResponse,
     responses={200: {"content": {EVENTS: {"itemSchema": EVENT}}}},
 )
-async def events(number: Number, service: Service, last_event_id: str | None = Header(None)) -> StreamingResponse:
+async def events(
+    service: Service, looker: Annotated[Looker, Depends(looker_of)], last_event_id: Annotated[str, Header()] = ""
+) -> AsyncIterator[ServerSentEvent]:
     """The backfill whenever it changes, as server-sent events `progress`, and each new `point` of its curve.
 
     The stream ends when the backfill does and its curve, if it has one, will have no more points.
     """
-    looker = service.lookers.setdefault(number, Looker(service, number))
-    await looker.look(anew=True)
-    stream = _events(service, looker, last_event_id or "")
-    return StreamingResponse(
-        stream, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
-    )
-
-
-async def _events(service: Runtime, looker: Looker, last: str) -> AsyncIterator[str]:
-    """Whoever goes away ends this where it waits; it holds nothing meanwhile."""
-    silent_since = time.monotonic()
-    seen = _number(last)
+    # Whoever goes away ends this where it waits; it holds nothing meanwhile, and FastAPI keeps the stream alive.
+    seen = _number(last_event_id)
     while not service.stopping.is_set():
         try:
             now = await looker.look()
         except UnknownBackfill:
-            yield "event: gone\ndata: {}\n\n"
+            yield ServerSentEvent(event="gone", data={})
             return
         for event in now.behind(seen):
             yield event
-            silent_since = time.monotonic()
         seen = now.revision
         if now.over:
-            yield "event: end\ndata: {}\n\n"
+            yield ServerSentEvent(event="end", data={})
             return
-        if time.monotonic() - silent_since >= HEARTBEAT_SECONDS:
-            silent_since = time.monotonic()
-            yield ": still there\n\n"
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -111,7 +104,7 @@ class Look:
         curve = self.shown.curve
         return self.shown.state not in ACTIVE and (curve is None or curve.state != CurveState.MEASURING)
 
-    def behind(self, seen: int) -> Iterator[str]:
+    def behind(self, seen: int) -> Iterator[ServerSentEvent]:
         """The events that a watcher who has seen this id has not; one from elsewhere has seen nothing."""
         seen = NOTHING if seen > self.revision else seen
         for event, point in zip(self.points, self.shown.curve.points if self.shown.curve else (), strict=True):
@@ -144,8 +137,8 @@ class Looker:
             return self._seen
 
 
-def _event(number: int, name: str, data: BaseModel) -> str:
-    return f"id: {number}\nevent: {name}\ndata: {data.model_dump_json()}\n\n"
+def _event(number: int, name: str, data: BaseModel) -> ServerSentEvent:
+    return ServerSentEvent(id=str(number), event=name, raw_data=data.model_dump_json())
 
 
 def look(service: Runtime, number: int) -> Look:

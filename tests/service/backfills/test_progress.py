@@ -106,7 +106,7 @@ def test_what_is_no_id_is_told_everything(served: Any, started: int, last: str |
 
 
 def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr("fastapi.routing._PING_INTERVAL", 0.02)
     with stream(served, started) as response:
         lines = response.iter_lines()
         assert next(line for line in lines if line.startswith(":"))
@@ -115,23 +115,22 @@ def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypa
 
 
 def test_a_watcher_who_leaves_leaves_nothing_behind(served: Any, started: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = threading.Event()
-    whole = progress._events
+    looks = []
+    look = progress.Looker.look
 
-    async def noted(*args: Any) -> Any:
-        try:
-            async for event in whole(*args):
-                yield event
-        finally:
-            ended.set()
+    async def noted(*args: Any, **options: Any) -> Any:
+        looks.append(args)
+        return await look(*args, **options)
 
-    monkeypatch.setattr(progress, "_events", noted)
+    monkeypatch.setattr(progress.Looker, "look", noted)
+    monkeypatch.setattr(progress, "LOOK_SECONDS", 0.01)
     with stream(served, started) as response:
-        found = events(response.iter_lines())
-        next(found)
-        assert not ended.is_set()
+        next(events(response.iter_lines()))
+    time.sleep(0.1)
+    seen = len(looks)
+    time.sleep(0.2)
 
-    assert ended.wait(WAIT)
+    assert 0 < len(looks) == seen
 
 
 def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
