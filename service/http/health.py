@@ -9,6 +9,7 @@ from sqlalchemy import text
 
 from index.errors import RegraftError
 from regraft.models import Health, Readiness
+from service.errors import DatabaseDamaged
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import route_to
 from service.registry.registry import LoadedVersion, Registry
@@ -46,6 +47,8 @@ def ready(service: Service) -> Readiness:
         raise Draining
     with service.database.lookup() as connection:
         connection.execute(text("select 1"))
+    if service.database.damaged:
+        raise DatabaseDamaged
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
     problems = list(_problems(service))

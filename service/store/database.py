@@ -17,12 +17,13 @@ from typing import Any, Literal
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
-from service.store.faults import check_sqlite, damaged, is_lost_reference
+from service.store.faults import check_sqlite, damaged, is_damage, is_lost_reference
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -58,6 +59,10 @@ class Database:
         self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED")
         self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ")
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
+        self.damaged = False
+        """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
+        for engine in (self._writer, self._reader, self._finder):
+            event.listen(engine, "handle_error", self._note_damage)
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
         # SQLite counts for each connection what others commit, so one is kept to ask.
@@ -103,6 +108,10 @@ class Database:
             with closing(self._watcher.cursor()) as cursor:
                 cursor.execute("PRAGMA data_version")
                 return cursor.fetchone()
+
+    def _note_damage(self, context: ExceptionContext) -> None:
+        error = context.sqlalchemy_exception
+        self.damaged = self.damaged or (error is not None and is_damage(error))
 
     def close(self) -> None:
         """Close idle connections."""

@@ -221,3 +221,29 @@ def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
 
     assert {place: place.read_bytes() for place in before if place.exists()} == before
     assert served.http.get(path).json()["items"] == 2
+
+
+def test_a_database_that_is_damaged_while_the_service_runs_is_told(
+    tmp_path: Path, serving: Any, versions: dict[str, Version], problem: Problem
+) -> None:
+    settings = Settings(data=tmp_path / "data")
+    with serving(settings) as served:
+        assert served.register(versions["v1"]).status_code == 201
+        path = served.gallery("v1")
+        items = [{"id": f"i{n}", "embedding": [1, n, 0, 0], "metadata": {"text": "x" * 500}} for n in range(200)]
+        assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+        with closing(sqlite3.connect(settings.data / "regraft.db")) as other:
+            other.execute("pragma wal_checkpoint(truncate)")
+            root, size = other.execute(
+                "select rootpage, (select * from pragma_page_size) from sqlite_master where name = 'item'"
+            ).fetchone()
+        with (settings.data / "regraft.db").open("r+b") as file:
+            file.seek((root - 1) * size)
+            file.write(b"\xff" * size)
+
+        problem(served.http.get(f"{path}/items"), 503, "database_damaged")
+        problem(served.http.get("/health/ready"), 503, "database_damaged")
+        body = {"version": "v1", "embeddings": [[1, 2, 3, 4]]}
+        assert served.http.post(f"{path}/query", json=body).status_code == 200  # answered from memory
+        problem(served.http.post(f"{path}/items", json={"items": items[:1]}), 503, "database_damaged")
+        assert served.http.get("/health").status_code == 200
