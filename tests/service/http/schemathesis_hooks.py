@@ -34,17 +34,30 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
         case.path_parameters = {name: value for name, value in named.items() if f"{{{name}}}" in case.path}
         if _legal(case, ParameterLocation.QUERY):
             case.query = {**case.query, **{k: v for k, v in named.items() if k not in case.path_parameters}}
-    if case.query and "confirm" in case.query and _legal(case, ParameterLocation.QUERY):
-        *_, case.query["confirm"] = map(str, case.path_parameters.values())
+    if _legal(case, ParameterLocation.QUERY):
+        _mean_something(case)
     if _legal(case, ParameterLocation.HEADER) and draw.random() > UNKNOWN:
         case.headers.pop("if-match", None)  # no ETag that was drawn is the newest
     whole = REAL["bodies"].get(case.operation.label) if case.media_type == "application/json" else None
     if whole and _legal(case, ParameterLocation.BODY) and draw.random() < WHOLE:
         case.body = whole
     elif isinstance(case.body, dict) and _legal(case, ParameterLocation.BODY):
-        for name in REAL["fields"].keys() & case.body.keys():
+        for name in sorted(REAL["fields"].keys() & case.body.keys()):
             if isinstance(case.body[name], str) and draw.random() > UNKNOWN:
                 case.body[name] = draw.choice(REAL["fields"][name])
+        if case.body.get("new") == case.body.get("old") in REAL["fields"]["new"]:
+            case.body["old"] = next(name for name in REAL["fields"]["old"] if name != case.body["new"])
+
+
+def _mean_something(case: Case[Any]) -> None:
+    """What a schema cannot say of a query: it confirms its path, forces for a reason, goes on from a page."""
+    query = case.query or {}
+    if "confirm" in query:
+        query["confirm"] = str(case.path_parameters[case.path.rpartition("{")[2].rstrip("}")])
+    if "cursor" in query:
+        query["cursor"] = ""
+    if "force" in query:
+        query["reason"] = "drawn"
 
 
 def _legal(case: Case[Any], where: ParameterLocation) -> bool:

@@ -62,6 +62,8 @@ BODIES = {
         "embeddings": {"v1": [[1, 0, 0, 0], [1, 0, 0, 1]]},
     },
     "POST /v1/edges": {"new": "v2", "old": "w0", "kind": "truncate", "replace": True},
+    "POST /v1/edges:fit": {"new": "v2", "old": "v1", "kind": "ridge", "gallery": "paired", "replace": True},
+    "POST /v1/galleries/{name}/gates": {"version": "v2", "label": "label", "sample": 20},
 }
 """One that the service takes, of each operation of whose bodies hardly any that is legal is taken."""
 
@@ -110,8 +112,12 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
 
     spare = [{"name": gallery(f"spare{n}")} for n in range(8)]
     still, steps = gallery("still", "v1"), [gallery(f"steps{n}", "v1") for n in range(3)]
+    paired = gallery("paired", "v1")
     turned = [gallery(f"turned{n}", "v1", "v2") for n in range(3)]
     moved = [gallery(f"moved{n}", "v1", "v2") for n in range(3)]
+    for version, dim in (("v1", 4), ("v2", 6)):  # items to fit on
+        items = [{"id": f"p{n}", "embedding": [1 + n % 5, n, *[1] * (dim - 2)]} for n in range(24)]
+        done(http.post(f"/galleries/{paired}/items", json={"version": version, "items": items}))
     gate = one("gates", still, version="v2", label="label", sample=20)
     advancing = [one("deployments", name, version="v2", until="registered") for name in steps]
     running, paused, ended = (backfill(name, size) for name, size in zip(moved, (1, 4, 4), strict=True))
@@ -193,6 +199,10 @@ def test_the_service_answers_as_it_describes(
         ran = subprocess.run(
             command, capture_output=True, text=True, cwd=tmp_path, check=False, env={**os.environ, **hooks}
         )
+        fitted = [
+            (edge["new"], edge["old"]) for edge in served.http.get("/edges").json()["edges"] if edge["kind"] == "matrix"
+        ]
 
     print(ran.stdout)
     assert ran.returncode == 0, ran.stderr
+    assert not keyed or ("v2", "v1") in fitted  # of the requests for a fit one at least was a success
