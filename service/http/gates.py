@@ -121,8 +121,8 @@ def show_page(name: Name, number: Number, service: Service) -> Response:
     """A gate report as one HTML page with plots and images of flips, which needs nothing from elsewhere."""
     with service.database.read() as connection:
         row = _row(connection, name, number)
-        report = describe(row).model_dump()
-        keys = flip_blobs(connection, row.gallery_id, report)
+        report = describe(row)
+        keys = flip_blobs(connection, row.gallery_id, report.model_dump())
     content = page(name, report, thumbnails(service.blobs, service.decoder, keys))
     headers = {
         "Content-Disposition": f'inline; filename="gate-{number}.html"',

@@ -180,7 +180,7 @@ class TestFlips:
         assert {len(flip["wrong"]["label"]) for flip in report["flips"]} == {200}
         assert "<script" not in text
         assert "<b>" not in text
-        assert text.count('alt="&quot;&gt;&lt;script&gt;') == 2 * len(report["flips"])
+        assert text.count('alt="&#34;&gt;&lt;script&gt;') == 2 * len(report["flips"])
 
 
 def test_it_says_what_was_measured_when_and_by_whom(served: Any, filled: str) -> None:
