@@ -13,8 +13,20 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
-from regraft.commands.console import visible
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, progress, would
+from regraft.commands.options import (
+    URL,
+    ApiKey,
+    DryRun,
+    Gallery,
+    Url,
+    Yes,
+    connect,
+    delete_named,
+    err,
+    out,
+    print_table,
+    progress,
+)
 from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, ItemError, SearchedShard
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
@@ -50,17 +62,13 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
 @gallery.command("delete")
 def delete(
     name: Gallery,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Delete a gallery with everything in it."""
-    if not yes and not dry_run:
-        typer.confirm(f"Delete gallery {visible(name)} and all its items?", abort=True)
-    with connect(url, api_key) as client:
-        client.delete_gallery(name, dry_run=dry_run)
-    out.print(f"{would(dry_run, 'deleted', 'delete')} gallery {name}")
+    delete_named("gallery", name, "all its items", yes=yes, dry_run=dry_run, url=url, api_key=api_key)
 
 
 def ingest(
@@ -95,8 +103,8 @@ def ingest(
                 err.print(f"{chunk[error.index][1]}: {error.detail}")
             counts.update({kind: getattr(answer, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
-    told = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
-    out.print(f"stored {counts['stored']} images in {name}, {told}")
+    counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
+    out.print(f"stored {counts['stored']} images in {name}, {counted}")
     _print_warnings(lost.values())
     if counts["failed"]:
         raise typer.Exit(1)

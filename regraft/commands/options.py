@@ -13,7 +13,7 @@ from rich.table import Table
 
 from index.errors import InvalidArgument, RegraftError, nearest
 from regraft.client import DEFAULT_URL, Client, Problem
-from regraft.commands.console import Description, PlainConsole
+from regraft.commands.console import Description, PlainConsole, visible
 from regraft.models import ScoreInterval
 from regraft.own_packages import OWN, check_not_hidden
 
@@ -24,6 +24,7 @@ ApiKey = Annotated[
         "--api-key", envvar="REGRAFT_API_KEY", help="Needed when the service was given one.", show_default=False
     ),
 ]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 URL = DEFAULT_URL
@@ -50,6 +51,16 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
                 raise
             near = nearest(unknown[1], [found.name for found in client.galleries()])
             raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
+
+
+def delete_named(what: str, name: str, rest: str, *, yes: bool, dry_run: bool, url: str, api_key: str | None) -> None:
+    """Delete a gallery or a version, after asking unless `yes`, and say so; `rest` is what goes with it."""
+    if not yes and not dry_run:
+        typer.confirm(f"Delete {what} {visible(name)} and {rest}?", abort=True)
+    with connect(url, api_key) as client:
+        delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
+        delete(name, dry_run=dry_run)
+    out.print(f"{would(dry_run, 'deleted', 'delete')} {what} {name}")
 
 
 @contextmanager

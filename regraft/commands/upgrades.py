@@ -232,8 +232,8 @@ def _trial(
 
 def _counted(value: object) -> str:
     if isinstance(value, dict):
-        told = ((field, inner) for field, inner in value.items() if inner not in (None, [], {}))
-        return ", ".join(f"{field} {_counted(inner)}" for field, inner in told)
+        shown = ((field, inner) for field, inner in value.items() if inner not in (None, [], {}))
+        return ", ".join(f"{field} {_counted(inner)}" for field, inner in shown)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

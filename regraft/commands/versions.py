@@ -9,8 +9,19 @@ import typer
 
 from index.archive import pack_version
 from index.folder import load_version
-from regraft.commands.console import visible
-from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, needs, out, print_table, would
+from regraft.commands.options import (
+    URL,
+    ApiKey,
+    DryRun,
+    Url,
+    Yes,
+    connect,
+    delete_named,
+    needs,
+    out,
+    print_table,
+    would,
+)
 
 version = typer.Typer(no_args_is_help=True, help="Verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
@@ -55,17 +66,13 @@ def register(
 @version.command("delete")
 def delete(
     name: Annotated[str, typer.Argument(metavar="VERSION", help="Its name.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
     """Delete a version that nothing uses, with the edges from it."""
-    if not yes and not dry_run:
-        typer.confirm(f"Delete version {visible(name)} and its edges?", abort=True)
-    with connect(url, api_key) as client:
-        client.delete_version(name, dry_run=dry_run)
-    out.print(f"{would(dry_run, 'deleted', 'delete')} version {name}")
+    delete_named("version", name, "its edges", yes=yes, dry_run=dry_run, url=url, api_key=api_key)
 
 
 @version.command("list")

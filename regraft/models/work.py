@@ -1,4 +1,4 @@
-"""What a remote worker is given and what it is told."""
+"""What a remote worker gets, and what became of what it returned."""
 
 from __future__ import annotations
 

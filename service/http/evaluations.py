@@ -73,7 +73,7 @@ EVALUATION_BODY = reads(
 
 
 @dataclass(frozen=True)
-class Draft:
+class EvaluationDraft:
     """A checked evaluation set: labels and metadata of each entry, and its images or its embeddings by version."""
 
     name: str
@@ -148,7 +148,7 @@ def remove(name: Name, number: Number, service: Service, terms: Terms) -> Respon
     return Response(status_code=204)
 
 
-def by_images(service: Runtime, form: Form) -> Draft:
+def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
@@ -166,10 +166,10 @@ def by_images(service: Runtime, form: Form) -> Draft:
         images.append(file.read())
         with pointing(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
             pass
-    return Draft(_name(form.fields.get("name", "")), listed, images, {})
+    return EvaluationDraft(_name(form.fields.get("name", "")), listed, images, {})
 
 
-def by_embeddings(service: Runtime, raw: bytes) -> Draft:
+def by_embeddings(service: Runtime, raw: bytes) -> EvaluationDraft:
     """An evaluation set out of JSON. Raises InvalidBody, BodyTooLarge or InvalidVector, naming the entry."""
     body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
     listed = _entries(body.get("entries"), {"label", "metadata"}, service.settings)
@@ -184,7 +184,7 @@ def by_embeddings(service: Runtime, raw: bytes) -> Draft:
             why = f"there must be one embedding for each of the {len(listed)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
         embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), f"/embeddings/{version}")
-    return Draft(_name(body.get("name", "")), listed, (), embeddings)
+    return EvaluationDraft(_name(body.get("name", "")), listed, (), embeddings)
 
 
 def _entries(listed: object, legal: set[str], settings: Settings) -> list[dict[str, Any]]:
@@ -209,7 +209,7 @@ def _name(given: object) -> str:
     return given
 
 
-def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> EvaluationInfo:
+def _store(service: Runtime, name: str, draft: EvaluationDraft, terms: Change) -> EvaluationInfo:
     with service.database.lookup() as connection:
         gallery_id = gallery_named(connection, name).id
     keys = [] if terms.dry_run else service.blobs.write(gallery_id, draft.images)
@@ -227,7 +227,7 @@ def _store(service: Runtime, name: str, draft: Draft, terms: Change) -> Evaluati
 
 
 def _insert(
-    connection: Connection, service: Runtime, gallery_id: int, draft: Draft, keys: Sequence[str]
+    connection: Connection, service: Runtime, gallery_id: int, draft: EvaluationDraft, keys: Sequence[str]
 ) -> EvaluationRow:
     values = {
         "gallery_id": gallery_id,

@@ -34,7 +34,7 @@ from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import LoadedVersion
 from service.registry.sight import Sight
-from service.registry.storing import Stored, store
+from service.registry.storing import StoredItems, store
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.settings import Settings
@@ -42,7 +42,7 @@ from service.store.repository import NewItem, gallery_named, gallery_row, rows_o
 
 
 @dataclass(frozen=True)
-class Draft:
+class ItemDraft:
     """An item as the client described it: `content` is its image's file name or its embedding, still unchecked.
 
     `metadata` None: none were named.
@@ -55,11 +55,11 @@ class Draft:
 
 
 @dataclass
-class Batch:
+class IngestBatch:
     """What is known about a batch: items that are good so far, the errors of the others, and what was not seen."""
 
     size: int
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[ItemDraft] = field(default_factory=list)
     errors: list[dict[str, Any]] = field(default_factory=list)
     sight: Sight = field(default_factory=Sight)
 
@@ -86,7 +86,7 @@ class Batch:
 class Ingested:
     """What became of a batch."""
 
-    stored: Stored
+    stored: StoredItems
     seq: int
     errors: Sequence[Mapping[str, Any]]
     warnings: Sequence[Mapping[str, Any]]
@@ -95,8 +95,8 @@ class Ingested:
         """The response."""
         kinds = ("new", "updated", "replaced")
         counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
-        told = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
-        return {**counts, **told}
+        rest = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
+        return {**counts, **rest}
 
 
 class _CurrentChanged(Exception):
@@ -152,14 +152,14 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, rep
     return _while_current_holds(attempt)
 
 
-def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[LoadedVersion, Batch]:
+def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[LoadedVersion, IngestBatch]:
     """The version of a batch in JSON, and the batch."""
     body = take_object(parse_any_json(raw), {"version", "items"}, "")
     version = _version(service, body.get("version", current.name))
     return version, read_batch(body.get("items"), "embedding", service.settings)
 
 
-def read_batch(listed: object, content: str, settings: Settings) -> Batch:
+def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
     """Check the shape of a batch's items, whose content is in the field `content`; bad ones become errors.
 
     Raises:
@@ -171,7 +171,7 @@ def read_batch(listed: object, content: str, settings: Settings) -> Batch:
         raise InvalidBody("items must be a JSON list of at least one item", pointer="/items")
     if len(listed) > max_batch:
         raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
-    batch = Batch(len(listed))
+    batch = IngestBatch(len(listed))
     seen: set[str] = set()
     for index, value in enumerate(listed):
         try:
@@ -186,7 +186,7 @@ def read_batch(listed: object, content: str, settings: Settings) -> Batch:
     return batch
 
 
-def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
+def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDraft:
     fields = take_object(value, {"id", "metadata", content}, "")
     given = fields.get("id")
     if not is_item_id(given):
@@ -198,7 +198,7 @@ def _draft(index: int, value: object, content: str, max_metadata: int) -> Draft:
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
     if why := why_not_stored(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
-    return Draft(index, given, fields.get("metadata"), fields[content])
+    return ItemDraft(index, given, fields.get("metadata"), fields[content])
 
 
 def _open(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
@@ -222,7 +222,7 @@ def _listed(form: Form) -> str:
     return form.fields["items"]
 
 
-def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
+def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     """The files by name; items that name none become errors."""
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
@@ -234,7 +234,7 @@ def _files(form: Form, batch: Batch) -> dict[str, UploadFile]:
     return files
 
 
-def _leave_out(service: Runtime, gallery_id: int, batch: Batch, replacing: bool | None) -> None:
+def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, replacing: bool | None) -> None:
     """Refuse the items that are there before they are encoded, where they would be in the end."""
     if replacing is not False:
         return
@@ -247,19 +247,23 @@ def _leave_out(service: Runtime, gallery_id: int, batch: Batch, replacing: bool 
 
 
 def _encode(
-    batch: Batch, files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
-) -> list[tuple[Draft, NewItem]]:
+    batch: IngestBatch, files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
+) -> list[tuple[ItemDraft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
     blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
     return [item for block in blocks for item in _encode_block(batch, block, files, current, decoder)]
 
 
 def _encode_block(
-    batch: Batch, block: Sequence[Draft], files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
-) -> list[tuple[Draft, NewItem]]:
+    batch: IngestBatch,
+    block: Sequence[ItemDraft],
+    files: Mapping[str, UploadFile],
+    current: LoadedVersion,
+    decoder: Decoder,
+) -> list[tuple[ItemDraft, NewItem]]:
     images = current.images()
     spec = images.encoder.spec
-    readable: list[tuple[Draft, Pixels]] = []
+    readable: list[tuple[ItemDraft, Pixels]] = []
     for draft in block:
         try:
             with pointing("/image"):
@@ -281,7 +285,7 @@ def _read(file: UploadFile) -> bytes:
     return file.file.read()
 
 
-def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[tuple[Draft, NewItem]]:
+def _check_embeddings(batch: IngestBatch, dim: int, space: Space) -> list[tuple[ItemDraft, NewItem]]:
     """All at once when all are good, which is the rule, else one by one to say which are not.
 
     The lists of numbers go then: Python's collector of garbage looks at each of a million numbers, and all wait for it.
@@ -301,7 +305,7 @@ def _check_embeddings(batch: Batch, dim: int, space: Space) -> list[tuple[Draft,
     ]
 
 
-def _one_embedding(batch: Batch, draft: Draft, dim: int, space: Space) -> Vectors | None:
+def _one_embedding(batch: IngestBatch, draft: ItemDraft, dim: int, space: Space) -> Vectors | None:
     try:
         (vector,) = check_embeddings([draft.content], dim, space, "/embedding")
     except RegraftError as error:
@@ -317,8 +321,8 @@ def _store(
     gallery_id: int,
     current: LoadedVersion,
     version: LoadedVersion,
-    items: Sequence[tuple[Draft, NewItem]],
-    batch: Batch,
+    items: Sequence[tuple[ItemDraft, NewItem]],
+    batch: IngestBatch,
     atomic: bool,
     replacing: bool | None,
 ) -> Ingested:

@@ -67,7 +67,9 @@ async def ingest(
     settings = service.settings
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_thread(lambda: _told(ingest_embeddings(service, name, raw, atomic, replace).as_json()))
+        return await service.in_thread(
+            lambda: _response(ingest_embeddings(service, name, raw, atomic, replace).as_json())
+        )
     async with read_form(
         request,
         files="images",
@@ -75,10 +77,10 @@ async def ingest(
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.in_thread(lambda: _told(ingest_images(service, name, form, atomic, replace).as_json()))
+        return await service.in_thread(lambda: _response(ingest_images(service, name, form, atomic, replace).as_json()))
 
 
-def _told(done: dict[str, Any]) -> Response:
+def _response(done: dict[str, Any]) -> Response:
     """The response, written on the thread that did the work; in ASCII, as faulty items are named by what they hold."""
     return Response(json.dumps(done), media_type=JSON)
 

@@ -90,8 +90,8 @@ def checked(target: LoadedVersion, kind: Kind, given: Sequence[MovedIn]) -> list
     """Returned embeddings as a worker here would have made them. Raises InvalidVector, naming the first wrong one."""
     made = [_checked(target, kind, number, m) for number, m in enumerate(given)]
     # One edge may tell side-information or how unsure it is, and another of the same chunk not.
-    told = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
-    groups = [[n for n, tells in enumerate(told) if tells == alike] for alike in dict.fromkeys(told)]
+    kinds = [(side is not None, m.uncertainty is not None) for (_, side), m in zip(made, given, strict=True)]
+    groups = [[n for n, tells in enumerate(kinds) if tells == alike] for alike in dict.fromkeys(kinds)]
     return [_together([given[n] for n in group], [made[n] for n in group]) for group in groups]
 
 

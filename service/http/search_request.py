@@ -53,7 +53,7 @@ class QueryBatch:
         version: the version that embeds them; None: the current one.
         encode: embeds them by a version.
         encoders: versions that can, besides `version`.
-        apart: for each query the key of an item it must not find, -1 where there is none.
+        exclude_keys: for each query the key of an item it must not find, -1 where there is none.
         stored: of queries that are items the key, and the feed number of the write they were read from.
         content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
         sight: what the versions that embed them do not see of them.
@@ -95,20 +95,20 @@ class SearchRequest:
 
 
 def from_json(service: Runtime, live: LoadedGallery, raw: bytes) -> SearchRequest:
-    """A question in JSON: embeddings of a named version, texts, ids of items."""
+    """A search request in JSON: embeddings of a named version, texts, ids of items."""
     legal = {*OPTIONS, *LISTS, "version", "embeddings"}
-    return _question(service, live, take_object(parse_json(raw), legal, ""), ())
+    return _request_of(service, live, take_object(parse_json(raw), legal, ""), ())
 
 
 def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
-    """A question with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
+    """A search request with image files; the other fields are JSON texts, `mode` and `cursor` as they are."""
     body = {name: text if name in PLAIN else _read_field(name, text) for name, text in form.fields.items()}
     if not form.files:
         raise InvalidBody("the form needs at least one file in the field 'images'", pointer="/images")
-    return _question(service, live, body, form.files)
+    return _request_of(service, live, body, form.files)
 
 
-def _question(
+def _request_of(
     service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> SearchRequest:
     params = _params({name: body[name] for name in OPTIONS if name in body})

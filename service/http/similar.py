@@ -25,7 +25,7 @@ Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mappi
 
 
 @dataclass(frozen=True)
-class Stored:
+class QueryItem:
     """An item that is a query: where it stands in the request, key, last feed number, image, version, what it holds."""
 
     pointer: str
@@ -45,7 +45,7 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
     Raises:
         UnknownItem: names the first id that the gallery does not hold.
     """
-    groups: defaultdict[tuple[str, frozenset[str]], list[Stored]] = defaultdict(list)
+    groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
     for stored in _read(service, live, ids):
         able = frozenset(stored.held) | (service.registry.encoders() if stored.blob else frozenset())
         asking = live.current.name if live.current and live.current.name in able else stored.active
@@ -56,7 +56,7 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
         yield [m.pointer for m in members], asking, encode, able, [m.key for m in members], written
 
 
-def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[Stored]:
+def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
         found = held_by(connection, live.id, ids)
     for number, external_id in enumerate(ids):
@@ -74,10 +74,10 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
         active = service.registry.by_id(first.active_id).name
-        yield Stored(f"/items/{number}", first.id, first.seq, first.blob, active, held)
+        yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, held)
 
 
-def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vectors:
+def _encode(service: Runtime, members: Sequence[QueryItem], version: str) -> Vectors:
     """What each member holds of a version, or else what the version makes of its image."""
     missing = [member for member in members if version not in member.held]
     made: dict[str, Vectors] = {}
@@ -93,7 +93,7 @@ def _encode(service: Runtime, members: Sequence[Stored], version: str) -> Vector
     return np.stack([made[m.pointer] if m.pointer in made else m.held[version] for m in members])
 
 
-def _image(service: Runtime, member: Stored) -> bytes:
+def _image(service: Runtime, member: QueryItem) -> bytes:
     assert member.blob is not None
     image = service.blobs.fetch(member.blob)
     if image is None:

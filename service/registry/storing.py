@@ -34,7 +34,7 @@ class There:
 
 
 @dataclass
-class Stored:
+class StoredItems:
     """What became of a batch: items by what happened to them, why others were refused, and blobs nobody needs now."""
 
     new: list[NewItem] = field(default_factory=list)
@@ -59,7 +59,7 @@ def store(
     first_seq: int,
     *,
     replacing: bool | None,
-) -> Stored:
+) -> StoredItems:
     """Write items of different ids, each with an embedding by `version`, and put them where they belong.
 
     To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
@@ -70,7 +70,7 @@ def store(
         registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
         registry.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
-    places, stored = places_of(registry, current), Stored()
+    places, stored = places_of(registry, current), StoredItems()
     for new in items:
         known = there.get(new.external_id)
         if known is not None and replacing is False:
