@@ -35,7 +35,7 @@ from index.version import ENCODER, PROBE, Card, Preprocess, Version
 from regraft.client import Client, ImageItem
 from service.http.app import serve
 from service.registry.encoders.batching import Batcher
-from service.registry.encoders.modalities import Images
+from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
 
 CLIENTS = (1, 4, 16, 64)
@@ -69,7 +69,7 @@ def measure_encoding(version: Version, seconds: float, rounds: int) -> None:
     batchers = {}
     for way, kind in (("batched", Batcher), ("one by one", OneByOne)):
         service.registry.encoders.modalities.Batcher = kind
-        batchers[way] = Images(version, settings).queries
+        batchers[way] = ImageModality(version, settings).queries
     service.registry.encoders.modalities.Batcher = Batcher
     print("| encode: threads | batched /s | one by one /s | ratio |\n| --- | --- | --- | --- |")
     for clients in CLIENTS:

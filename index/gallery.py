@@ -128,8 +128,8 @@ class Gallery:
     def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
         """The queries by every version that the routes of now need."""
         with self._lock.read():
-            asking, mix = version or self._current, self._mix()
-            needed = _encoders_of(asking, mix, self._routes(asking, mix, ask.encoders)[0])
+            asking, items_by_version = version or self._current, self._items_by_version()
+            needed = _encoders_of(asking, items_by_version, self._routes(asking, items_by_version, ask.encoders)[0])
         made = EmbeddedQueries()
         for name in needed:
             made.vectors[name], made.seconds[name] = _timed(ask.encode, name)
@@ -139,12 +139,12 @@ class Gallery:
         """How to answer by what was embedded, under the lock."""
         if ask.depth < 1:
             raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
-        mix = self._mix()
-        routes, unreachable = self._routes(query_version, mix, ask.encoders)
+        items_by_version = self._items_by_version()
+        routes, unreachable = self._routes(query_version, items_by_version, ask.encoders)
         degraded = (*unreachable, *self._left_out())
         if any(self._written(key) != seq for key, seq in ask.stored.items()):
             raise GalleryChanged
-        if not _encoders_of(query_version, mix, routes) <= set(embedded.vectors):
+        if not _encoders_of(query_version, items_by_version, routes) <= set(embedded.vectors):
             raise GalleryChanged
         if degraded and (ask.params.strict or not routes):
             raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
@@ -155,8 +155,10 @@ class Gallery:
         moved = {version: _timed(follow, route, self._opened, embedded.vectors) for version, route in routes.items()}
         where = ask.params.filter
         allowed, seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
-        depth = min(ask.depth, sum(mix.values()))
-        return Plan(query_version, mix, routes, degraded, live, spaces, mode, maps, moved, depth, allowed, seconds)
+        depth = min(ask.depth, sum(items_by_version.values()))
+        return Plan(
+            query_version, items_by_version, routes, degraded, live, spaces, mode, maps, moved, depth, allowed, seconds
+        )
 
     def _merged(
         self, plan: Plan, embedded: EmbeddedQueries, scanned: Sequence[tuple[Vectors, Keys]], seconds: Sequence[float]
@@ -178,7 +180,7 @@ class Gallery:
             shards=shards,
             items=self._items(merged.keys_QK),
             seq=self._seq,
-            mix=plan.mix,
+            items_by_version=plan.items_by_version,
             degraded=plan.degraded,
             encode_seconds=embedded.seconds,
             filter_seconds=plan.filter_seconds,
@@ -273,15 +275,15 @@ class Gallery:
         """The number in the change feed that everything here was true at."""
         return self._seq
 
-    def mix(self) -> dict[str, int]:
+    def items_by_version(self) -> dict[str, int]:
         """Items per version, versions without any left out."""
         with self._lock.read():
-            return self._mix()
+            return self._items_by_version()
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""
         with self._lock.read():
-            return self._routes(query_version, self._mix(), encoders)[1]
+            return self._routes(query_version, self._items_by_version(), encoders)[1]
 
     def missing(self) -> int:
         """Items that are there, but cannot be searched."""
@@ -301,20 +303,20 @@ class Gallery:
         counted = Counter((one.version, one.reason) for one in self._missing.values())
         return (Degraded(version, items, reason) for (version, reason), items in counted.items())
 
-    def _mix(self) -> dict[str, int]:
-        mix: dict[str, int] = {}
+    def _items_by_version(self) -> dict[str, int]:
+        items_by_version: dict[str, int] = {}
         for (version, _), shard in self._shards.items():
             if count := shard.count():
-                mix[version] = mix.get(version, 0) + count
-        return mix
+                items_by_version[version] = items_by_version.get(version, 0) + count
+        return items_by_version
 
     def _routes(
-        self, query_version: str, mix: Mapping[str, int], encoders: frozenset[str]
+        self, query_version: str, items_by_version: Mapping[str, int], encoders: frozenset[str]
     ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
         """The route to each version within reach, and what is out of reach."""
-        planned = {version: self._graph.route(query_version, version, encoders) for version in mix}
+        planned = {version: self._graph.route(query_version, version, encoders) for version in items_by_version}
         degraded = tuple(
-            Degraded(version, mix[version], self._graph.unreachable(query_version, version, encoders))
+            Degraded(version, items_by_version[version], self._graph.unreachable(query_version, version, encoders))
             for version, route in planned.items()
             if route is None
         )
@@ -353,9 +355,9 @@ class Gallery:
         self._edge_maps = edge_maps(graph.edges, self._versions)
 
 
-def _encoders_of(query_version: str, mix: Mapping[str, int], routes: Mapping[str, Route]) -> set[str]:
+def _encoders_of(query_version: str, items_by_version: Mapping[str, int], routes: Mapping[str, Route]) -> set[str]:
     """Who embeds queries for these routes; where there are no items, the one that asks, so that it is a legal query."""
-    return {version for route in routes.values() for version in route.encoders} if mix else {query_version}
+    return {version for route in routes.values() for version in route.encoders} if items_by_version else {query_version}
 
 
 def _timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:

@@ -34,7 +34,7 @@ class Plan:
 
     Attributes:
         query_version: what asks.
-        mix: items per version.
+        items_by_version: how many items lie in each.
         routes: version -> how it is reached.
         degraded: what is not.
         live: the shards to scan.
@@ -48,7 +48,7 @@ class Plan:
     """
 
     query_version: str
-    mix: Mapping[str, int]
+    items_by_version: Mapping[str, int]
     routes: Mapping[str, Route]
     degraded: tuple[Degraded, ...]
     live: Mapping[ShardKey, Shard]

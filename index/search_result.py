@@ -65,7 +65,7 @@ class SearchResult:
         shards: the live shards that were asked.
         items: what the results are, by key.
         seq: the number in the change feed that all of this was true at.
-        mix: items per version.
+        items_by_version: how many items lie in each.
         degraded: what could not be asked.
         encode_seconds: version -> how long it took to embed the queries by it.
         filter_seconds: how long it took to see which items pass the filter.
@@ -81,7 +81,7 @@ class SearchResult:
     shards: tuple[ShardTrace, ...]
     items: Mapping[int, Item]
     seq: int
-    mix: Mapping[str, int]
+    items_by_version: Mapping[str, int]
     degraded: tuple[Degraded, ...]
     encode_seconds: Mapping[str, float]
     filter_seconds: float

@@ -11,7 +11,7 @@ from regraft.models import BackfillEstimate, BackfillInfo, BackfillList, CurvePo
 from regraft.paths import path_of, terms
 
 SILENCE_SECONDS = 30.0
-"""A stream that says nothing for so long is broken; the service sends a sign of life every ten."""
+"""A stream that says nothing for so long is broken; the service sends a heartbeat every ten."""
 PATIENCE_SECONDS = 60.0
 """How long a stream that breaks is tried again without an event in between: a service may be restarting."""
 RECONNECT_SECONDS = 0.5

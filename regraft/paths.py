@@ -23,7 +23,7 @@ def flag(value: bool) -> str:
 
 
 def terms(dry_run: bool) -> dict[str, str]:
-    """The parameters of a change: a rehearsal, or none."""
+    """The parameters of a change: a dry run, or none."""
     return {"dry_run": "true"} if dry_run else {}
 
 

@@ -16,7 +16,7 @@ from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from regraft.models import WorkEdge
-from service.registry import edge_archive as parcel
+from service.registry import edge_archive
 from service.registry.incoming import incoming_folder, sweep
 
 EDGES = ".edges"
@@ -115,18 +115,18 @@ class Folders:
         folder = self._folder / EDGES / new / named.old / named.sha256
 
         def check(archive: Path, into: Path) -> None:
-            parcel.unpack(archive, into, new, named.old, named.sha256)
+            edge_archive.unpack(archive, into, new, named.old, named.sha256)
 
         if folder.is_dir():
             try:
-                return parcel.load(folder, new, named.old, named.sha256)
+                return edge_archive.load(folder, new, named.old, named.sha256)
             except InvalidVersionFolder:  # changed here since it was fetched
                 pass
         with incoming_folder(self._folder) as place:
             _put(place, self._client.work_edge(named.id), folder, check)
         for replaced in set(folder.parent.iterdir()) - {folder}:
             shutil.rmtree(replaced, ignore_errors=True)
-        return parcel.load(folder, new, named.old, named.sha256)
+        return edge_archive.load(folder, new, named.old, named.sha256)
 
 
 class TaskVersions:

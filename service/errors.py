@@ -65,7 +65,7 @@ class NoCurrentVersion(RegraftError):
 
 
 class VersionBroken(RegraftError):
-    """The version's folder is not what was registered: it is set aside."""
+    """The version's folder is not what was registered: it is quarantined."""
 
     status = 503
     code = "version_broken"

@@ -23,7 +23,7 @@ from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
-from service.store.faults import Space
+from service.store.faults import DiskSpace
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import EmbeddingReaper
 from service.upgrades.rollouts.monitor import RolloutMonitor
@@ -47,7 +47,7 @@ class Runtime:
     rollouts: RolloutMonitor
     curves: Curves
     reaper: EmbeddingReaper
-    space: Space
+    space: DiskSpace
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
@@ -82,7 +82,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
             for part in (replica, evictor, rollouts, traffic, curves, reaper):
                 part.start()
                 started.callback(part.stop)
-            space = Space(settings.data, settings.min_free_bytes)
+            space = DiskSpace(settings.data, settings.min_free_bytes)
             yield Runtime(
                 settings,
                 database,

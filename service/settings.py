@@ -71,7 +71,7 @@ class Settings(BaseSettings):
     poll_seconds: float = Field(0.02, gt=0)
     """How often the replica and the worker look for news."""
     lease_seconds: float = Field(30.0, gt=0)
-    """How long a worker may hold a chunk without a sign of life."""
+    """How long a worker may hold a chunk without a heartbeat."""
 
     @field_validator("api_key", "worker_key")
     @classmethod

@@ -100,7 +100,7 @@ def expectations(steps: Json) -> Iterator[tuple[str, bool]]:
 
 def _gate(stage: Stage, page: Path) -> GateReport:
     gate = stage.client.gate(WAY.name, WAY.version, "digit", sample=len(stage.pictures.items))
-    assert gate.id is not None  # only a rehearsal has none
+    assert gate.id is not None  # only a dry run has none
     page.write_text(stage.client.gate_page(WAY.name, gate.id), encoding="utf-8")
     low, value, high = (100 * getattr(gate.difference, name) for name in ("low", "value", "high"))
     stage.console.print(

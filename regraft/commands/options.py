@@ -104,7 +104,7 @@ def print_table(columns: list[str], rows: list[list[Any]]) -> None:
 
 
 def would(dry_run: bool, done: str, infinitive: str) -> str:
-    """How a change is told: as done, or as a rehearsal."""
+    """How a change is told: as done, or as a dry run."""
     return f"would {infinitive}" if dry_run else done
 
 

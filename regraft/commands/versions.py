@@ -84,4 +84,4 @@ def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
     print_table(["version", "dim", "space", "method", "edges"], rows)
     for v in found:
         if v.problem:
-            out.print(f"{v.name} is set aside: {v.problem}")
+            out.print(f"{v.name} is quarantined: {v.problem}")

@@ -21,7 +21,7 @@ class DeploymentState(ApiModel):
 
 
 class DeploymentInfo(DeploymentState):
-    """A deployment: `previous` was current before it, `activated` items moved at once. A rehearsal has no `id`.
+    """A deployment: `previous` was current before it, `activated` items moved at once. A dry run has no `id`.
 
     `notes`, in the answer to a change, say what to know of it: items that only an older version's encoder reaches, and
     that no gate has compared the versions, or that one warned or refused.

@@ -81,7 +81,7 @@ class GateReport(ApiModel):
     and did not ask; `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
     `negative_flips`, the deepest fall (largest `rank`) first. `slices` are worst first, each `value` is JSON.
     `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
-    merge mode of `merge`. A rehearsal has no `id`.
+    merge mode of `merge`. A dry run has no `id`.
     """
 
     id: int | None

@@ -18,8 +18,8 @@ class EdgeSummary(ApiModel):
 class VersionInfo(ApiModel):
     """A registered version and the edges that lead from it now.
 
-    `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is set aside.
-    `created` is null in a rehearsal.
+    `loaded` names the encoders this process holds in memory: `images`, `texts`. `problem`: why it is quarantined.
+    `created` is null in a dry run.
     """
 
     name: str
@@ -47,7 +47,7 @@ class EdgeInfo(ApiModel):
 
     `origin` says how it came to be known: `registered` with its version, `added`, `fitted` on stored items or `claimed`
     and verified; `made` on what. `support` is the number of pairs it was fitted on. `problem`: why it is not used.
-    `created` is null in a rehearsal.
+    `created` is null in a dry run.
     """
 
     new: str

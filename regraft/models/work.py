@@ -18,7 +18,7 @@ class WorkEdge(ApiModel):
 
 
 class WorkClaim(ApiModel):
-    """A chunk that is the worker's as long as it gives signs of life: `lease` is what proves it.
+    """A chunk that is the worker's as long as it sends heartbeats: `lease` is what proves it.
 
     `edges` are, for a `transform`, the edges it has to apply, these and no others.
     """

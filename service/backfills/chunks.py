@@ -26,7 +26,7 @@ from sqlalchemy import (
 from index.errors import RegraftError
 from service.backfills.attempts import note_failed
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, Kind, State, stored_for
+from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, stored_for
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
@@ -100,14 +100,14 @@ def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> li
     now = time.time()
     next_claim = backfill.c.next_claim
     due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
-    statement = select(backfill).where(backfill.c.state == State.RUNNING, backfill.c.kind.in_(kinds), due)
+    statement = select(backfill).where(backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), due)
     return all_of(BackfillRow, connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
 
 
 def claim(
     connection: Connection, owner: str, lease_seconds: float, kinds: Sequence[Kind] = tuple(Kind)
 ) -> Chunk | None:
-    """Lease the next chunk that nobody holds, or whose holder gave no sign of life before its lease ran out."""
+    """Lease the next chunk that nobody holds, or whose holder sent no heartbeat before its lease ran out."""
     for job in claimable(connection, kinds):
         taken = _take(connection, job.id, owner, lease_seconds)
         if taken is not None:
@@ -118,7 +118,7 @@ def claim(
 
 def holders(connection: Connection, beginning: str) -> list[str]:
     """The owner of each chunk of a running backfill that is leased now, of those whose name begins so."""
-    running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == State.RUNNING))
+    running = backfill_chunk.c.backfill_id.in_(select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING))
     held = (running, backfill_chunk.c.state == "leased", backfill_chunk.c.lease_until >= time.time())
     named = backfill_chunk.c.lease_owner.startswith(beginning, autoescape=True)
     return list(connection.execute(select(backfill_chunk.c.lease_owner).where(*held, named)).scalars())
@@ -140,7 +140,7 @@ def _chunk(job: BackfillRow, taken: ChunkRow, owner: str) -> Chunk:
 
 
 def extend(connection: Connection, chunk: Chunk, lease_seconds: float) -> bool:
-    """A sign of life: hold the chunk for longer. False when it is no longer ours."""
+    """A heartbeat: hold the chunk for longer. False when it is no longer ours."""
     statement = _ours(chunk).values(lease_until=time.time() + lease_seconds)
     return connection.execute(statement).rowcount == 1
 
@@ -237,7 +237,7 @@ def commit(
     given_up = note_failed(connection, chunk.backfill_id, chunk.item_ids, failed, chunk.attempts)
     counts = {"done": done, "failed": given_up, "skipped": len(chunk.item_ids) - done - len(failed)}
     counted = {name: backfill.c[name] + count for name, count in {**counts, "revision": 1}.items()}
-    running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == State.RUNNING)
+    running = update(backfill).where(backfill.c.id == chunk.backfill_id, backfill.c.state == BackfillState.RUNNING)
     if not connection.execute(running.values(counted)).rowcount:
         raise ChunkLost("the backfill is not running")
     return {**counts, "retried": len(failed) - given_up}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
-from service.backfills.planner import State, drained, finish_or_extend
+from service.backfills.planner import BackfillState, drained, finish_or_extend
 from service.registry.registry import Registry
 from service.store.database import Database
 
 
-def finish_or_replan(database: Database, registry: Registry, embedder: Embedder) -> dict[int, State]:
+def finish_or_replan(database: Database, registry: Registry, embedder: Embedder) -> dict[int, BackfillState]:
     """End each drained backfill, or plan what came or changed while it ran, or is to be tried again.
 
     Returns:

@@ -27,7 +27,7 @@ from service.store.vector_codec import from_bytes
 X = TypeVar("X")
 
 
-class Images(Protocol):
+class ImageSource(Protocol):
     """Where images are read from."""
 
     def read(self, key: str) -> bytes:
@@ -50,7 +50,7 @@ class Known(Protocol):
     def encoder(self) -> Encoder: ...
 
 
-class Versions(Protocol):
+class VersionSource(Protocol):
     """The versions an item may be of, as `service.registry.registry.Registry` has them."""
 
     def by_id(self, version_id: int) -> Known: ...
@@ -85,7 +85,7 @@ class Pictured(Read, Protocol):
     def blob(self) -> str: ...
 
 
-class Stored(Read, Protocol):
+class StoredEmbedding(Read, Protocol):
     """A row of `chunks.read_embeddings`."""
 
     @property
@@ -106,7 +106,11 @@ class Embedder:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
     def __init__(
-        self, registry: Versions, images: Images, decoder: Decoder, transforms: dict[int, Forward] | None = None
+        self,
+        registry: VersionSource,
+        images: ImageSource,
+        decoder: Decoder,
+        transforms: dict[int, Forward] | None = None,
     ) -> None:
         """`transforms`: the edges that are open, by number, where several movers share them."""
         self._registry = registry
@@ -130,7 +134,7 @@ class Embedder:
             readable, failed = self._read_all(rows[start : start + BATCH], encoder.spec)
             yield partial(_with, failed, readable, encode)
 
-    def transform(self, target: Known, rows: Sequence[Stored]) -> Iterator[Compute]:
+    def transform(self, target: Known, rows: Sequence[StoredEmbedding]) -> Iterator[Compute]:
         """The item edges from the versions of stored embeddings to the target."""
         for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
             yield partial(_embed, [(row, row) for row in group], self._forward(self._registry.by_id(old_id), target))
@@ -172,12 +176,12 @@ class Embedder:
             raise MissingImage("the stored image is missing") from error
         return self._decoder.pixels(data, spec)
 
-    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[Stored]], Carried]:
+    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[StoredEmbedding]], Carried]:
         transform = self.forward(old, new)
         assert transform is not None, "the plan holds items of versions with an item edge only"
         space = space_from_json(dict(new.card.space))
 
-        def apply(rows: Sequence[Stored]) -> Carried:
+        def apply(rows: Sequence[StoredEmbedding]) -> Carried:
             given = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
             return Carried(check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N)
 

@@ -50,7 +50,7 @@ class Kind(StrEnum):
     TRANSFORM = "transform"
 
 
-class State(StrEnum):
+class BackfillState(StrEnum):
     """The life of a backfill."""
 
     RUNNING = "running"
@@ -59,7 +59,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
 
 
-ACTIVE = (State.RUNNING, State.PAUSED)
+ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 
 
 def _reencodes(version_id: int) -> ColumnElement[bool]:
@@ -270,13 +270,13 @@ def drained(connection: Connection) -> list[int]:
     resting = exists().where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~_pause_is_over()
     )
-    statement = select(backfill.c.id).where(backfill.c.state == State.RUNNING, ~left, ~resting)
+    statement = select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING, ~left, ~resting)
     return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
 
 
 def finish_or_extend(
     connection: Connection, backfill_id: int, uncertain: Mapping[int, float] | None = None
-) -> State | None:
+) -> BackfillState | None:
     """End a drained backfill, or plan the items that came or changed while it ran, or are to be tried again.
 
     Returns:
@@ -290,11 +290,11 @@ def finish_or_extend(
         return None
     job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
     if plan(connection, job, uncertain):
-        return State.RUNNING
-    return State.DONE if turn(connection, backfill_id, (State.RUNNING,), State.DONE) else None
+        return BackfillState.RUNNING
+    return BackfillState.DONE if turn(connection, backfill_id, (BackfillState.RUNNING,), BackfillState.DONE) else None
 
 
-def turn(connection: Connection, backfill_id: int, before: Sequence[State], after: State) -> bool:
+def turn(connection: Connection, backfill_id: int, before: Sequence[BackfillState], after: BackfillState) -> bool:
     """Bring a backfill from one of the states `before` to another, keeping account of the time it ran."""
     now = time.time()
     ran = backfill.c.active_seconds + func.coalesce(now - backfill.c.resumed, 0.0)
@@ -303,7 +303,7 @@ def turn(connection: Connection, backfill_id: int, before: Sequence[State], afte
         "revision": backfill.c.revision + 1,
         # A clock that was set back must not take away what was counted.
         "active_seconds": case((ran > backfill.c.active_seconds, ran), else_=backfill.c.active_seconds),
-        "resumed": now if after is State.RUNNING else None,
+        "resumed": now if after is BackfillState.RUNNING else None,
         "finished": None if after in ACTIVE else now,
     }
     turned = update(backfill).where(backfill.c.id == backfill_id, backfill.c.state.in_(before))
@@ -314,4 +314,4 @@ def cancel_backfills(connection: Connection, gallery_id: int, current_id: int) -
     """End the gallery's backfills that lead to another version than the one that becomes current; returns how many."""
     mine = (backfill.c.gallery_id == gallery_id, backfill.c.version_id != current_id, backfill.c.state.in_(ACTIVE))
     active = connection.execute(select(backfill.c.id).where(*mine)).scalars().all()
-    return sum(turn(connection, backfill_id, ACTIVE, State.CANCELLED) for backfill_id in active)
+    return sum(turn(connection, backfill_id, ACTIVE, BackfillState.CANCELLED) for backfill_id in active)

@@ -25,7 +25,7 @@ from service.backfills.completion import finish_or_replan
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
-from service.backfills.planner import Kind, State
+from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.registry.registry import Registry
 from service.settings import Settings
@@ -64,7 +64,7 @@ class Worker:
         self._database = Database(settings.database_url)
         self._registry = Registry(self._database, settings)
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
-        self._mover = Embedder(self._registry, open_blobs(self._database, settings.blobs_url), decoder)
+        self._embedder = Embedder(self._registry, open_blobs(self._database, settings.blobs_url), decoder)
         self._leases = Leases(self._extend, settings.lease_seconds)
 
     def work(self) -> None:
@@ -120,8 +120,8 @@ class Worker:
         target = self._registry.by_id(chunk.version_id)
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
-            return self._mover.reencode(target, self._read(chunks.read_images, chunk))
-        return self._mover.transform(target, self._read(chunks.read_embeddings, chunk))
+            return self._embedder.reencode(target, self._read(chunks.read_images, chunk))
+        return self._embedder.transform(target, self._read(chunks.read_embeddings, chunk))
 
     def _move(self, chunk: Chunk) -> Outcome:
         return outcome_of(self._load(chunk))
@@ -163,10 +163,10 @@ class Worker:
 
     def _look_after(self) -> bool:
         """Look after backfills without chunks. True: one has new chunks."""
-        states = finish_or_replan(self._database, self._registry, self._mover)
+        states = finish_or_replan(self._database, self._registry, self._embedder)
         for number, state in states.items():
-            self._log("backfill_done" if state is State.DONE else "backfill_extended", backfill=number)
-        return State.RUNNING in states.values()
+            self._log("backfill_done" if state is BackfillState.DONE else "backfill_extended", backfill=number)
+        return BackfillState.RUNNING in states.values()
 
     def _extend(self, chunk: Chunk) -> None:
         try:

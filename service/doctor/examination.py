@@ -16,9 +16,9 @@ from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database import Database
 
-Look = Callable[[Context, bool], list[Finding]]
+Check = Callable[[Context, bool], list[Finding]]
 
-LOOKS: Sequence[Look] = (folders.look, vectors.look, places.look, images.look)
+CHECKS: Sequence[Check] = (folders.check, vectors.check, places.check, images.check)
 """In this order: what is removed from an item decides where it belongs."""
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
@@ -36,7 +36,7 @@ class Doctor:
         registry = Registry(self._database, self._settings)
         registry.sync()
         blobs = open_blobs(self._database, self._settings.blobs_url)
-        patient = Context(self._settings, self._database, registry, blobs)
-        findings = [finding for look in LOOKS for finding in look(patient, fix)]
-        findings += sets.look(patient)
+        context = Context(self._settings, self._database, registry, blobs)
+        findings = [finding for check in CHECKS for finding in check(context, fix)]
+        findings += sets.check(context)
         return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

@@ -10,10 +10,10 @@ from service.store.blob_references import references
 from service.store.blobs import StoreUnreachable
 
 
-def look(patient: Context, fix: bool) -> list[Finding]:
+def check(context: Context, fix: bool) -> list[Finding]:
     """`store_unreachable`, or else `orphan_blob`, `image_missing`, `evaluation_image_missing`."""
     try:
-        patient.blobs.check()
+        context.blobs.check()
     except StoreUnreachable as error:
         away = Finding("store_unreachable", "error", "image stores cannot be looked into", "bring it back")
         away.add(error.message)
@@ -33,17 +33,17 @@ def look(patient: Context, fix: bool) -> list[Finding]:
         ),
     }
     # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
-    stored = dict(patient.blobs.all())
+    stored = dict(context.blobs.all())
     referred: set[str] = set()
-    with patient.database.read() as connection:
+    with context.database.read() as connection:
         for reference in references(connection):
             referred.add(reference.key)
-            if reference.key not in stored and not patient.blobs.exists(reference.key):
+            if reference.key not in stored and not context.blobs.exists(reference.key):
                 missing[reference.of].add(reference.owner)
-    return [_orphans(patient, stored, referred, fix), *missing.values()]
+    return [_orphans(context, stored, referred, fix), *missing.values()]
 
 
-def _orphans(patient: Context, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
+def _orphans(context: Context, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
     orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
     lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
     for key in lost:
@@ -53,6 +53,6 @@ def _orphans(patient: Context, stored: Mapping[str, float], referred: AbstractSe
         orphan.severity, orphan.fixable = "warning", False
         orphan.advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
     elif fix:
-        patient.blobs.remove(lost)
+        context.blobs.remove(lost)
         orphan.fixed = len(lost)
     return orphan

@@ -10,16 +10,16 @@ from sqlalchemy import exists, false, select
 from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.placement import activate, route_to
-from service.store.repository import gallery_row, live_mix, take_seq
+from service.store.repository import gallery_row, live_items_by_version, take_seq
 from service.store.tables import embedding, item
 
 
-def look(patient: Context, fix: bool) -> list[Finding]:
+def check(context: Context, fix: bool) -> list[Finding]:
     """`no_active_embedding`, `unreachable`, `version_unused`."""
-    return [_lost(patient, fix), *_reach(patient)]
+    return [_lost(context, fix), *_reach(context)]
 
 
-def _lost(patient: Context, fix: bool) -> Finding:
+def _lost(context: Context, fix: bool) -> Finding:
     lost = Finding(
         "no_active_embedding",
         "error",
@@ -28,30 +28,30 @@ def _lost(patient: Context, fix: bool) -> Finding:
         "ingest them again",
         fixable=True,
     )
-    for row in patient.galleries():
-        with patient.database.read() as connection:
+    for row in context.galleries():
+        with context.database.read() as connection:
             missing = connection.execute(_lost_items(row.id)).all()
         for each in missing:
             lost.add(f"{row.name}/{each.external_id}")
         if fix and missing:
-            lost.fixed += _place(patient, row.id)
+            lost.fixed += _place(context, row.id)
     return lost
 
 
-def _place(patient: Context, gallery_id: int) -> int:
+def _place(context: Context, gallery_id: int) -> int:
     """Put every item of the gallery where it belongs; returns how many are in a shard again."""
-    with suppress(UnknownGallery), patient.database.write() as connection:
+    with suppress(UnknownGallery), context.database.write() as connection:
         take_seq(connection, gallery_id, 0)
         gallery = gallery_row(connection, gallery_id)
         if gallery is not None and gallery.current_id is not None:
             before = connection.execute(_lost_items(gallery_id)).all()
-            patient.registry.sync_edges()
-            activate(connection, patient.registry, gallery_id, patient.registry.by_id(gallery.current_id))
+            context.registry.sync_edges()
+            activate(connection, context.registry, gallery_id, context.registry.by_id(gallery.current_id))
             return len(before) - len(connection.execute(_lost_items(gallery_id)).all())
     return 0
 
 
-def _reach(patient: Context) -> list[Finding]:
+def _reach(context: Context) -> list[Finding]:
     unreachable = Finding(
         "unreachable",
         "error",
@@ -64,14 +64,14 @@ def _reach(patient: Context) -> list[Finding]:
         "versions that no gallery uses and no edge needs",
         "`regraft version delete` removes one",
     )
-    registry = patient.registry
+    registry = context.registry
     used: set[int | None] = set()
-    for row in patient.galleries():
+    for row in context.galleries():
         current = None if row.current_id is None else registry.by_id(row.current_id)
-        with patient.database.read() as connection:
-            mix = live_mix(connection, row.id)
+        with context.database.read() as connection:
+            items_by_version = live_items_by_version(connection, row.id)
             used |= {row.current_id, *connection.execute(_versions_held(row.id)).scalars()}
-        for version_id, count in mix.items():
+        for version_id, count in items_by_version.items():
             held = registry.by_id(version_id)
             if current is not None and route_to(registry, current, held) is None:
                 unreachable.add(f"{row.name}: {count} items of {held.name}", count)

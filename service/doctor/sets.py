@@ -10,7 +10,7 @@ from service.store.tables import evaluation, evaluation_embedding, gallery
 from service.store.vector_codec import STORED
 
 
-def look(patient: Context) -> list[Finding]:
+def check(context: Context) -> list[Finding]:
     """`evaluation_damaged`; nothing here can be mended."""
     damaged = Finding(
         "evaluation_damaged",
@@ -20,9 +20,9 @@ def look(patient: Context) -> list[Finding]:
     )
     columns = (gallery.c.name, evaluation.c.id, evaluation.c.size, *evaluation_embedding.c)
     joined = evaluation_embedding.join(evaluation).join(gallery)
-    with patient.database.read() as connection:
+    with context.database.read() as connection:
         for row in connection.execute(select(*columns).select_from(joined)):
-            card = patient.registry.by_id(row.version_id).card
+            card = context.registry.by_id(row.version_id).card
             if len(row.vectors) != row.size * card.dim * STORED.itemsize:
                 damaged.add(f"{row.name}, evaluation {row.id}: {len(row.vectors)} bytes of {card.name}")
             elif not np.isfinite(np.frombuffer(row.vectors, STORED)).all():

@@ -45,29 +45,29 @@ class StoredRow(NamedTuple):
 
 Damaged = tuple[StoredRow, str]
 """An embedding with which something is wrong, and the code of its finding."""
-Change = Callable[[Connection, StoredRow], bool]
+Mend = Callable[[Connection, StoredRow], bool]
 """Mends an embedding, unless it was changed since it was read; whether it did."""
 
 
-def look(patient: Context, fix: bool) -> list[Finding]:
+def check(context: Context, fix: bool) -> list[Finding]:
     """`wrong_dimension`, `wrong_side`, `not_finite`, `zero_vector`, `not_unit_vector`, `duplicate_vector`."""
     found = _findings()
     damaged: list[Damaged] = []
     long: list[Damaged] = []
     seen: dict[tuple[int, int], dict[bytes, str]] = defaultdict(dict)
-    with patient.database.read() as connection:
+    with context.database.read() as connection:
         for block in _embeddings(connection):
             for version_id in {row.version_id for row in block}:
                 rows = [row for row in block if row.version_id == version_id]
-                whole = _check_shapes(patient.registry.by_id(version_id), rows, found, damaged)
-                long += _check_numbers(patient.registry.by_id(version_id), whole, found, damaged)
+                whole = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
+                long += _check_numbers(context.registry.by_id(version_id), whole, found, damaged)
             bad = {(row.item_id, row.version_id) for row, _ in damaged}
             for row in block:
                 if (row.item_id, row.version_id) not in bad:
                     _check_double(row, seen[row.gallery_id, row.version_id], found["duplicate_vector"])
     if fix:
-        _mend(patient, long, found, partial(_normalise, patient))
-        _discard(patient, damaged, found)
+        _mend(context, long, found, partial(_normalise, context))
+        _discard(context, damaged, found)
     return list(found.values())
 
 
@@ -149,14 +149,14 @@ def _check_double(row: StoredRow, seen: dict[bytes, str], found: Finding) -> Non
         seen[digest] = row.external_id
 
 
-def _mend(patient: Context, rows: Iterable[Damaged], found: dict[str, Finding], change: Change) -> None:
+def _mend(context: Context, rows: Iterable[Damaged], found: dict[str, Finding], change: Mend) -> None:
     """Change rows, many in a transaction; replicas follow where they are active."""
     galleries: dict[int, list[Damaged]] = defaultdict(list)
     for each in rows:
         galleries[each[0].gallery_id].append(each)
     for gallery_id, mine in galleries.items():
         for block in blocks(mine, BLOCK):
-            with suppress(UnknownGallery), patient.database.write() as connection:
+            with suppress(UnknownGallery), context.database.write() as connection:
                 first = take_seq(connection, gallery_id, len(block))
                 for seq, (row, code) in enumerate(block, first):
                     if change(connection, row):
@@ -164,27 +164,27 @@ def _mend(patient: Context, rows: Iterable[Damaged], found: dict[str, Finding], 
                         _tell_replicas(connection, row, seq)
 
 
-def _normalise(patient: Context, connection: Connection, row: StoredRow) -> bool:
+def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:
     """Replace a vector that is still as it was read."""
-    (vector,) = from_bytes([row.vector], patient.registry.by_id(row.version_id).card.dim)
+    (vector,) = from_bytes([row.vector], context.registry.by_id(row.version_id).card.dim)
     unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
     return bool(connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount)
 
 
-def _discard(patient: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
+def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:
     """Remove embeddings that are still as they were read, of items to which something better remains."""
     bad = {(row.item_id, row.version_id) for row, _ in damaged}
-    with patient.database.lookup() as connection:
+    with context.database.lookup() as connection:
         only = {row.blob for row, _ in damaged if row.blob is not None and not _holds_better(connection, row, bad)}
     # Found out while no writer waits: the store may be far away.
-    images = {key for key in only if patient.blobs.exists(key)}
+    images = {key for key in only if context.blobs.exists(key)}
 
     def discard(connection: Connection, row: StoredRow) -> bool:
-        if not (_holds_better(connection, row, bad) or _can_be_made_again(patient, connection, row, images)):
+        if not (_holds_better(connection, row, bad) or _can_be_made_again(context, connection, row, images)):
             return False
         return bool(connection.execute(delete(embedding).where(*_as_read(row))).rowcount)
 
-    _mend(patient, damaged, found, discard)
+    _mend(context, damaged, found, discard)
 
 
 def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple[int, int]]) -> bool:
@@ -192,13 +192,13 @@ def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple
     return any((row.item_id, version_id) not in bad for version_id in held.scalars())
 
 
-def _can_be_made_again(patient: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:
+def _can_be_made_again(context: Context, connection: Connection, row: StoredRow, images: AbstractSet[str]) -> bool:
     """Whether a reencode backfill would embed the item, its image being one of these, by the current version."""
     columns = select(item.c.blob, gallery.c.current_id).join(gallery, gallery.c.id == item.c.gallery_id)
     kept = connection.execute(columns.where(item.c.id == row.item_id)).one()
     if kept.blob not in images or kept.current_id is None:
         return False
-    current = patient.registry.by_id(kept.current_id)
+    current = context.registry.by_id(kept.current_id)
     return bool(current.card.encoder) and not current.problem
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 
 from regraft.models import BackfillInfo
-from service.backfills.planner import ACTIVE, State
+from service.backfills.planner import ACTIVE, BackfillState
 from service.backfills.records import RetryingBackfill, UnknownBackfill, backfill_row
 from service.http.requests import CheckedRoute, Service
 from service.registry.registry import Registry
@@ -182,7 +182,7 @@ def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve
         finished=row.finished,
         active_seconds=active,
         items_per_second=speed,
-        eta_seconds=remaining / lasting if lasting and row.state == State.RUNNING else None,
+        eta_seconds=remaining / lasting if lasting and row.state == BackfillState.RUNNING else None,
         curve=None if curve is None else curve.shown,
     )
 

@@ -17,15 +17,15 @@ from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate
 from service.backfills.orders import Scope, uncertainties
-from service.backfills.planner import ACTIVE, Kind, State, forward_from, plan, turn
+from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, plan, turn
 from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
 from service.http.backfill_progress import describe, look
-from service.http.request_context import Terms
+from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
-from service.store.audit import Change, record
+from service.store.audit import ChangeContext, record
 from service.store.repository import gallery_named, gallery_row, take_seq
 from service.store.rows import BackfillRow, first_of, one_of
 from service.store.tables import backfill
@@ -86,10 +86,10 @@ class BackfillIn(Body):
 
 @router.post("/galleries/{name}/backfills", status_code=202)
 def create(
-    name: Name, body: BackfillIn, response: Response, service: Service, terms: Terms
+    name: Name, body: BackfillIn, response: Response, service: Service, context: RequestContext
 ) -> BackfillInfo | BackfillEstimate:
     """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
-    if terms.dry_run:
+    if context.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
     uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
@@ -98,7 +98,7 @@ def create(
     planned = body if begun is None else body.model_copy(update={"version": begun.version})
     with service.database.write() as connection:
         row = start(connection, service.registry, gallery_named(connection, name).id, planned, uncertain)
-        record(connection, terms.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
+        record(connection, context.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
         if begun is not None:
             service.curves.open(connection, row.id, begun)
         shown = describe(service.registry, name, row, curve_of(connection, row.id))
@@ -125,21 +125,21 @@ def show(number: Number, service: Service) -> BackfillInfo:
 
 
 @router.post("/backfills/{number}/pause")
-def pause(number: Number, service: Service, terms: Terms) -> BackfillInfo:
+def pause(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Let no chunk be claimed or committed until it is resumed."""
-    return _turn(service, number, (State.RUNNING,), State.PAUSED, terms)
+    return _turn(service, number, (BackfillState.RUNNING,), BackfillState.PAUSED, context)
 
 
 @router.post("/backfills/{number}/resume")
-def resume(number: Number, service: Service, terms: Terms) -> BackfillInfo:
+def resume(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """Go on with a paused backfill."""
-    return _turn(service, number, (State.PAUSED,), State.RUNNING, terms)
+    return _turn(service, number, (BackfillState.PAUSED,), BackfillState.RUNNING, context)
 
 
 @router.post("/backfills/{number}/cancel")
-def cancel(number: Number, service: Service, terms: Terms) -> BackfillInfo:
+def cancel(number: Number, service: Service, context: RequestContext) -> BackfillInfo:
     """End a backfill; what it moved stays moved."""
-    return _turn(service, number, ACTIVE, State.CANCELLED, terms)
+    return _turn(service, number, ACTIVE, BackfillState.CANCELLED, context)
 
 
 def start(
@@ -155,7 +155,7 @@ def start(
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
-        VersionBroken, EdgeBroken: the target, or an item edge to it, is set aside.
+        VersionBroken, EdgeBroken: the target, or an item edge to it, is quarantined.
         BackfillActive: another one is running or paused.
         NoEncoder: `reencode` to a version that takes embeddings only.
         NoRoute: `transform` to a version without any item edge.
@@ -172,7 +172,7 @@ def start(
         "version_id": target.id,
         "kind": asked.kind,
         "item_order": asked.order,
-        "state": State.RUNNING,
+        "state": BackfillState.RUNNING,
         "chunk_size": _chunk_size(asked),
         "rate": asked.rate,
         "next_claim": now,
@@ -187,7 +187,7 @@ def start(
     }
     row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
     if not plan(connection, row, uncertain):
-        turn(connection, row.id, (State.RUNNING,), State.DONE)
+        turn(connection, row.id, (BackfillState.RUNNING,), BackfillState.DONE)
     return backfill_row(connection, row.id)
 
 
@@ -256,15 +256,17 @@ def _check_possible(connection: Connection, registry: Registry, kind: Kind, targ
         declared.check()
 
 
-def _turn(service: Runtime, number: int, before: Sequence[State], after: State, terms: Change) -> BackfillInfo:
-    with service.database.write(dry_run=terms.dry_run) as connection:
+def _turn(
+    service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
+) -> BackfillInfo:
+    with service.database.write(dry_run=context.dry_run) as connection:
         turned = turn(connection, number, before, after)
         row = backfill_row(connection, number)
         if row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
         name = _gallery_name(connection, row)
         if turned:
-            record(connection, terms.who, f"backfill_{after}", f"{name}/{number}")
+            record(connection, context.who, f"backfill_{after}", f"{name}/{number}")
         return describe(service.registry, name, row, curve_of(connection, number))
 
 

@@ -8,14 +8,14 @@ from typing import Any, Literal
 from index.errors import InvalidArgument
 from service.registry.rollout_records import CanaryIn, ShadowIn
 from service.schemas import Body, Name, Number, Reason
-from service.upgrades.deployments.history import State
+from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.lifecycle import TransitionRequest
 
-OPTIONS: dict[str, set[State]] = {
-    "gate": {State.GATED},
-    "override": {State.GATED, State.CANARY, State.CURRENT},
-    "shadow": {State.SHADOW},
-    "canary": {State.CANARY},
+OPTIONS: dict[str, set[DeploymentState]] = {
+    "gate": {DeploymentState.GATED},
+    "override": {DeploymentState.GATED, DeploymentState.CANARY, DeploymentState.CURRENT},
+    "shadow": {DeploymentState.SHADOW},
+    "canary": {DeploymentState.CANARY},
 }
 """Which steps look at an option of a change."""
 
@@ -43,15 +43,15 @@ class AdvanceIn(StepIn):
     to: Literal["verified", "gated", "shadow", "canary", "current"]
 
 
-def steps_to(until: State, gate: int | None) -> list[State]:
+def steps_to(until: DeploymentState, gate: int | None) -> list[DeploymentState]:
     """The way to `until`: a gate where its report is named, a trial only where it is the end of the way."""
-    if until in (State.REGISTERED, State.VERIFIED):
-        return [State.VERIFIED] if until is State.VERIFIED else []
-    gated = [State.GATED] if gate is not None or until is State.GATED else []
-    return [State.VERIFIED, *gated, *([until] if until is not State.GATED else [])]
+    if until in (DeploymentState.REGISTERED, DeploymentState.VERIFIED):
+        return [DeploymentState.VERIFIED] if until is DeploymentState.VERIFIED else []
+    gated = [DeploymentState.GATED] if gate is not None or until is DeploymentState.GATED else []
+    return [DeploymentState.VERIFIED, *gated, *([until] if until is not DeploymentState.GATED else [])]
 
 
-def check_options(body: StepIn, steps: Sequence[State]) -> None:
+def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
     """Refuse an option that none of the steps would look at: what was asked for must not be dropped in silence.
 
     Raises:
@@ -61,15 +61,17 @@ def check_options(body: StepIn, steps: Sequence[State]) -> None:
     for name, belongs in OPTIONS.items():
         if getattr(body, name) is not None and name not in legal:
             taken = ", ".join(step.value for step in steps) or "registered"
-            where = " or ".join(step.value for step in State if step in belongs)
+            where = " or ".join(step.value for step in DeploymentState if step in belongs)
             here = ", ".join(legal) or "none"
             why = f"{name}: belongs to the step {where}; the steps of this call ({taken}) take: {here}"
             raise InvalidArgument(why, pointer=f"/{name}")
 
 
-def order_of(body: StepIn, who: str, to: State, if_match: str | None, checked: dict[str, Any]) -> TransitionRequest:
+def order_of(
+    body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any]
+) -> TransitionRequest:
     """The steps' order; of a trial's settings those that were given, null included."""
-    settings = {State.SHADOW: body.shadow, State.CANARY: body.canary}.get(to)
+    settings = {DeploymentState.SHADOW: body.shadow, DeploymentState.CANARY: body.canary}.get(to)
     return TransitionRequest(
         who=who,
         why=body.reason,

@@ -19,16 +19,16 @@ from regraft.models import (
     TransitionInfo,
 )
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
-from service.http.request_context import IfMatchTerms
+from service.http.request_context import IfMatchContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number, Reason
-from service.store.audit import Change
+from service.store.audit import ChangeContext
 from service.store.repository import gallery_named
 from service.store.rows import DeploymentRow
-from service.upgrades.deployments.history import State, deployment_row, etag, history, transitions
+from service.upgrades.deployments.history import DeploymentState, deployment_row, etag, history, transitions
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin, lock, move, roll_back
 from service.upgrades.deployments.notes import notes
 from service.upgrades.deployments.retiring import retire
@@ -51,22 +51,24 @@ class RetireIn(Body):
 
 
 @router.post("/galleries/{name}/deployments", status_code=201)
-def create(name: Name, body: DeploymentIn, response: Response, service: Service, terms: IfMatchTerms) -> DeploymentInfo:
+def create(
+    name: Name, body: DeploymentIn, response: Response, service: Service, context: IfMatchContext
+) -> DeploymentInfo:
     """Deploy a version: by default make it current at once, so that queries go through it over everything stored."""
     service.registry.sync()
     version = service.registry.named(body.version)
-    until = State(body.until)
+    until = DeploymentState(body.until)
     steps = steps_to(until, body.gate)
     check_options(body, steps)
     # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
-    checked = {} if until is State.REGISTERED else check_folder(service, version)
-    with _change(service, name, response, terms) as (connection, gallery_id):
-        order = order_of(body, terms.who, until, terms.if_match, checked)
+    checked = {} if until is DeploymentState.REGISTERED else check_folder(service, version)
+    with _change(service, name, response, context) as (connection, gallery_id):
+        order = order_of(body, context.who, until, context.if_match, checked)
         transition = begin(connection, service.registry, gallery_id, version, order)
         for step in steps:
             move(transition, step)
         said = notes(connection, service.registry, transition.row)
-    return _answer(service, response, gallery_id, transition.row, terms, said)
+    return _answer(service, response, gallery_id, transition.row, context, said)
 
 
 @router.get("/galleries/{name}/deployments")
@@ -99,27 +101,27 @@ def show(name: Name, number: Number, response: Response, service: Service) -> De
 
 @router.post("/galleries/{name}/deployments/{number}/advance")
 def advance(
-    name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, terms: IfMatchTerms
+    name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, context: IfMatchContext
 ) -> DeploymentInfo:
     """Take one step of a deployment."""
-    to = State(body.to)
+    to = DeploymentState(body.to)
     check_options(body, [to])
     with service.database.lookup() as connection:
         row = deployment_row(connection, gallery_named(connection, name).id, number)
-    checked = check_folder(service, service.registry.by_id(row.version_id)) if to is State.VERIFIED else {}
-    with _change(service, name, response, terms) as (connection, gallery_id):
-        locked = lock(connection, gallery_id, terms.if_match)
-        order = order_of(body, terms.who, to, None, checked)
+    checked = check_folder(service, service.registry.by_id(row.version_id)) if to is DeploymentState.VERIFIED else {}
+    with _change(service, name, response, context) as (connection, gallery_id):
+        locked = lock(connection, gallery_id, context.if_match)
+        order = order_of(body, context.who, to, None, checked)
         row = deployment_row(connection, locked.id, number)
         transition = TransitionContext(connection, service.registry, locked, row, order)
         move(transition, to)
         said = notes(connection, service.registry, transition.row)
-    return _answer(service, response, gallery_id, transition.row, terms, said, done=200)
+    return _answer(service, response, gallery_id, transition.row, context, said, done=200)
 
 
 @router.post("/galleries/{name}/rollback", status_code=201)
 def create_rollback(
-    name: Name, response: Response, service: Service, terms: IfMatchTerms, body: RollbackIn | None = None
+    name: Name, response: Response, service: Service, context: IfMatchContext, body: RollbackIn | None = None
 ) -> RollbackResult:
     """Undo the newest decision: end the deployment that is on its way, or go back to what was current before.
 
@@ -127,50 +129,52 @@ def create_rollback(
     its queries could not reach items that are reached now.
     """
     body = body or RollbackIn()
-    with _change(service, name, response, terms) as (connection, gallery_id):
-        order = TransitionRequest(terms.who, body.reason, terms.if_match, force=body.force)
+    with _change(service, name, response, context) as (connection, gallery_id):
+        order = TransitionRequest(context.who, body.reason, context.if_match, force=body.force)
         row = roll_back(connection, service.registry, gallery_id, order)
         lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
-    answer = _answer(service, response, gallery_id, row, terms)
+    answer = _answer(service, response, gallery_id, row, context)
     return RollbackResult(**answer.model_dump(), out_of_reach=lost)
 
 
 @router.post("/galleries/{name}/retire")
 def create_retirement(
-    name: Name, body: RetireIn, response: Response, service: Service, terms: IfMatchTerms
+    name: Name, body: RetireIn, response: Response, service: Service, context: IfMatchContext
 ) -> RetireResult:
     """Free a version's embeddings and shards; refused while items depend on them."""
     service.registry.sync()
     version = service.registry.named(body.version)
-    with _change(service, name, response, terms) as (connection, gallery_id):
-        order = TransitionRequest(terms.who, body.reason, terms.if_match)
+    with _change(service, name, response, context) as (connection, gallery_id):
+        order = TransitionRequest(context.who, body.reason, context.if_match)
         numbers = retire(connection, service.registry, gallery_id, version, order)
         freed = transitions(connection, numbers[-1])[-1].evidence
-    if not terms.dry_run:
+    if not context.dry_run:
         service.reaper.free(gallery_id, version.id)
         service.replica.refresh(gallery_id)
     return RetireResult(version=version.name, deployments=numbers, **freed)
 
 
 @contextmanager
-def _change(service: Runtime, name: str, response: Response, terms: Change) -> Iterator[tuple[Connection, int]]:
+def _change(
+    service: Runtime, name: str, response: Response, context: ChangeContext
+) -> Iterator[tuple[Connection, int]]:
     """A transaction on a gallery's deployments. The ETag it gives out is that of a state there is.
 
-    A rehearsal's own state never comes to be, and another change could get its number: it shows what it started from.
+    A dry run's own state never comes to be, and another change could get its number: it shows what it started from.
     """
-    with service.database.write(dry_run=terms.dry_run) as connection:
+    with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         before = etag(connection, gallery_id)
         yield connection, gallery_id
         after = etag(connection, gallery_id)
-    response.headers["ETag"] = before if terms.dry_run else after
+    response.headers["ETag"] = before if context.dry_run else after
 
 
 def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
     """Everything a registration checks, once more, and that the folder is still the one that was registered.
 
     Raises:
-        VersionBroken: it is set aside, from now on if its folder has changed; names the file.
+        VersionBroken: it is quarantined, from now on if its folder has changed; names the file.
     """
     version.check_folder()
     with version.opening():
@@ -197,13 +201,13 @@ def _answer(
     response: Response,
     gallery_id: int,
     row: DeploymentRow,
-    terms: Change,
+    context: ChangeContext,
     said: Sequence[str] = (),
     done: int = 201,
 ) -> DeploymentInfo:
-    response.status_code = terms.status(done)
+    response.status_code = context.status(done)
     described = describe(service.registry, row).model_copy(update={"notes": list(said)})
-    if terms.dry_run:
+    if context.dry_run:
         return described.model_copy(update={"id": None})
     service.replica.refresh(gallery_id)
     return described

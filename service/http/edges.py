@@ -22,14 +22,14 @@ from service.errors import InvalidBody
 from service.http.body_schemas import FILE, SWITCH, fields, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
-from service.http.request_context import CONFIRMED, Terms
+from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
-from service.store.audit import Change
+from service.store.audit import ChangeContext
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
 from service.upgrades.edges.fitting import FitIn, fit
@@ -88,25 +88,25 @@ def show(new: Name, old: Name, kind: KindName, service: Service) -> EdgeInfo:
 
 
 @router.post("/edges", status_code=201, openapi_extra=ADD_BODY)
-async def add(request: Request, response: Response, service: Service, terms: Terms) -> EdgeInfo:
+async def add(request: Request, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
     """Add an edge: an edge folder sent as the .zip file `archive`, or as JSON a kind that needs no files.
 
     As JSON an `identity` claims that both versions are one model; it is verified before it is accepted.
     """
-    response.status_code = terms.status(201)
+    response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, service.settings.max_model_bytes)
-        return describe(await service.in_thread(add_plain, service, raw, terms))
+        return describe(await service.in_thread(add_plain, service, raw, context))
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
-        return describe(await service.in_thread(add_archive, service, form, terms))
+        return describe(await service.in_thread(add_archive, service, form, context))
 
 
 @router.post("/edges:fit", status_code=201)
-def create_fit(body: FitIn, response: Response, service: Service, terms: Terms) -> EdgeInfo:
+def create_fit(body: FitIn, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
     """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
-    response.status_code = terms.status(201)
-    return describe(fit(service.database, service.registry, service.replica, body, terms))
+    response.status_code = context.status(201)
+    return describe(fit(service.database, service.registry, service.replica, body, context))
 
 
 @router.delete("/edges/{new}/{old}/{kind}", dependencies=[CONFIRMED])
@@ -115,23 +115,23 @@ def delete(
     old: Name,
     kind: KindName,
     service: Service,
-    terms: Terms,
+    context: RequestContext,
     force: bool = False,
     reason: Reason = "",
 ) -> EdgeRemoval:
     """Remove an edge. Refused while items could not be reached without it, unless it is forced with a reason."""
     removal = remove(
-        service.database, service.registry, service.replica, (new, old, kind), terms, force=force, reason=reason
+        service.database, service.registry, service.replica, (new, old, kind), context, force=force, reason=reason
     )
     return EdgeRemoval(
         edge=describe(removal.edge),
-        removed=not terms.dry_run,
+        removed=not context.dry_run,
         dependents=[_dependent(d) for d in removal.dependents],
         blocked_by=list(removal.blocked_by),
     )
 
 
-def add_archive(service: Runtime, form: Form, terms: Change) -> EdgeRecord:
+def add_archive(service: Runtime, form: Form, context: ChangeContext) -> EdgeRecord:
     """Unpack, check and accept the folder of an edge.
 
     Raises:
@@ -162,10 +162,10 @@ def add_archive(service: Runtime, form: Form, terms: Change) -> EdgeRecord:
         declared = EdgeRecord(edge, EdgeOrigin.ADDED)
         # What cannot be sent back must not be committed: every list of edges would fail from then on.
         describe(declared).model_dump_json()
-        return _accept(service, declared, terms, replacing)
+        return _accept(service, declared, context, replacing)
 
 
-def add_plain(service: Runtime, raw: bytes, terms: Change) -> EdgeRecord:
+def add_plain(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeRecord:
     """Accept an edge that needs no files.
 
     Raises:
@@ -185,7 +185,7 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> EdgeRecord:
     _check(service, edge, new, old, asked.replace)
     if kind is not EdgeKind.IDENTITY:
         made = {"warning": "nothing is measured on this edge: any measured one comes before it"}
-        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, made), terms, asked.replace)
+        return _accept(service, EdgeRecord(edge, EdgeOrigin.ADDED, made), context, asked.replace)
     evidence, scores = verify(
         service.database,
         service.blobs,
@@ -195,11 +195,11 @@ def add_plain(service: Runtime, raw: bytes, terms: Change) -> EdgeRecord:
         asked.verify or VerifyIn(),
     )
     claimed = Edge(new.name, old.name, kind, scores, old.card.encoder)
-    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), terms, asked.replace)
+    return _accept(service, EdgeRecord(claimed, EdgeOrigin.CLAIMED, evidence), context, asked.replace)
 
 
-def _accept(service: Runtime, declared: EdgeRecord, terms: Change, replacing: bool) -> EdgeRecord:
-    return accept(service.database, service.registry, service.replica, declared, terms, replacing=replacing)
+def _accept(service: Runtime, declared: EdgeRecord, context: ChangeContext, replacing: bool) -> EdgeRecord:
+    return accept(service.database, service.registry, service.replica, declared, context, replacing=replacing)
 
 
 def describe(declared: EdgeRecord) -> EdgeInfo:

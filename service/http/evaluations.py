@@ -21,14 +21,14 @@ from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
 from service.http.parsing import parse_json
-from service.http.request_context import CONFIRMED, Terms
+from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing
 from service.runtime import Runtime
 from service.schemas import Name, Number, check_embeddings, take_object
 from service.settings import Settings
-from service.store.audit import Change, record
+from service.store.audit import ChangeContext, record
 from service.store.repository import gallery_named, take_seq
 from service.store.rows import EvaluationRow, one_of
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
@@ -90,13 +90,15 @@ class EvaluationDraft:
 @router.post(
     "/galleries/{name}/evaluations", status_code=201, response_model=EvaluationInfo, openapi_extra=EVALUATION_BODY
 )
-async def create(name: Name, request: Request, response: Response, service: Service, terms: Terms) -> EvaluationInfo:
+async def create(
+    name: Name, request: Request, response: Response, service: Service, context: RequestContext
+) -> EvaluationInfo:
     """Keep labelled images, or embeddings by every version that will be compared."""
     settings = service.settings
-    response.status_code = terms.status(201)
+    response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_thread(lambda: _store(service, name, by_embeddings(service, raw), terms))
+        return await service.in_thread(lambda: _store(service, name, by_embeddings(service, raw), context))
     async with read_form(
         request,
         files="images",
@@ -104,7 +106,7 @@ async def create(name: Name, request: Request, response: Response, service: Serv
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.in_thread(lambda: _store(service, name, by_images(service, form), terms))
+        return await service.in_thread(lambda: _store(service, name, by_images(service, form), context))
 
 
 @router.get("/galleries/{name}/evaluations")
@@ -128,11 +130,11 @@ def show(name: Name, number: Number, service: Service) -> EvaluationInfo:
     status_code=204,
     dependencies=[CONFIRMED],
     response_class=Response,
-    responses={200: {"description": "a rehearsal: what would be deleted", "model": EvaluationInfo}},
+    responses={200: {"description": "a dry run: what would be deleted", "model": EvaluationInfo}},
 )
-def remove(name: Name, number: Number, service: Service, terms: Terms) -> Response:
+def remove(name: Name, number: Number, service: Service, context: RequestContext) -> Response:
     """Delete an evaluation set; gate reports that were measured on it stay."""
-    with service.database.write(dry_run=terms.dry_run) as connection:
+    with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         row = evaluation_row(connection, gallery_id, number)
         described = _describe(service, connection, row)
@@ -141,8 +143,8 @@ def remove(name: Name, number: Number, service: Service, terms: Terms) -> Respon
         connection.execute(delete(evaluation_entry).where(mine))
         connection.execute(delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id == row.id))
         connection.execute(delete(evaluation).where(evaluation.c.id == row.id))
-        record(connection, terms.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
-    if terms.dry_run:
+        record(connection, context.who, "evaluation_deleted", f"{name}/{number}", size=row.size)
+    if context.dry_run:
         return JSONResponse(described.model_dump())
     service.blobs.remove(blob for blob in blobs if blob is not None)
     return Response(status_code=204)
@@ -209,21 +211,21 @@ def _name(given: object) -> str:
     return given
 
 
-def _store(service: Runtime, name: str, draft: EvaluationDraft, terms: Change) -> EvaluationInfo:
+def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeContext) -> EvaluationInfo:
     with service.database.lookup() as connection:
         gallery_id = gallery_named(connection, name).id
-    keys = [] if terms.dry_run else service.blobs.write(gallery_id, draft.images)
+    keys = [] if context.dry_run else service.blobs.write(gallery_id, draft.images)
     try:
-        with service.database.write(dry_run=terms.dry_run) as connection:
+        with service.database.write(dry_run=context.dry_run) as connection:
             take_seq(connection, gallery_id, 0)
             row = _insert(connection, service, gallery_id, draft, keys)
-            record(connection, terms.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
+            record(connection, context.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
     except RegraftError:
         # After any other error nobody knows whether it was committed: at worst the images are orphans.
         service.blobs.remove(keys)
         raise
-    return described.model_copy(update={"id": None}) if terms.dry_run else described
+    return described.model_copy(update={"id": None}) if context.dry_run else described
 
 
 def _insert(

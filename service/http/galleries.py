@@ -9,7 +9,7 @@ from index.errors import InvalidArgument
 from index.version import NAME
 from regraft.models import GalleryInfo, GalleryList
 from service.errors import GalleryExists
-from service.http.request_context import CONFIRMED, Terms
+from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
 from service.schemas import GalleryIn, Name
@@ -47,22 +47,27 @@ def show(name: Name, service: Service) -> GalleryInfo:
 
 
 @router.delete("/galleries/{name}", status_code=204, dependencies=[CONFIRMED])
-def remove(name: Name, service: Service, terms: Terms) -> None:
+def remove(name: Name, service: Service, context: RequestContext) -> None:
     """Delete a gallery with its items, images, deployments and backfills."""
-    with service.database.write(dry_run=terms.dry_run) as connection:
+    with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
-        if terms.dry_run:
+        if context.dry_run:
             return
         delete_gallery(connection, gallery_id)
-        record(connection, terms.who, "gallery_deleted", name, gallery=gallery_id)
+        record(connection, context.who, "gallery_deleted", name, gallery=gallery_id)
     service.replica.forget(gallery_id)
     service.blobs.remove_gallery(gallery_id)
 
 
 def describe(live: LoadedGallery) -> GalleryInfo:
     """What a user sees of a gallery."""
-    mix = live.gallery.mix()
+    items_by_version = live.gallery.items_by_version()
     current = live.current and live.current.name
     return GalleryInfo(
-        name=live.name, current=current, items=sum(mix.values()), mix=mix, seq=live.seq, created=live.created
+        name=live.name,
+        current=current,
+        items=sum(items_by_version.values()),
+        mix=items_by_version,
+        seq=live.seq,
+        created=live.created,
     )

@@ -17,7 +17,7 @@ from regraft.models import GateList, GateReport
 from service.errors import NoCurrentVersion
 from service.http.gate_images import flip_blobs, thumbnails
 from service.http.gate_page import page
-from service.http.request_context import Terms
+from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.calibrations import store
 from service.registry.registry import LoadedVersion
@@ -70,7 +70,7 @@ class GateIn(Body):
 
 
 @router.post("/galleries/{name}/gates", status_code=201)
-def create(name: Name, body: GateIn, response: Response, service: Service, terms: Terms) -> GateReport:
+def create(name: Name, body: GateIn, response: Response, service: Service, context: RequestContext) -> GateReport:
     """Compare a version with the current one; also fit the calibrations that deploying it would need."""
     service.registry.sync()
     new = service.registry.named(body.version)
@@ -85,10 +85,10 @@ def create(name: Name, body: GateIn, response: Response, service: Service, terms
     report = measure(service.registry, old, new, sample, body.model_dump())
     maps = fit(service.registry, old, new, sample, places, body.seed)
     chosen = choose_mode(service.registry, old, new, sample, report["metric"], body.seed)
-    report |= {"calibrations": len(maps), "who": terms.who, "merge": chosen and asdict(chosen[1])}
-    response.status_code = terms.status(201)
+    report |= {"calibrations": len(maps), "who": context.who, "merge": chosen and asdict(chosen[1])}
+    response.status_code = context.status(201)
     row = {"gallery_id": gallery.id, "version_id": new.id, "verdict": report["verdict"], "report": report}
-    with service.database.write(dry_run=terms.dry_run) as connection:
+    with service.database.write(dry_run=context.dry_run) as connection:
         # Not by its name again: another gallery may have it by now.
         take_seq(connection, gallery.id, 0)
         keep = insert(gate_report).values(**row, created=time.time()).returning(gate_report)
@@ -97,7 +97,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, terms
         modes = {chosen[0]: chosen[1].mode.value} if chosen else {}
         store(connection, service.registry, gallery.id, stored.id, maps, evidence, modes)
     shown = describe(stored)
-    return shown.model_copy(update={"id": None}) if terms.dry_run else shown
+    return shown.model_copy(update={"id": None}) if context.dry_run else shown
 
 
 @router.get("/galleries/{name}/gates")

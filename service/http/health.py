@@ -58,7 +58,7 @@ def ready(service: Service) -> Readiness:
 def _problems(service: Runtime) -> Iterator[str]:
     for registered in service.registry.all():
         if registered.problem:
-            yield f"version {registered.name} is set aside: {registered.problem}"
+            yield f"version {registered.name} is quarantined: {registered.problem}"
     for declared in service.registry.edges():
         if declared.problem:
             new, old, kind = declared.edge.key
@@ -67,15 +67,17 @@ def _problems(service: Runtime) -> Iterator[str]:
         if missing := live.gallery.missing():
             yield f"gallery {live.name}: {missing} items are left out, by missing or damaged embeddings"
         if live.current is not None:
-            yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.mix())
+            yield from _out_of_reach(service.registry, live.name, live.current, live.gallery.items_by_version())
     if service.blobs.problem:
         yield service.blobs.problem
     if full := service.space.problem():
         yield full
 
 
-def _out_of_reach(registry: Registry, gallery: str, current: LoadedVersion, mix: Mapping[str, int]) -> Iterator[str]:
-    for version, items in mix.items():
+def _out_of_reach(
+    registry: Registry, gallery: str, current: LoadedVersion, items_by_version: Mapping[str, int]
+) -> Iterator[str]:
+    for version, items in items_by_version.items():
         if route_to(registry, current, registry.named(version)) is None:
             encoders = registry.encoders() if current.card.encoder else frozenset[str]()
             why = registry.graph().unreachable(current.name, version, encoders)

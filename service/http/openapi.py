@@ -74,7 +74,7 @@ def describe(app: FastAPI, settings: Settings) -> Document:
         for method, operation in operations.items():
             if path in OPEN:
                 operation["security"] = []
-            _add_rehearsal(operation)
+            _add_dry_run(operation)
             _add_problems(method, operation)
     _fill_limits(document, settings)
     return document
@@ -106,11 +106,11 @@ def _problem(codes: list[str]) -> Document:
     return {"description": f"One of: {', '.join(codes)}.", "content": {PROBLEM: {"schema": schema}}}
 
 
-def _add_rehearsal(operation: Document) -> None:
+def _add_dry_run(operation: Document) -> None:
     answers = operation["responses"]
     done = next(answer for status, answer in answers.items() if status.startswith("2"))
     if _takes(operation, "dry_run") and "content" in done:
-        answers.setdefault("200", {**done, "description": "A rehearsal: nothing was changed."})
+        answers.setdefault("200", {**done, "description": "A dry run: nothing was changed."})
 
 
 def _add_problems(method: str, operation: Document) -> None:

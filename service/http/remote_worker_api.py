@@ -26,11 +26,11 @@ from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.completion import finish_or_replan
 from service.backfills.outcome import Failed
-from service.backfills.planner import Kind, State
+from service.backfills.planner import BackfillState, Kind
 from service.http.body_schemas import gives
 from service.http.remote_results import ResultIn, check_complete, check_edges, checked
 from service.http.requests import CheckedRoute, Service
-from service.registry import edge_archive as parcel
+from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
@@ -75,7 +75,7 @@ def claim(body: ClaimIn, service: Service) -> Any:
     chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if (
         chunk is None
-        and State.RUNNING in finish_or_replan(service.database, service.registry, service.embedder).values()
+        and BackfillState.RUNNING in finish_or_replan(service.database, service.registry, service.embedder).values()
     ):
         chunk = _claim(service, owner, [Kind(kind) for kind in body.kinds])
     if chunk is None:
@@ -116,7 +116,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkC
 
 @router.post("/work/{chunk}/extend")
 def extend(chunk: Number, lease: Lease, service: Service) -> dict[str, float]:
-    """A sign of life: the lease is counted from now."""
+    """A heartbeat: the lease is counted from now."""
 
     def prolong(connection: Connection, held: Chunk) -> None:
         if not chunks.extend(connection, held, service.settings.lease_seconds):
@@ -149,7 +149,7 @@ def edge_archive(number: Number, service: Service) -> FileResponse:
         raise UnknownEdge(f"there is no edge number {number} (any more)")
     edge = declared.edge
     with service.registry.opening(edge):
-        return _zip(lambda packed: parcel.pack(edge, packed))
+        return _zip(lambda packed: pack(edge, packed))
 
 
 def _described(service: Runtime, chunk: Chunk) -> WorkClaim:
@@ -187,7 +187,7 @@ def _work_edge(service: Runtime, declared: EdgeRecord) -> WorkEdge:
     old = service.registry.named(declared.edge.old)
     return WorkEdge(
         id=declared.id,
-        sha256=parcel.fingerprint(declared.edge),
+        sha256=fingerprint(declared.edge),
         old=old.name,
         old_card_sha256=old.card_sha256,
     )

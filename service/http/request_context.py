@@ -1,4 +1,4 @@
-"""What every change can carry: who asks, rehearsal or not, and for deployments on which state it rests."""
+"""What every change can carry: who asks, dry run or not, and for deployments on which state it rests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Annotated
 from fastapi import Depends, Header, Query, Request
 
 from index.errors import InvalidArgument
-from service.store.audit import Change
+from service.store.audit import ChangeContext
 
 
 @dataclass(frozen=True)
-class ConditionalChange(Change):
-    """The terms of a change of a gallery's deployments; `if_match` is the ETag it rests on, None: whatever it is."""
+class ConditionalContext(ChangeContext):
+    """The context of a change of a gallery's deployments; `if_match` is the ETag it rests on, None: whatever it is."""
 
     if_match: str | None
 
@@ -21,18 +21,18 @@ class ConditionalChange(Change):
 DryRun = Annotated[bool, Query(description="check and answer as if, but change nothing")]
 
 
-async def change_of(request: Request, dry_run: DryRun = False) -> Change:
-    """The terms of this request's change."""
-    return Change(request.state.who, dry_run)
+async def context_of(request: Request, dry_run: DryRun = False) -> ChangeContext:
+    """The context of this request's change."""
+    return ChangeContext(request.state.who, dry_run)
 
 
-async def conditional_change_of(
+async def conditional_context_of(
     request: Request,
     dry_run: DryRun = False,
     if_match: Annotated[str | None, Header(description="the ETag of the gallery's deployments")] = None,
-) -> ConditionalChange:
-    """The terms of this request's change of deployments."""
-    return ConditionalChange(request.state.who, dry_run, if_match)
+) -> ConditionalContext:
+    """The context of this request's change of deployments."""
+    return ConditionalContext(request.state.who, dry_run, if_match)
 
 
 async def confirmed(
@@ -49,5 +49,5 @@ async def confirmed(
 
 
 CONFIRMED = Depends(confirmed)
-Terms = Annotated[Change, Depends(change_of)]
-IfMatchTerms = Annotated[ConditionalChange, Depends(conditional_change_of)]
+RequestContext = Annotated[ChangeContext, Depends(context_of)]
+IfMatchContext = Annotated[ConditionalContext, Depends(conditional_context_of)]

@@ -17,7 +17,7 @@ from service.schemas import Body
 
 
 async def runtime_of(request: Request) -> Runtime:
-    """The runtime of the application that got the request; async, or FastAPI would hop to a thread for it."""
+    """The runtime of the application that got the request; async, or FastAPI would run it in a thread."""
     return cast(Runtime, request.app.state.runtime)
 
 

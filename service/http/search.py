@@ -46,7 +46,7 @@ QUERY_KEY = "X-Query-Key"
 """Header: queries of one key stay with one version during a canary."""
 MAX_FIELD_BYTES = 1 << 20
 
-Read = Callable[[LoadedGallery], SearchRequest]
+ReadRequest = Callable[[LoadedGallery], SearchRequest]
 """Reads a request as the gallery stands now."""
 
 OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
@@ -87,7 +87,7 @@ async def query(name: Name, request: Request, service: Service) -> Response:
         return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
-def respond(service: Runtime, name: str, read: Read, key: str | None) -> Response:
+def respond(service: Runtime, name: str, read: ReadRequest, key: str | None) -> Response:
     """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
 
     The response is written on this thread: a large one would keep the event loop from other requests.
@@ -148,7 +148,7 @@ def _response(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> Se
         k=asked.params.k,
         mode=first.mode.value,
         seq=first.seq,
-        mix=dict(first.mix),
+        mix=dict(first.items_by_version),
         degraded=[DegradedShard(**vars(one)) for one in degraded],
         warnings=[ImageWarning(**warning) for part in asked.parts for warning in part.sight.as_json()],
         results=sorted((result for page in pages for result in page.results), key=_place),
@@ -166,7 +166,7 @@ def _place(result: QueryMatches) -> tuple[int, int]:
 
 def _ranked(
     service: Runtime, found: SearchResult, part: QueryBatch, threshold: float | None
-) -> Iterator[Iterator[Place]]:
+) -> Iterator[Iterator[RankedMatch]]:
     """For each query the places in its row that hold a match, best first."""
     sign = 1 if found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
     least = -np.inf if threshold is None else sign * threshold
@@ -177,7 +177,7 @@ def _ranked(
         )
 
 
-Place = tuple[float, float, int, int]
+RankedMatch = tuple[float, float, int, int]
 """Score, raw score, key and shard of a match."""
 
 
@@ -185,7 +185,7 @@ def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
     return all(space_from_json(service.registry.named(s.version).card.space).higher_is_better for s in shards)
 
 
-def _show(answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[Place]]) -> list[QueryMatches]:
+def _show(answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[RankedMatch]]) -> list[QueryMatches]:
     """What the matches show."""
     shards = [{"version": s.version, "origin": s.origin, "route": list(s.route.kinds)} for s in answer.shards]
     results = []

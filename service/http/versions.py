@@ -19,13 +19,13 @@ from regraft.models import EdgeSummary, VersionInfo, VersionList
 from service.errors import InvalidBody, VersionExists
 from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
-from service.http.request_context import CONFIRMED, Terms
+from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
 from service.schemas import Name
-from service.store.audit import Change, record
+from service.store.audit import ChangeContext, record
 from service.store.blobs import sync_all
 from service.upgrades.removal import remove
 
@@ -37,7 +37,7 @@ router = APIRouter(route_class=CheckedRoute, tags=["versions"])
     status_code=201,
     openapi_extra=reads(form=fields({"archive": FILE}, required=("archive",))),
 )
-async def register(request: Request, response: Response, service: Service, terms: Terms) -> VersionInfo:
+async def register(request: Request, response: Response, service: Service, context: RequestContext) -> VersionInfo:
     """Register a version folder sent as the .zip file `archive`.
 
     Sending the same one again changes nothing (200), unless its folder was damaged meanwhile: then it is whole again.
@@ -46,8 +46,8 @@ async def register(request: Request, response: Response, service: Service, terms
     async with read_form(request, files="archive", fields=set(), max_files=1, max_field_bytes=1024) as form:
         if not form.files:
             raise InvalidBody("the form needs one file in the field 'archive'", pointer="/archive")
-        described, is_new = await service.in_thread(register_archive, service, form.files[0].file, terms)
-    response.status_code = terms.status(201 if is_new else 200)
+        described, is_new = await service.in_thread(register_archive, service, form.files[0].file, context)
+    response.status_code = context.status(201 if is_new else 200)
     return described
 
 
@@ -65,13 +65,13 @@ def show(name: Name, service: Service) -> VersionInfo:
 
 
 @router.delete("/versions/{name}", status_code=204, dependencies=[CONFIRMED])
-def delete(name: Name, service: Service, terms: Terms) -> None:
+def delete(name: Name, service: Service, context: RequestContext) -> None:
     """Delete a version that nothing uses, with the edges from it. Refused while anything depends on it."""
-    remove(service.settings.versions, service.database, service.registry, name, terms)
+    remove(service.settings.versions, service.database, service.registry, name, context)
 
 
-def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tuple[VersionInfo, bool]:
-    """Unpack, verify and, unless it is a rehearsal, register a version archive.
+def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext) -> tuple[VersionInfo, bool]:
+    """Unpack, verify and, unless it is a dry run, register a version archive.
 
     One that is registered takes the place of its folder, if that was damaged meanwhile.
 
@@ -96,11 +96,11 @@ def register_archive(service: Runtime, archive: BinaryIO, terms: Change) -> tupl
             verify_isolated(folder, cards, service.settings.verifying)
         with service.registry.changing:
             known = _registered(service, given)
-            if known is None and terms.dry_run:
+            if known is None and context.dry_run:
                 return _described(given, given.edges, (), None), True
             if known is None:
-                _register(service, given, terms)
-            elif service.registry.named(given.name).problem and not terms.dry_run:
+                _register(service, given, context)
+            elif service.registry.named(given.name).problem and not context.dry_run:
                 _restore(service, given.name, folder, place / "damaged")
             return describe(service.registry, service.registry.named(given.name)), known is None
 
@@ -143,7 +143,7 @@ def _registered(service: Runtime, given: Version) -> str | None:
     return known
 
 
-def _register(service: Runtime, loaded: Version, terms: Change) -> None:
+def _register(service: Runtime, loaded: Version, context: ChangeContext) -> None:
     folder = loaded.folder
     sync_all([folder, *folder.rglob("*")])
     final = service.settings.versions / loaded.name
@@ -155,7 +155,7 @@ def _register(service: Runtime, loaded: Version, terms: Change) -> None:
             raise VersionExists(
                 f"version {loaded.name!r} is registered since this moment", pointer="/archive"
             ) from None
-        record(connection, terms.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
+        record(connection, context.who, "version_registered", loaded.name, card_sha256=card_sha256(folder))
         # What cannot be sent back must not be committed: every list of versions would fail from then on.
         _described(loaded, loaded.edges, (), time.time()).model_dump_json()
         # The row is not committed yet: a folder of this name can only be the remains of a crash at this very place.

@@ -26,7 +26,7 @@ OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
 
 
 @dataclass(frozen=True)
-class Held:
+class PairedEmbeddings:
     """S items with both embeddings, `new` (S, dim) and `old` (S, dim), row by row."""
 
     names: Sequence[str]
@@ -83,7 +83,7 @@ def draw_held(
     label: str | None,
     sample: int,
     seed: int,
-) -> tuple[Held, int]:
+) -> tuple[PairedEmbeddings, int]:
     """Up to `sample` items that hold both embeddings, and with `label` that metadata field, drawn by `seed`.
 
     Returns:
@@ -102,7 +102,7 @@ def draw_held(
     by_new = from_bytes([row.new for row in rows], new.card.dim)
     by_old = from_bytes([row.old for row in rows], old.card.dim)
     labels = None if label is None else [json.dumps(value_at(row.metadata, label), sort_keys=True) for row in rows]
-    return Held([row.external_id for row in rows], by_new, by_old, labels), len(ids)
+    return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), len(ids)
 
 
 def _labelled(row: PairRow, label: str) -> bool:

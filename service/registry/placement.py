@@ -16,7 +16,7 @@ from sqlalchemy import Connection, case, exists, false, func, select, update
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import live_mix, take_seq
+from service.store.repository import live_items_by_version, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
 
@@ -106,7 +106,9 @@ def check_reachable(connection: Connection, registry: Registry, gallery_id: int,
     An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
     """
     if lost := _out_of_reach(connection, registry, gallery_id, current):
-        raise NoRoute(f"no route leads from queries of {current.name!r} to items of {_told(lost)}", pointer="/version")
+        raise NoRoute(
+            f"no route leads from queries of {current.name!r} to items of {_in_words(lost)}", pointer="/version"
+        )
 
 
 def check_kept(
@@ -120,7 +122,7 @@ def check_kept(
     lost = _out_of_reach(connection, registry, gallery.id, after, registry.current_of(gallery))
     if lost and not force:
         raise ReachLost(
-            f"queries of {after.name!r} would not reach items of {_told(lost)}: first send embeddings of them by "
+            f"queries of {after.name!r} would not reach items of {_in_words(lost)}: first send embeddings of them by "
             f"{after.name!r}, or add an edge that leads from it to theirs; force=true goes back all the same",
             pointer="/force",
         )
@@ -138,16 +140,16 @@ def _out_of_reach(
 
     `before`: only those that queries of this version reach.
     """
-    reached, mix = places_of(registry, current).reached, live_mix(connection, gallery_id)
-    asked = mix.keys() if before is None else mix.keys() & places_of(registry, before).reached
+    reached, items_by_version = places_of(registry, current).reached, live_items_by_version(connection, gallery_id)
+    asked = items_by_version.keys() if before is None else items_by_version.keys() & places_of(registry, before).reached
     if asked <= reached:  # as a rule, and it saves a look at every item
         return {}
     in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
-    stuck = live_mix(connection, gallery_id, item.c.active_id.in_(asked - reached), ~in_reach)
+    stuck = live_items_by_version(connection, gallery_id, item.c.active_id.in_(asked - reached), ~in_reach)
     return {registry.by_id(version_id).name: items for version_id, items in stuck.items()}
 
 
-def _told(lost: Mapping[str, int]) -> str:
+def _in_words(lost: Mapping[str, int]) -> str:
     """Version -> items, in words."""
     return ", ".join(f"{name!r} ({items} items)" for name, items in sorted(lost.items()))
 

@@ -1,7 +1,7 @@
 """The registered versions, as this process has loaded them: folder, database id, and the encoders while needed.
 
-A version whose folder is not what was registered is set aside, at the start or once that is noticed: what SQL holds of
-it stays valid, its card and the items that lie in it, and so does an encoder in memory, but nothing is read from its
+A version whose folder is not what was registered is quarantined, at the start or once that is noticed: what SQL holds
+of it stays valid, its card and the items that lie in it, and so does an encoder in memory, but nothing is read from its
 folder any more.
 """
 
@@ -24,7 +24,7 @@ from index.graph import Graph, Route
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
-from service.registry.encoders.modalities import Images, Lazy, Texts
+from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.settings import Settings
 from service.store.database import Database
 from service.store.rows import GalleryRow, VersionRow, all_of
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadedVersion:
-    """One registered version; `problem` says why it is set aside."""
+    """One registered version; `problem` says why it is quarantined."""
 
     def __init__(self, row: VersionRow, loaded: Version, settings: Settings, problem: str = "") -> None:
         self.id = row.id
@@ -43,8 +43,8 @@ class LoadedVersion:
         self.problem = problem
         self.version = loaded
         self._lazy: dict[str, Lazy[Any]] = {
-            "images": Lazy(lambda: Images(loaded, settings)),
-            "texts": Lazy(lambda: Texts(loaded, settings)),
+            "images": Lazy(lambda: ImageModality(loaded, settings)),
+            "texts": Lazy(lambda: TextModality(loaded, settings)),
         }
 
     @property
@@ -58,46 +58,46 @@ class LoadedVersion:
         return self.version.card
 
     def check(self) -> None:
-        """Raise VersionBroken if it is set aside."""
+        """Raise VersionBroken if it is quarantined."""
         if self.problem:
-            raise VersionBroken(f"version {self.name!r} is set aside, its folder is damaged: {self.problem}")
+            raise VersionBroken(f"version {self.name!r} is quarantined, its folder is damaged: {self.problem}")
 
-    def set_aside(self, problem: str) -> None:
+    def quarantine(self, problem: str) -> None:
         """Read nothing from its folder any more."""
-        logger.error("action=version_set_aside version=%s reason=%r", self.name, problem)
+        logger.error("action=version_quarantined version=%s reason=%r", self.name, problem)
         self.problem = problem
 
     def check_folder(self) -> None:
-        """Hash every file of its folder; one that is not what was registered sets it aside. Raises VersionBroken."""
+        """Hash every file of its folder; one that is not what was registered quarantines it. Raises VersionBroken."""
         self.check()
         try:
             load_version(self.version.folder, expect_card=self.card_sha256)
         except (InvalidVersionFolder, OSError) as error:
-            self.set_aside(str(error))
+            self.quarantine(str(error))
             self.check()
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """While something of its folder is opened: a file that changed sets the version aside. Raises VersionBroken."""
+        """While something of its folder is opened: a changed file quarantines the version. Raises VersionBroken."""
         try:
             yield
         except ChangedOnDisk as error:
-            self.set_aside(error.message)
-            raise VersionBroken(f"version {self.name!r} is set aside: {error.message}") from error
+            self.quarantine(error.message)
+            raise VersionBroken(f"version {self.name!r} is quarantined: {error.message}") from error
         except InvalidVersionFolder as error:  # the files are whole: it may be short of memory, and open the next time
             raise VersionBroken(f"version {self.name!r} cannot be opened: {error.message}") from error
 
-    def images(self) -> Images:
+    def images(self) -> ImageModality:
         """The version's image encoder, loaded on first use. Raises NoEncoder when it takes no images, VersionBroken."""
-        return cast(Images, self._open("images"))
+        return cast(ImageModality, self._open("images"))
 
     def encoder(self) -> Encoder:
         """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
         return self.images().encoder
 
-    def texts(self) -> Texts:
+    def texts(self) -> TextModality:
         """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
-        return cast(Texts, self._open("texts"))
+        return cast(TextModality, self._open("texts"))
 
     def opens(self, entrance: str) -> bool:
         """Whether `images` or `texts` can be had, as far as is known: in memory, or in a folder that is not damaged."""
@@ -160,12 +160,12 @@ class Registry:
         try:
             loaded = load_version(folder, expect_card=row.card_sha256)
         except (RegraftError, OSError) as error:
-            logger.error("action=version_set_aside version=%s reason=%r", row.name, str(error))  # noqa: TRY400
+            logger.error("action=version_quarantined version=%s reason=%r", row.name, str(error))  # noqa: TRY400
             return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return LoadedVersion(row, loaded, self._settings)
 
     def look_again(self, name: str) -> None:
-        """Take a version that was set aside back, now that its folder is whole; and look at all damaged edges again.
+        """Take a version that was quarantined back, now that its folder is whole; and look at all damaged edges again.
 
         Raises:
             InvalidVersionFolder: it is not what was registered.
@@ -219,18 +219,18 @@ class Registry:
         try:
             yield
         except ChangedOnDisk as error:
-            self._set_aside(edge, error.message)
+            self._quarantine(edge, error.message)
             raise EdgeBroken(f"the {kind} edge {new} -> {old} is not used: {error.message}") from error
         except InvalidVersionFolder as error:
             raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
 
-    def _set_aside(self, edge: Edge, problem: str) -> None:
-        logger.error("action=edge_set_aside edge=%s reason=%r", edge.key, problem)
+    def _quarantine(self, edge: Edge, problem: str) -> None:
+        logger.error("action=edge_quarantined edge=%s reason=%r", edge.key, problem)
         with self._loading:
             for declared in self._edges:
                 # The edges a version came with lie in its folder, which is not what was registered any more either.
                 if declared.edge == edge and declared.origin is EdgeOrigin.REGISTERED:
-                    self._by_name[edge.new].set_aside(problem)
+                    self._by_name[edge.new].quarantine(problem)
             self._know(tuple(replace(d, problem=problem) if d.edge == edge else d for d in self._edges))
 
     def _know(self, edges: tuple[EdgeRecord, ...]) -> None:
@@ -278,7 +278,7 @@ class Registry:
     def edges(self) -> tuple[EdgeRecord, ...]:
         """All declared edges, in the order in which they were; those with a `problem` are in no graph.
 
-        The same tuple as long as none came, went or was set aside.
+        The same tuple as long as none came, went or was quarantined.
         """
         return self._edges
 

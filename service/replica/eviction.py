@@ -52,6 +52,6 @@ def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:
     for live in lives:
         if (current := live.current) is None:
             continue
-        names |= registry.needed(current.name, live.gallery.mix())
+        names |= registry.needed(current.name, live.gallery.items_by_version())
         names |= {live.rollout.version.name} if live.rollout else set()
     return names

@@ -15,13 +15,13 @@ from index.metadata import Item
 from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import Registry
-from service.store.repository import Change
+from service.store.repository import FeedRow
 from service.store.vector_codec import from_bytes, is_whole
 
 MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
 
-Blocks = Iterable[Sequence[Change]]
+Blocks = Iterable[Sequence[FeedRow]]
 """What `service.store.repository.changes` gives."""
 
 

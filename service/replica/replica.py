@@ -47,7 +47,7 @@ class LoadedGallery:
         self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
         # What the catalog said of edges when the gallery was told last, and the number of each edge it knows.
-        self.told: tuple[EdgeRecord, ...] | None = None
+        self.seen_edges: tuple[EdgeRecord, ...] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
         self.applying = threading.Lock()
@@ -73,7 +73,7 @@ class Replica:
         self._by_id: dict[int, LoadedGallery] = {}
         # Up to where everything has been followed: the database, and the edges that all galleries know.
         self._seen: object = None
-        self._told: tuple[EdgeRecord, ...] | None = None
+        self._seen_edges: tuple[EdgeRecord, ...] | None = None
         self._discovering = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
@@ -125,21 +125,21 @@ class Replica:
     def declare(self, live: LoadedGallery) -> None:
         """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
         with live.declaring:
-            told = self._registry.edges()  # before the versions, so that both ends of each edge are among them
+            seen_edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
             for registered in self._registry.all():
                 if registered.id not in live.declared:
                     # The edges a version came with may have been removed since; those there are follow.
                     live.gallery.declare(replace(registered.version, edges=()))
                     live.declared.add(registered.id)
             # One that was opened before its files changed is as good as ever.
-            known = {d.edge.key: d for d in told if not d.problem or live.edges.get(d.edge.key) == d.id}
+            known = {d.edge.key: d for d in seen_edges if not d.problem or live.edges.get(d.edge.key) == d.id}
             for key in set(live.edges) - set(known):
                 live.gallery.remove_edge(key)
                 del live.edges[key]
             for key, declared in known.items():
                 if live.edges.get(key) != declared.id:
                     self._add_edge(live, declared)
-            live.told = told
+            live.seen_edges = seen_edges
 
     def _add_edge(self, live: LoadedGallery, declared: EdgeRecord) -> None:
         key = declared.edge.key
@@ -173,7 +173,7 @@ class Replica:
         """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
         with self._discovering:
             moment = self._database.moment()
-            if moment == self._seen and self._registry.edges() is self._told:
+            if moment == self._seen and self._registry.edges() is self._seen_edges:
                 return []
             # What comes from here on is looked for the next time, and so is what fails.
             self._seen, failures = None, []
@@ -181,7 +181,7 @@ class Replica:
                 self._registry.sync_edges()
             except Exception as error:  # queries go on along the edges there were
                 failures.append(error)
-            told = self._registry.edges()
+            seen_edges = self._registry.edges()
             with self._database.lookup() as connection:
                 galleries = galleries_now(connection)
             for gone in set(self._by_id) - set(galleries):
@@ -192,7 +192,7 @@ class Replica:
                 except Exception as error:  # one damaged gallery must not hold up the others
                     failures.append(error)
             if not failures:
-                self._seen, self._told = moment, told
+                self._seen, self._seen_edges = moment, seen_edges
         return failures
 
     def _follow_one(self, gallery_id: int, seq: int, current_id: int | None) -> None:
@@ -201,7 +201,7 @@ class Replica:
             self._open(gallery_id)
         elif live.seq != seq or current_id != (live.current and live.current.id):
             self._catch_up(live)
-        elif live.told is not self._registry.edges():
+        elif live.seen_edges is not self._registry.edges():
             self.declare(live)
 
     def _open(self, gallery_id: int) -> None:

@@ -1,6 +1,6 @@
 """Who changed what, when and why: a row for each change that leaves no other record of itself.
 
-Deployments and gates keep their own (`deployment_transition`, `gate_report`); a rehearsal leaves none.
+Deployments and gates keep their own (`deployment_transition`, `gate_report`); a dry run leaves none.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from service.store.tables import audit
 
 
 @dataclass(frozen=True)
-class Change:
-    """The terms of a change.
+class ChangeContext:
+    """Who asks for a change, and whether it is made.
 
     Attributes:
         who: the name of the API key, "local" where none is needed.

@@ -34,15 +34,15 @@ class Reference:
 class Source:
     """A `column` that names images, `of` such a thing.
 
-    `owner` is what a user calls a row of `rows`, with the values of `told` in it; those last written have the greatest
-    `newest`.
+    `owner` is what a user calls a row of `rows`, with the values of `columns` in it; those last written have the
+    greatest `newest`.
     """
 
     column: Column[Any]
     of: str
     rows: FromClause
     owner: str
-    told: tuple[Column[Any], ...]
+    columns: tuple[Column[Any], ...]
     newest: Column[Any]
 
 
@@ -63,9 +63,9 @@ SOURCES = (
 def references(connection: Connection) -> Iterator[Reference]:
     """Every row that names an image; one snapshot if the connection is in one."""
     for source in SOURCES:
-        named = select(source.column, *source.told).select_from(source.rows).where(source.column.is_not(None))
-        for key, *told in connection.execute(named, execution_options=STREAMED):
-            yield Reference(key, source.of, source.owner.format(*told))
+        named = select(source.column, *source.columns).select_from(source.rows).where(source.column.is_not(None))
+        for key, *columns in connection.execute(named, execution_options=STREAMED):
+            yield Reference(key, source.of, source.owner.format(*columns))
 
 
 def open_blobs(database: Database, url: str) -> Blobs:

@@ -99,7 +99,7 @@ def _sqlite_code(error: DBAPIError) -> int | None:
     return None if code is None else code & PRIMARY
 
 
-class Space:
+class DiskSpace:
     """What is left on the disk of the data folder, and whether it took what was last written."""
 
     def __init__(self, folder: Path, least_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""Signs of life: keeps the leases of the chunks in hand from running out, and the claims of a curve's marks."""
+"""Heartbeats: keeps the leases of the chunks in hand from running out, and the claims of a curve's marks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Leases(Generic[C]):
     """The chunks of one worker. A thread extends them, which starts with the first one and ends with `close`."""
 
     def __init__(self, extend: Callable[[C], None], lease_seconds: float) -> None:
-        """`extend` gives one sign of life; when it fails, the next one is given in time nevertheless."""
+        """`extend` sends one heartbeat; when it fails, the next one is given in time nevertheless."""
         self._extend = extend
         self._seconds = lease_seconds / SIGNS_PER_LEASE
         self._held: list[C] = []

@@ -52,7 +52,7 @@ from service.store.tables import (
 
 FEED_BLOCK = 10_000
 
-Change = tuple[int, int | None, str | None, bytes | None, str, str, int]
+FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int]
 """One item as the change feed gives it: see `changes`."""
 
 STREAMED = {"stream_results": True}
@@ -245,7 +245,7 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
     return all_of(ItemRow, connection.execute(statement))
 
 
-def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
+def live_items_by_version(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
     """Version id -> live items, of those that `which` holds for, active in it, oldest version first."""
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), *which)
     counted = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
@@ -255,7 +255,7 @@ def live_mix(connection: Connection, gallery_id: int, *which: ColumnElement[bool
 # The change feed
 
 
-def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[Change]]:
+def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[FeedRow]]:
     """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON, external_id, seq).
 
     A deleted item comes without version, origin and vector, one whose active embedding is missing with its version and

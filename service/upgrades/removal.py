@@ -1,7 +1,7 @@
 """Deleting a version that nothing uses, together with the edges from it.
 
 The folder is put aside within the transaction, by a rename, and removed after it. A crash in between leaves the version
-registered without its folder, set aside as any damaged one: it can be deleted again, or registered from its archive.
+registered without its folder, quarantined as any damaged one: it can be deleted again, or registered from its archive.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.errors import UnknownVersion
 from service.registry.edge_records import delete_edge
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registry
-from service.store.audit import Change, record
+from service.store.audit import ChangeContext, record
 from service.store.blobs import sync_all
 from service.store.database import Database
 from service.store.rows import VersionRow, first_of
@@ -49,8 +49,8 @@ class VersionNeeded(RegraftError):
     code = "version_needed"
 
 
-def remove(versions: Path, database: Database, registry: Registry, name: str, terms: Change) -> None:
-    """Delete a version, its folder below `versions`, or as a rehearsal only find out whether that can be done.
+def remove(versions: Path, database: Database, registry: Registry, name: str, context: ChangeContext) -> None:
+    """Delete a version, its folder below `versions`, or as a dry run only find out whether that can be done.
 
     Raises:
         UnknownVersion: there is none of this name.
@@ -61,7 +61,7 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, te
         own = [declared for declared in registry.edges() if declared.edge.new == name]
         with (
             _aside(versions / name, place / "deleted") as put_aside,
-            database.write(dry_run=terms.dry_run) as connection,
+            database.write(dry_run=context.dry_run) as connection,
         ):
             row = _unused(connection, name)
             for declared in own:
@@ -70,10 +70,10 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, te
                 connection.execute(delete(version).where(version.c.id == row.id))
             except IntegrityError as error:
                 raise VersionNeeded(f"version {name!r} is used since this moment") from error
-            record(connection, terms.who, "version_deleted", name, card_sha256=row.card_sha256, edges=len(own))
-            if not terms.dry_run:
+            record(connection, context.who, "version_deleted", name, card_sha256=row.card_sha256, edges=len(own))
+            if not context.dry_run:
                 put_aside()
-    if not terms.dry_run:
+    if not context.dry_run:
         for declared in own:
             forget_files(declared)
         registry.sync()

@@ -150,7 +150,7 @@ def test_search_equals_brute_force(
         found = gallery.search("v2", encode, k, strict=True, encoders=frozenset({"v1"}))
         assert found.mode == "raw"
         assert_ranks(found, table, higher, k)
-        assert found.mix == {name: len(keys) for (name, _), (keys, _) in placed.items()}
+        assert found.items_by_version == {name: len(keys) for (name, _), (keys, _) in placed.items()}
     slope = 3.0 if higher else -3.0
     gallery.calibrate(
         {

@@ -13,7 +13,7 @@ from sqlalchemy import insert, select
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
-from service.backfills.planner import Kind, State, finish_or_extend, plan
+from service.backfills.planner import BackfillState, Kind, finish_or_extend, plan
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
@@ -46,7 +46,13 @@ def store(database: Database, ids: list[str]) -> int:
 
 def start(database: Database, **fields: Any) -> int:
     with database.write() as connection:
-        row = {"gallery_id": 1, "version_id": V2, "kind": Kind.REENCODE, "item_order": "oldest", "state": State.RUNNING}
+        row = {
+            "gallery_id": 1,
+            "version_id": V2,
+            "kind": Kind.REENCODE,
+            "item_order": "oldest",
+            "state": BackfillState.RUNNING,
+        }
         row |= {"chunk_size": 3, "next_claim": 0.0, "total": 0, "created": 0.0, **fields}
         planned = connection.execute(insert(backfill).values(row).returning(backfill)).one()
         plan(connection, planned)
@@ -93,7 +99,7 @@ def test_several_workers_move_every_item_once_in_commit_order(database: Database
 
     assert sum(count["done"] for count in counts) == 60
     with database.write() as connection:
-        assert finish_or_extend(connection, number) is State.DONE
+        assert finish_or_extend(connection, number) is BackfillState.DONE
     with database.lookup() as connection:
         row = connection.execute(select(backfill).where(backfill.c.id == number)).one()
         assert (row.done, row.skipped, row.failed, row.total) == (60, 0, 0, 60)
@@ -189,7 +195,7 @@ def test_chunks_whose_backfill_is_cancelled_while_they_are_computed_change_nothi
     number = start(database)
     held = [claim(database, f"w{n}") for n in range(4)]
     with database.write() as connection:
-        connection.execute(backfill.update().where(backfill.c.id == number).values(state=State.CANCELLED))
+        connection.execute(backfill.update().where(backfill.c.id == number).values(state=BackfillState.CANCELLED))
     lost: list[Chunk] = []
 
     def work(worker: int) -> None:

@@ -96,7 +96,7 @@ class TestServer:
             assert (refused.status_code, refused.json()["code"]) == (503, "version_broken")
             assert "encoder.onnx changed on disk" in refused.json()["detail"]
             (problem,) = http.get("/health/ready").json()["problems"]
-            assert "version v1 is set aside: encoder.onnx changed on disk" in problem
+            assert "version v1 is quarantined: encoder.onnx changed on disk" in problem
             for back in put_back:
                 back()
             archive = io.BytesIO()
@@ -110,7 +110,7 @@ class TestServer:
 
             with TestClient(create_app(site.settings), base_url="http://127.0.0.1/v1") as second:
                 (problem,) = second.get("/health/ready").json()["problems"]
-                assert "version v2 is set aside: encoder.onnx does not have the sha256" in problem
+                assert "version v2 is quarantined: encoder.onnx does not have the sha256" in problem
                 assert second.get("/galleries/g").json()["items"] == 48
 
             assert first.get("/health/ready").json() == {"status": "ready", "problems": []}

@@ -66,7 +66,7 @@ def test_a_jump_while_a_chunk_is_computed_moves_no_item_twice_and_loses_none(
 
     def jumped(chunk: Any, outcome: Any) -> Any:
         monkeypatch.setattr(slow, "_persist", persist)
-        slow._leases.drop(chunk)  # it shows no sign of life from here on
+        slow._leases.drop(chunk)  # it sends no heartbeat from here on
         clock.jump += jump
         site.work()
         return persist(chunk, outcome)

@@ -78,8 +78,8 @@ class Run:
 
     def _worker(self, lease_seconds: float) -> Worker:
         made = Worker(self.settings.model_copy(update={"lease_seconds": lease_seconds}), threading.Event())
-        made._mover._images = Flaky(made._mover._images)
-        self.flaky.append(made._mover._images)
+        made._embedder._images = Flaky(made._embedder._images)
+        self.flaky.append(made._embedder._images)
         return made
 
     def choose(self, weighted: dict[str, int]) -> Callable[[], None]:

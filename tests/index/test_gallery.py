@@ -62,7 +62,7 @@ def test_items_of_several_versions_come_back_as_one_list(gallery: Gallery) -> No
     order = np.argsort(-table, axis=1)
     np.testing.assert_array_equal(found.keys_QK, np.r_[np.arange(5), np.arange(10, 14)][order])
     np.testing.assert_allclose(found.scores_QK, np.take_along_axis(table, order, 1), atol=1e-6)
-    assert found.mix == {"v1": 5, "v3": 4}
+    assert found.items_by_version == {"v1": 5, "v3": 4}
     assert found.degraded == ()
     for key, shard in zip(found.keys_QK.ravel(), found.shards_QK.ravel(), strict=True):
         route = found.shards[shard].route
@@ -72,11 +72,11 @@ def test_items_of_several_versions_come_back_as_one_list(gallery: Gallery) -> No
 def test_a_moved_item_leaves_its_old_shard(gallery: Gallery) -> None:
     gallery.apply({("v1", "encoded"): ([1, 2], unit(2, 4))})
     gallery.apply({("v2", "encoded"): ([2], unit(1, 4, 5))})
-    assert gallery.mix() == {"v1": 1, "v2": 1}
+    assert gallery.items_by_version() == {"v1": 1, "v2": 1}
     gallery.apply({("v2", "encoded"): ([1], unit(1, 4, 6))}, removed=[2])
-    assert gallery.mix() == {"v2": 1}
+    assert gallery.items_by_version() == {"v2": 1}
     gallery.apply({}, removed=[1, 99])
-    assert gallery.mix() == {}
+    assert gallery.items_by_version() == {}
 
 
 def test_applying_twice_changes_nothing(gallery: Gallery) -> None:
@@ -85,13 +85,13 @@ def test_applying_twice_changes_nothing(gallery: Gallery) -> None:
     for _ in range(2):
         gallery.apply(change, removed=[7])
         answers.append(gallery.search("v3", always(unit(2, 6)), 3))
-    assert answers[0].mix == answers[1].mix == {"v1": 2, "v2": 1}
+    assert answers[0].items_by_version == answers[1].items_by_version == {"v1": 2, "v2": 1}
     np.testing.assert_array_equal(answers[0].keys_QK, answers[1].keys_QK)
 
 
 def test_an_empty_change_is_legal(gallery: Gallery) -> None:
     gallery.apply({("v1", "encoded"): ([], np.empty((0, 4), np.float32))})
-    assert gallery.mix() == {}
+    assert gallery.items_by_version() == {}
 
 
 @pytest.mark.parametrize("k", [-1, 0])
@@ -173,7 +173,7 @@ def test_an_item_that_moves_while_the_query_is_encoded_is_still_reached(gallery:
     found = gallery.search("v1", encode, 1, encoders=frozenset({"v1", "v3"}))
     assert found.keys_QK.tolist() == [[1]]
     assert asked == ["v1", "v3"]
-    assert found.mix == {"v3": 1}
+    assert found.items_by_version == {"v3": 1}
 
 
 def test_declaring_a_version_again_replaces_its_edges(gallery: Gallery, chain: dict[str, Version]) -> None:
@@ -194,7 +194,7 @@ def calibration(slope: float, middle: float = 0.0) -> Calibration:
 def test_items_of_several_origins_have_shards_of_their_own_and_are_counted_per_version(gallery: Gallery) -> None:
     gallery.apply({ENCODED: ([1, 2], unit(2, 4)), MOVED: ([3], unit(1, 4, 5))})
     found = gallery.search("v2", always(unit(2, 4, 7)), 3)
-    assert found.mix == gallery.mix() == {"v2": 3}
+    assert found.items_by_version == gallery.items_by_version() == {"v2": 3}
     assert [(s.version, s.origin, s.items, s.route.kinds) for s in found.shards] == [
         (*ENCODED, 2, ()),
         (*MOVED, 1, ()),
@@ -440,14 +440,14 @@ def test_a_moving_item_is_found_exactly_once(
     mixes = set()
     for _ in range(60):
         found = gallery.search("v3", always(unit(2, 6)), 40)
-        items = sum(found.mix.values())
-        mixes.add(tuple(sorted(found.mix.items())))
+        items = sum(found.items_by_version.values())
+        mixes.add(tuple(sorted(found.items_by_version.items())))
         assert items in {40, 43}
         for row in found.keys_QK:
             assert len(set(row)) == 40
             if items == 40:
                 assert set(row) == set(range(40))
-    assert sum(gallery.mix().values()) in {40, 43}
+    assert sum(gallery.items_by_version().values()) in {40, 43}
     assert len(mixes) > 1, "nothing moved during the test"
 
 
@@ -468,7 +468,7 @@ def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
             assert found.keys_QK[:, :6].tolist() == expected
         assert (np.sort(found.keys_QK[:, :6], axis=1) == np.arange(0, 12, 2)).all()
         assert (gallery.search("v2", q, 3, mode=mode, filter=none).keys_QK == MISSING).all()
-    assert found.mix == {"v1": 6, "v2": 6}
+    assert found.items_by_version == {"v1": 6, "v2": 6}
     assert found.filter_seconds > 0 == everything.filter_seconds
 
 
@@ -496,7 +496,7 @@ def test_all_parts_of_a_question_are_answered_from_one_view(gallery: Gallery) ->
 
     gallery.apply({V1: ([1, 2], unit(2, 4))}, items={1: Item(id="a", seq=1), 2: Item(id="b", seq=2)}, seq=2)
     answers = gallery.answer([("v1", Ask(always(unit(1, 4, 9)), 3)), ("v1", Ask(encode_late, 3))])
-    assert [(found.seq, found.mix, len(found.items)) for found in answers] == [(3, {"v1": 3}, 3)] * 2
+    assert [(found.seq, found.items_by_version, len(found.items)) for found in answers] == [(3, {"v1": 3}, 3)] * 2
 
 
 def test_an_item_that_asks_must_not_have_been_written_since(gallery: Gallery) -> None:

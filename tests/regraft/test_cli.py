@@ -710,7 +710,7 @@ def test_versions_are_registered_and_listed(run, service, make_version, tmp_path
     assert run("version", "register", make_version(tmp_path / "v2", "v2", 6).folder)[1] == "registered v2\n"
     shown = run("version", "list")[1].splitlines()
     assert shown[1].split() == ["v2", "6", "cosine", "oca", "truncate->v1"]
-    assert shown[-1] == "v3 is set aside: encoder.onnx is [not] it"
+    assert shown[-1] == "v3 is quarantined: encoder.onnx is [not] it"
 
 
 def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it(run, monkeypatch):

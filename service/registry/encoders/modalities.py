@@ -26,7 +26,7 @@ Row = tuple[Vectors, Vectors | None]
 """The vector (D,) and the side-information (S,) of one item."""
 
 
-class Images:
+class ImageModality:
     """The image encoder of a version. Queries and items are batched apart: a long ingest does not hold up queries."""
 
     def __init__(self, version: Version, settings: Settings) -> None:
@@ -41,7 +41,7 @@ class Images:
         return list(zip(given.vectors, sides, strict=True))
 
 
-class Texts:
+class TextModality:
     """The text entrance of a version."""
 
     def __init__(self, version: Version, settings: Settings) -> None:

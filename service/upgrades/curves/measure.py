@@ -42,7 +42,7 @@ PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Held:
+class CurveSession:
     """What a process keeps between two marks: the queries, embedded once they are needed, and the labels of items."""
 
     asked: CurveIn
@@ -56,7 +56,7 @@ class Begun:
     """A curve to a `version` whose first point is measured, with the gallery's feed followed to `seq`."""
 
     version: str
-    held: Held
+    held: CurveSession
     worth: Worth
     seq: int
 
@@ -85,7 +85,7 @@ class Curves:
         self._blobs = blobs
         self._decoder = decoder
         self._owner = uuid.uuid4().hex
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, CurveSession] = {}
         self._troubles: dict[int, Trouble] = {}
         # Not between two blocks of queries alone: embedding them takes longest.
         self._claims = Leases(self._renew, points.CLAIM_SECONDS)
@@ -104,7 +104,7 @@ class Curves:
 
     # A backfill that is being started
 
-    def choose(self, connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> Held:
+    def choose(self, connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> CurveSession:
         """Choose the queries and read the labels.
 
         Raises:
@@ -119,9 +119,9 @@ class Curves:
                 labels.follow(connection)
                 if not labels.of_queries(Probes(entries, {}, asked.evaluation is None))[1].any():
                     raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
-            return Held(asked, chosen, labels)
+            return CurveSession(asked, chosen, labels)
 
-    def begin(self, gallery_name: str, target: LoadedVersion, chosen: Held) -> Begun:
+    def begin(self, gallery_name: str, target: LoadedVersion, chosen: CurveSession) -> Begun:
         """Embed what `choose` chose, and measure before anything moves.
 
         Raises:
@@ -206,17 +206,17 @@ class Curves:
         with self._database.write() as connection:
             return points.store(connection, before, mark, self._owner, found, seq)
 
-    def _read(self, job: CurveJob) -> Held:
+    def _read(self, job: CurveJob) -> CurveSession:
         """What another process chose, or this one before it was started anew."""
         asked = CurveIn(**job.asked)
         with self._database.lookup() as connection:
-            return Held(asked, points.chosen_of(connection, job.id), _labels(job.gallery_id, asked))
+            return CurveSession(asked, points.chosen_of(connection, job.id), _labels(job.gallery_id, asked))
 
-    def _ready(self, live: LoadedGallery, target: LoadedVersion, held: Held) -> Held:
+    def _ready(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> CurveSession:
         """The queries embedded by every version that is needed to reach the items as they are now."""
         self._replica.refresh(live.id)
         self._replica.declare(live)
-        needed = probes.needed(self._registry, target, live.gallery.mix())
+        needed = probes.needed(self._registry, target, live.gallery.items_by_version())
         if held.probes is not None and {version.name for version in needed} <= set(held.probes.vectors):
             return held
         with self._database.read() as connection:
@@ -226,7 +226,7 @@ class Curves:
             made = probes.embedded(self._blobs, self._decoder, held.asked, entries, needed)
         return replace(held, probes=made)
 
-    def _ask(self, live: LoadedGallery, target: LoadedVersion, held: Held) -> tuple[int, Worth]:
+    def _ask(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> tuple[int, Worth]:
         """How far the feed was followed, and the metric by the queries that are still there."""
         assert held.probes is not None
         with self._database.read() as connection:

@@ -19,7 +19,7 @@ from sqlalchemy import Connection, Update, delete, func, insert, or_, select, up
 
 from index.evaluation.ordering import BackfillCurve
 from regraft.models import CurveInfo, CurvePoint
-from service.backfills.planner import State
+from service.backfills.planner import BackfillState
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, one_of
 from service.store.sql_arrays import INSERT
@@ -91,7 +91,7 @@ def due(job: CurveJob) -> int | None:
     The last one is reached when the backfill is done: until then items may be planned that came meanwhile.
     """
     marks = int(job.asked["marks"])
-    if job.state == State.DONE:
+    if job.state == BackfillState.DONE:
         return marks
     if job.settled >= job.total:
         return None
@@ -118,7 +118,7 @@ def claim(connection: Connection, backfill_id: int, mark: int, owner: str) -> bo
 
 
 def renew(connection: Connection, backfill_id: int, mark: int, owner: str) -> None:
-    """A sign of life: nobody else takes the mark over. Nothing happens to one that is another's by now, or a point."""
+    """A heartbeat: nobody else takes the mark over. Nothing happens to one that is another's by now, or a point."""
     mine = _claimed(backfill_id, mark).where(backfill_point.c.owner == owner)
     connection.execute(mine.values(claimed=time.time()))
 
@@ -160,7 +160,7 @@ def store(connection: Connection, before: CurveJob, mark: int, owner: str, found
 
 def abandoned(job: GalleryBackfill) -> bool:
     """Whether a backfill no longer moves its gallery to the version that answers."""
-    return job.state == State.CANCELLED or job.current_id != job.version_id
+    return job.state == BackfillState.CANCELLED or job.current_id != job.version_id
 
 
 def note(connection: Connection, job: CurveJob, error: str | None, state: CurveState) -> None:

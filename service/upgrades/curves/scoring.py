@@ -142,13 +142,13 @@ def _recalled(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int)
 
 def _rankings(live: LoadedGallery, target: LoadedVersion, probes: Probes, depth: int | None, rest: Rest) -> Rankings:
     """What each query finds besides itself, a block at a time; `depth` None: every item."""
-    items = sum(live.gallery.mix().values())
+    items = sum(live.gallery.items_by_version().values())
     wanted = (items if depth is None else depth) + 1
     size = max(1, min(BLOCK_QUERIES, BLOCK_SCORES // max(items, 1)))
     for start in range(0, len(probes), size):
         rows, started = slice(start, start + size), time.perf_counter()
         keys = _ask(live, target, probes, rows, wanted)
-        yield rows, _apart(keys, probes.keys[rows])[:, : wanted - 1]
+        yield rows, _without_itself(keys, probes.keys[rows])[:, : wanted - 1]
         rest(time.perf_counter() - started)
 
 
@@ -159,7 +159,7 @@ def _ask(live: LoadedGallery, target: LoadedVersion, probes: Probes, rows: slice
     return live.gallery.search(target.name, encode, k, encoders=frozenset(probes.vectors)).keys_QK
 
 
-def _apart(keys: Keys, own: Keys) -> Keys:
+def _without_itself(keys: Keys, own: Keys) -> Keys:
     """The rankings without each query's own item, which goes to the end as a place that nothing holds."""
     itself = (keys == own[:, None]) & (keys != MISSING)
     return np.take_along_axis(np.where(itself, MISSING, keys), np.argsort(itself, 1, kind="stable"), axis=1)

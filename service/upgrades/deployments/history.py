@@ -15,7 +15,7 @@ from service.store.rows import DeploymentRow, TransitionRow, all_of, first_of
 from service.store.tables import deployment, deployment_transition
 
 
-class State(StrEnum):
+class DeploymentState(StrEnum):
     """Where a deployment is."""
 
     REGISTERED = "registered"
@@ -36,7 +36,13 @@ class UnknownDeployment(RegraftError):
     code = "unknown_deployment"
 
 
-ON_ITS_WAY = (State.REGISTERED, State.VERIFIED, State.GATED, State.SHADOW, State.CANARY)
+ON_ITS_WAY = (
+    DeploymentState.REGISTERED,
+    DeploymentState.VERIFIED,
+    DeploymentState.GATED,
+    DeploymentState.SHADOW,
+    DeploymentState.CANARY,
+)
 
 
 def on_its_way(connection: Connection, gallery_id: int) -> DeploymentRow | None:

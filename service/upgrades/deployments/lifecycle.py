@@ -27,7 +27,7 @@ from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
 from service.store.rows import DeploymentRow, GalleryRow, GateRow, first_of, one_of
 from service.store.tables import deployment, deployment_transition, gallery, trial_report
-from service.upgrades.deployments.history import State, etag, history, on_its_way, standing
+from service.upgrades.deployments.history import DeploymentState, etag, history, on_its_way, standing
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 
 Evidence = Mapping[str, Any]
@@ -136,14 +136,14 @@ def pass_gate(transition: TransitionContext) -> Evidence:
 
 def shadow(transition: TransitionContext) -> Evidence:
     """From now on queries are also answered by the version, which changes no answer: a refused one may be tried too."""
-    return _try_out(transition, State.SHADOW, ShadowIn(**transition.request.settings))
+    return _try_out(transition, DeploymentState.SHADOW, ShadowIn(**transition.request.settings))
 
 
 def canary(transition: TransitionContext) -> Evidence:
     """From now on queries are partly answered by the version; a canary that is changed keeps what is not named."""
-    kept = transition.row.settings or {} if transition.row.state == State.CANARY else {}
+    kept = transition.row.settings or {} if transition.row.state == DeploymentState.CANARY else {}
     said = _verdict(transition)
-    return {**said, **_try_out(transition, State.CANARY, CanaryIn(**{**kept, **transition.request.settings}))}
+    return {**said, **_try_out(transition, DeploymentState.CANARY, CanaryIn(**{**kept, **transition.request.settings}))}
 
 
 def become_current(transition: TransitionContext) -> Evidence:
@@ -154,7 +154,7 @@ def become_current(transition: TransitionContext) -> Evidence:
     transition.version.check()
     # What was current before needs nobody's leave to return.
     said = _verdict(transition) if transition.row.undoes_id is None else {}
-    _end_current(transition, State.SUPERSEDED)
+    _end_current(transition, DeploymentState.SUPERSEDED)
     mine = update(gallery).where(gallery.c.id == transition.gallery.id)
     connection.execute(mine.values(current_id=transition.row.version_id))
     stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
@@ -187,35 +187,30 @@ def retire(transition: TransitionContext) -> Evidence:
 
 Step = Callable[[TransitionContext], Evidence]
 
-BEGINNINGS: dict[State, Step] = {
-    State.REGISTERED: register,
-    State.CURRENT: become_current,
-    State.RETIRED: retire,
+BEGINNINGS: dict[DeploymentState, Step] = {
+    DeploymentState.REGISTERED: register,
+    DeploymentState.CURRENT: become_current,
+    DeploymentState.RETIRED: retire,
 }
 """A deployment begins as registered; a rollback as current; as retired, what frees embeddings that items brought."""
 
-TRANSITIONS: dict[State, dict[State, Step]] = {
-    State.REGISTERED: {State.VERIFIED: verify, State.ROLLED_BACK: abandon},
-    State.VERIFIED: {
-        State.GATED: pass_gate,
-        State.SHADOW: shadow,
-        State.CANARY: canary,
-        State.CURRENT: become_current,
-        State.ROLLED_BACK: abandon,
-    },
-    State.GATED: {
-        State.SHADOW: shadow,
-        State.CANARY: canary,
-        State.CURRENT: become_current,
-        State.ROLLED_BACK: abandon,
-    },
-    State.SHADOW: {State.CANARY: canary, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
+_ENDS: dict[DeploymentState, Step] = {
+    DeploymentState.CURRENT: become_current,
+    DeploymentState.ROLLED_BACK: abandon,
+}
+_TRIALS: dict[DeploymentState, Step] = {DeploymentState.SHADOW: shadow, DeploymentState.CANARY: canary}
+
+TRANSITIONS: dict[DeploymentState, dict[DeploymentState, Step]] = {
+    DeploymentState.REGISTERED: {DeploymentState.VERIFIED: verify, DeploymentState.ROLLED_BACK: abandon},
+    DeploymentState.VERIFIED: {DeploymentState.GATED: pass_gate, **_TRIALS, **_ENDS},
+    DeploymentState.GATED: {**_TRIALS, **_ENDS},
+    DeploymentState.SHADOW: {DeploymentState.CANARY: canary, **_ENDS},
     # To itself: with another share, or other limits.
-    State.CANARY: {State.CANARY: canary, State.CURRENT: become_current, State.ROLLED_BACK: abandon},
-    State.CURRENT: {State.SUPERSEDED: end_current, State.ROLLED_BACK: end_current},
-    State.SUPERSEDED: {State.RETIRED: retire},
-    State.ROLLED_BACK: {State.RETIRED: retire},
-    State.RETIRED: {},
+    DeploymentState.CANARY: {DeploymentState.CANARY: canary, **_ENDS},
+    DeploymentState.CURRENT: {DeploymentState.SUPERSEDED: end_current, DeploymentState.ROLLED_BACK: end_current},
+    DeploymentState.SUPERSEDED: {DeploymentState.RETIRED: retire},
+    DeploymentState.ROLLED_BACK: {DeploymentState.RETIRED: retire},
+    DeploymentState.RETIRED: {},
 }
 """Every legal transition and the step that makes it."""
 
@@ -251,17 +246,17 @@ def begin(
         raise DeploymentActive(f"deployment {other.id} of {named!r} is {other.state}: finish it or roll it back")
     if locked.current_id == version.id:
         raise AlreadyCurrent(f"version {version.name!r} is current already", pointer="/version")
-    return _begin(connection, registry, locked, version, State.REGISTERED, request)
+    return _begin(connection, registry, locked, version, DeploymentState.REGISTERED, request)
 
 
-def move(transition: TransitionContext, after: State) -> None:
+def move(transition: TransitionContext, after: DeploymentState) -> None:
     """Take one step and record it.
 
     Raises:
         IllegalTransition: there is no such step from where the deployment is.
         RegraftError: what the step itself refuses.
     """
-    before = State(transition.row.state)
+    before = DeploymentState(transition.row.state)
     legal = TRANSITIONS[before]
     if after not in legal:
         ways = ", ".join(legal) or "nothing else"
@@ -289,24 +284,24 @@ def roll_back(connection: Connection, registry: Registry, gallery_id: int, reque
     locked = lock(connection, gallery_id, request.if_match)
     if row := on_its_way(connection, gallery_id):
         transition = TransitionContext(connection, registry, locked, row, request)
-        move(transition, State.ROLLED_BACK)
+        move(transition, DeploymentState.ROLLED_BACK)
         return transition.row
     rows = standing(history(connection, gallery_id))
     if len(rows) < 2:
         raise NothingToRollBack("no version was current before: there is nothing to roll back to")
     target = registry.by_id(rows[-2].version_id)
-    if rows[-2].state == State.RETIRED:
+    if rows[-2].state == DeploymentState.RETIRED:
         raise NothingToRollBack(f"version {target.name!r} was retired: deploy it again, and backfill what it needs")
     # With its gate come back the calibrations that rest on it: answers are those from before.
     back = {"undoes_id": rows[-1].id, "gate_id": rows[-2].gate_id}
-    return _begin(connection, registry, locked, target, State.CURRENT, request, **back).row
+    return _begin(connection, registry, locked, target, DeploymentState.CURRENT, request, **back).row
 
 
 def begin_retired(
     connection: Connection, registry: Registry, locked: GalleryRow, version: LoadedVersion, request: TransitionRequest
 ) -> TransitionContext:
     """The record of freeing embeddings that no deployment left behind: items brought them along."""
-    return _begin(connection, registry, locked, version, State.RETIRED, request)
+    return _begin(connection, registry, locked, version, DeploymentState.RETIRED, request)
 
 
 def _begin(
@@ -314,7 +309,7 @@ def _begin(
     registry: Registry,
     locked: GalleryRow,
     version: LoadedVersion,
-    state: State,
+    state: DeploymentState,
     request: TransitionRequest,
     **values: Any,
 ) -> TransitionContext:
@@ -322,7 +317,7 @@ def _begin(
         "gallery_id": locked.id,
         "version_id": version.id,
         "previous_id": locked.current_id,
-        "state": State.REGISTERED.value,
+        "state": DeploymentState.REGISTERED.value,
         "activated": 0,
         "reason": request.why,
         "created": time.time(),
@@ -336,7 +331,9 @@ def _begin(
     return transition
 
 
-def _record(transition: TransitionContext, before: State | None, after: State, evidence: Evidence) -> None:
+def _record(
+    transition: TransitionContext, before: DeploymentState | None, after: DeploymentState, evidence: Evidence
+) -> None:
     row = {
         "deployment_id": transition.row.id,
         "before": before and before.value,
@@ -349,12 +346,12 @@ def _record(transition: TransitionContext, before: State | None, after: State, e
     transition.connection.execute(insert(deployment_transition).values(row))
 
 
-def _end_current(transition: TransitionContext, after: State) -> None:
+def _end_current(transition: TransitionContext, after: DeploymentState) -> None:
     """End the deployment that is current, if there is one: superseded, or rolled back by `transition`."""
-    mine = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == State.CURRENT.value)
+    mine = (deployment.c.gallery_id == transition.gallery.id, deployment.c.state == DeploymentState.CURRENT.value)
     row = first_of(DeploymentRow, transition.connection.execute(select(deployment).where(*mine)))
     if row is not None:
-        move(replace(transition, row=row), after if transition.row.undoes_id is None else State.ROLLED_BACK)
+        move(replace(transition, row=row), after if transition.row.undoes_id is None else DeploymentState.ROLLED_BACK)
 
 
 def _rest_on(transition: TransitionContext, report: GateRow) -> Evidence:
@@ -374,7 +371,7 @@ def _verdict(transition: TransitionContext) -> Evidence:
     return weigh(transition.connection, transition.row.id, transition.version, report, transition.request.override)
 
 
-def _try_out(transition: TransitionContext, phase: State, settings: ShadowIn | CanaryIn) -> Evidence:
+def _try_out(transition: TransitionContext, phase: DeploymentState, settings: ShadowIn | CanaryIn) -> Evidence:
     """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
     if transition.gallery.current_id is None:
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")

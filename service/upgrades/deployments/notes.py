@@ -12,11 +12,11 @@ from sqlalchemy import Connection
 
 from service.registry.registry import LoadedVersion, Registry
 from service.store.rows import DeploymentRow
-from service.upgrades.deployments.history import State
+from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
 from service.upgrades.gates.maps import live_places
 
-ENDED = {State.SUPERSEDED.value, State.ROLLED_BACK.value, State.RETIRED.value}
+ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
 
 
 def notes(connection: Connection, registry: Registry, row: DeploymentRow) -> list[str]:

@@ -12,10 +12,10 @@ from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waitin
 from service.registry.registry import LoadedVersion, Registry
 from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
-from service.upgrades.deployments.history import State, on_its_way
+from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
 
-ENDED = (State.SUPERSEDED, State.ROLLED_BACK)
+ENDED = (DeploymentState.SUPERSEDED, DeploymentState.ROLLED_BACK)
 
 
 class VersionInUse(RegraftError):
@@ -60,7 +60,7 @@ def retire(
     done = TransitionRequest(request.who, request.why, checked=checked)
     retired = [TransitionContext(connection, registry, gallery, row, done) for row in ended]
     for transition in retired:
-        move(transition, State.RETIRED)
+        move(transition, DeploymentState.RETIRED)
     if not retired:  # items brought these embeddings along: retired already, or never deployed here
         retired = [begin_retired(connection, registry, gallery, version, done)]
     for transition in retired:

@@ -29,10 +29,10 @@ from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.placement import activate, preference, route_to
 from service.registry.registry import Registry
 from service.replica.replica import Replica
-from service.store.audit import Change, record
+from service.store.audit import ChangeContext, record
 from service.store.blobs import sync_all
 from service.store.database import Database
-from service.store.repository import all_galleries, live_mix, take_seq
+from service.store.repository import all_galleries, live_items_by_version, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
 
@@ -122,13 +122,13 @@ def accept(
     registry: Registry,
     replica: Replica,
     declared: EdgeRecord,
-    terms: Change,
+    context: ChangeContext,
     *,
     replacing: bool = False,
 ) -> EdgeRecord:
     """Make an edge, everything about it checked, known for good; its folder, if it has one, becomes the service's.
 
-    A rehearsal gives the edge back as it came.
+    A dry run gives the edge back as it came.
 
     Raises:
         EdgeExists: there is one of its key, and it is not to be replaced.
@@ -139,7 +139,7 @@ def accept(
     place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
     with _changing:
-        with database.write(dry_run=terms.dry_run) as connection:
+        with database.write(dry_run=context.dry_run) as connection:
             galleries = _lock_galleries(connection)
             registry.sync()
             check_free(registry, edge.key, replacing)
@@ -155,17 +155,17 @@ def accept(
                 raise EdgeExists("there is an edge of this kind since this moment", pointer="/kind") from None
             replaced = None if before is None else before.id
             subject = "/".join(edge.key)
-            record(connection, terms.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
+            record(connection, context.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
             for gallery in galleries:
                 _place(connection, registry, gallery, Graph((*registry.graph().edges, edge)))
-            if incoming is not None and place is not None and not terms.dry_run:
+            if incoming is not None and place is not None and not context.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
                 final = registry.edges_folder / place
                 final.parent.mkdir(parents=True, exist_ok=True)
                 sync_all([incoming, *incoming.iterdir()])
                 incoming.rename(final)
                 sync_all([final.parent])
-        if terms.dry_run:
+        if context.dry_run:
             return declared
         forget_files(before)
     _refresh(registry, replica)
@@ -179,12 +179,12 @@ def remove(
     registry: Registry,
     replica: Replica,
     key: EdgeKey,
-    terms: Change,
+    context: ChangeContext,
     *,
     force: bool,
     reason: str,
 ) -> Removal:
-    """Remove an edge, or as a rehearsal only find out what that would do.
+    """Remove an edge, or as a dry run only find out what that would do.
 
     Raises:
         UnknownEdge: there is none of this key.
@@ -195,7 +195,7 @@ def remove(
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
     with _changing:
-        with database.write(dry_run=terms.dry_run) as connection:
+        with database.write(dry_run=context.dry_run) as connection:
             galleries = _lock_galleries(connection)
             registry.sync()
             declared = find(registry, key)
@@ -203,16 +203,16 @@ def remove(
             found = [_without(connection, registry, gallery, key, graph) for gallery in galleries]
             touched = tuple(d for d in found if d.routes or d.moved or d.lost)
             removal = Removal(declared, touched, _applied_by(connection, declared))
-            if not terms.dry_run:
+            if not context.dry_run:
                 _check(removal, force)
                 delete_edge(connection, declared.id)
                 forget_edge(connection, key)
                 done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
                 done["lost"] = sum(d.lost for d in touched)
-                record(connection, terms.who, "edge_removed", "/".join(key), reason, **done)
-        if not terms.dry_run:
+                record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
+        if not context.dry_run:
             forget_files(declared)
-    if not terms.dry_run:
+    if not context.dry_run:
         logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
         _refresh(registry, replica)
     return removal
@@ -250,7 +250,7 @@ def _without(connection: Connection, registry: Registry, gallery: GalleryRow, ke
     """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
     current = registry.current_of(gallery)
     routes = []
-    for version_id, items in live_mix(connection, gallery.id).items():
+    for version_id, items in live_items_by_version(connection, gallery.id).items():
         held = registry.by_id(version_id)
         before = route_to(registry, current, held)
         if before is not None and key in before.signature:
@@ -264,7 +264,7 @@ def _without(connection: Connection, registry: Registry, gallery: GalleryRow, ke
 
 def _unreached(connection: Connection, registry: Registry, gallery: GalleryRow, graph: Graph) -> int:
     current = registry.current_of(gallery)
-    counted = live_mix(connection, gallery.id).items()
+    counted = live_items_by_version(connection, gallery.id).items()
     return sum(n for held_id, n in counted if route_to(registry, current, registry.by_id(held_id), graph) is None)
 
 

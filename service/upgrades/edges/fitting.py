@@ -26,11 +26,11 @@ from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
-from service.registry.paired_embeddings import Held, draw_held
+from service.registry.paired_embeddings import PairedEmbeddings, draw_held
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Name, Seed
-from service.store.audit import Change
+from service.store.audit import ChangeContext
 from service.store.database import Database
 from service.store.repository import gallery_named
 from service.upgrades.edges.changes import accept, check_free
@@ -64,8 +64,8 @@ class FitIn(Body):
     replace: bool = False
 
 
-def fit(database: Database, registry: Registry, replica: Replica, asked: FitIn, terms: Change) -> EdgeRecord:
-    """Fit an edge, measure it as it will be served, and accept it unless it is a rehearsal.
+def fit(database: Database, registry: Registry, replica: Replica, asked: FitIn, context: ChangeContext) -> EdgeRecord:
+    """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
@@ -120,7 +120,7 @@ def fit(database: Database, registry: Registry, replica: Replica, asked: FitIn, 
             "warning": few_pairs(edge.support),
         }
         return accept(
-            database, registry, replica, EdgeRecord(edge, EdgeOrigin.FITTED, made), terms, replacing=asked.replace
+            database, registry, replica, EdgeRecord(edge, EdgeOrigin.FITTED, made), context, replacing=asked.replace
         )
 
 
@@ -129,7 +129,7 @@ def write(edge: Edge, folder: Path) -> None:
     (folder / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
 
 
-def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> tuple[Held, int]:
+def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> tuple[PairedEmbeddings, int]:
     gallery_id = None if asked.gallery is None else gallery_named(connection, asked.gallery).id
     held, there = draw_held(
         connection, new, old, gallery_id=gallery_id, label=asked.label, sample=asked.sample, seed=asked.seed

@@ -74,8 +74,8 @@ def _named(flip: Flip, sample: Sample) -> dict[str, Any]:
     """A flip by the ids and labels of its query and of what was found instead."""
     query, wrong = (sample.entries[number] for number in (flip.query, flip.wrong))
     ends = {"query": query, "wrong": wrong}
-    told = {end: {"id": e.name, "label": e.label and e.label[:MOST_LABEL]} for end, e in ends.items()}
-    return {**told, "rank": flip.rank}
+    named = {end: {"id": e.name, "label": e.label and e.label[:MOST_LABEL]} for end, e in ends.items()}
+    return {**named, "rank": flip.rank}
 
 
 def compared(
@@ -131,17 +131,21 @@ def _metric(
     codes = np.unique(np.asarray(labels), return_inverse=True)[1]
     matching = Matching(codes[: sample.queries], codes, alone)
     if metric == TAR:
-        return f"TAR@FAR={asked['far']:g}", lambda pair: tar(pair, *_told(labels, pair), asked["far"], alone), matching
+        return (
+            f"TAR@FAR={asked['far']:g}",
+            lambda pair: tar(pair, *_labels_of(labels, pair), asked["far"], alone),
+            matching,
+        )
     return metric, lambda pair: _rank(pair, labels), matching
 
 
 def _rank(pair: Compared, labels: Sequence[str]) -> Measured:
-    of_queries, of_items = _told(labels, pair)
+    of_queries, of_items = _labels_of(labels, pair)
     alone = np.arange(len(of_queries))
     return retrieval(pair.queries, of_queries, pair.items, of_items, pair.space, remove_self=alone)
 
 
-def _told(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
+def _labels_of(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Sequence[str]]:
     """The labels of its queries and of its items, which are the first entries."""
     return labels[: len(pair.queries)], labels[: len(pair.items)]
 

@@ -134,8 +134,8 @@ def read_entries(
     entries = []
     for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
         own = None if row.label is None else as_text(row.label)
-        told = own if label is None else field_text(row.metadata, label)
-        entries.append(Entry(row.number, row.blob, told, field_text(row.metadata, slice_field), str(row.number)))
+        label_text = own if label is None else field_text(row.metadata, label)
+        entries.append(Entry(row.number, row.blob, label_text, field_text(row.metadata, slice_field), str(row.number)))
     if label is not None and all(entry.label is None for entry in entries):
         raise InvalidArgument(f"label: no entry has the metadata field {label!r}", pointer="/label")
     return entries
@@ -215,8 +215,8 @@ def _sample(
 ) -> Sample:
     labels = [entry.label for entry in entries if entry.label is not None]
     slices = [entry.slice for entry in entries]
-    told = labels if len(labels) == len(entries) else None
-    return Sample(entries, embedded, told, slices, latency_ms, unreadable, len(entries))
+    all_labels = labels if len(labels) == len(entries) else None
+    return Sample(entries, embedded, all_labels, slices, latency_ms, unreadable, len(entries))
 
 
 def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:

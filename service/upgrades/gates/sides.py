@@ -34,7 +34,7 @@ MOST_PAIRS = 100_000_000
 MOST_MADE = 4_000
 """Images of the gallery side that each version embeds, where nothing is stored."""
 
-Row = tuple[Vectors, Vectors | None]
+EmbeddedRow = tuple[Vectors, Vectors | None]
 """An embedding (D,) and its side-information (S,)."""
 
 
@@ -55,7 +55,7 @@ class Drawn:
     entries: list[Entry] = field(default_factory=list)
     asking: set[int] = field(default_factory=set)
     both: set[int] = field(default_factory=set)
-    stored: dict[str, dict[int, Row]] = field(default_factory=dict)
+    stored: dict[str, dict[int, EmbeddedRow]] = field(default_factory=dict)
     unlabelled: int = 0
     whole: bool = True
     exhausted: bool = True
@@ -136,7 +136,7 @@ def embed_sides(
         NoEncoder: a version is needed that takes embeddings only.
         InvalidArgument: fewer than two queries are left.
     """
-    known: dict[str, dict[int, Row]] = {name: dict(rows) for name, rows in drawn.stored.items()}
+    known: dict[str, dict[int, EmbeddedRow]] = {name: dict(rows) for name, rows in drawn.stored.items()}
     unreadable: set[int] = set()
     seconds: dict[str, list[float]] = {old.name: [], new.name: []}
     for block in blocks(drawn.entries, BATCH):
@@ -194,7 +194,9 @@ def _entries(
                 yield Entry(row.id, row.blob, label, part, row.external_id)
 
 
-def _stored(connection: Connection, version: LoadedVersion, ids: Sequence[int], with_image: set[int]) -> dict[int, Row]:
+def _stored(
+    connection: Connection, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
+) -> dict[int, EmbeddedRow]:
     """Embeddings by a version; one that an edge made counts only where there is no image to embed."""
     mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
@@ -216,7 +218,7 @@ def _stored(connection: Connection, version: LoadedVersion, ids: Sequence[int], 
 def _missing(
     entry: Entry,
     drawn: Drawn,
-    known: Mapping[str, Mapping[int, Row]],
+    known: Mapping[str, Mapping[int, EmbeddedRow]],
     old: LoadedVersion,
     new: LoadedVersion,
     helping: Sequence[LoadedVersion],
@@ -232,7 +234,7 @@ def _specs(versions: Iterable[LoadedVersion]) -> dict[str, Preprocess]:
     return {version.name: version.encoder().spec for version in versions}
 
 
-def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str, dict[int, Row]]) -> None:
+def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str, dict[int, EmbeddedRow]]) -> None:
     made = encode(version.encoder(), list(inputs.values()))
     rows = known.setdefault(version.name, {})
     for n, number in enumerate(inputs):
@@ -249,7 +251,7 @@ def _timed(version: LoadedVersion, images: Iterable[Inputs | None], most: int) -
 
 
 def _left(
-    drawn: Drawn, known: Mapping[str, Mapping[int, Row]], unreadable: set[int], old: LoadedVersion
+    drawn: Drawn, known: Mapping[str, Mapping[int, EmbeddedRow]], unreadable: set[int], old: LoadedVersion
 ) -> tuple[list[Entry], int, int]:
     """The entries that can be compared - queries first, then those of both versions - and how many these are."""
     both, asking = drawn.both - unreadable, drawn.asking - unreadable
@@ -260,7 +262,9 @@ def _left(
     return [there[n] for n in order.tolist()], rank.count(0), rank.count(0) + rank.count(1)
 
 
-def _stack(known: Mapping[str, Mapping[int, Row]], version: LoadedVersion, entries: Sequence[Entry]) -> Embedded:
+def _stack(
+    known: Mapping[str, Mapping[int, EmbeddedRow]], version: LoadedVersion, entries: Sequence[Entry]
+) -> Embedded:
     rows = [known[version.name][entry.number] for entry in entries]
     sides = [side for _, side in rows if side is not None]
     return Embedded(

@@ -2,7 +2,7 @@
 
 The query path only decides and counts. Everything else - answering once more by the new version for a shadow, adding
 the counts up in the database, rolling back a canary that passed a limit - happens behind the response, on one thread
-that drops what it has no room for, and counts what it dropped.
+that drops what does not fit, and counts what it dropped.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, 
 from service.replica.replica import LoadedGallery, Replica
 from service.store.database import Database
 from service.store.repository import take_seq
-from service.upgrades.deployments.history import State, on_its_way
+from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import TransitionRequest, roll_back
 
 logger = logging.getLogger(__name__)
 
-ROOM_REQUESTS = 64
-ROOM_BYTES = 64 << 20
+MAX_WAITING = 64
+MAX_WAITING_BYTES = 64 << 20
 """How much a shadow may hold of what it has still to answer."""
 FLUSH_SECONDS = 0.25
 """How long counts wait to be added up in the database, at most, while nothing holds up the thread."""
@@ -99,10 +99,10 @@ class RolloutMonitor:
         self._database = database
         self._registry = registry
         self._replica = replica
-        self._jobs: queue.Queue[_Job] = queue.Queue(ROOM_REQUESTS)
+        self._jobs: queue.Queue[_Job] = queue.Queue(MAX_WAITING)
         self._held = 0
         self._counting = threading.Lock()
-        self._tallies: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
+        self._counters: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -145,7 +145,7 @@ class RolloutMonitor:
         for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
             if rollout is None or chosen is None:
                 continue
-            with self._tally(live, rollout) as counters:
+            with self._counters_of(live, rollout) as counters:
                 counters.add(**{"new" if new else "old": 1})
                 if new and error:
                     counters.fail(error)
@@ -158,16 +158,16 @@ class RolloutMonitor:
     def _shadow(self, live: LoadedGallery, rollout: Rollout, old: SearchResult, asking: Asking) -> None:
         assert asking.content is not None
         size = asking.content.size()
-        room = self._held + size <= ROOM_BYTES and not self._jobs.full()
+        fits = self._held + size <= MAX_WAITING_BYTES and not self._jobs.full()
         try:
-            if room:
+            if fits:
                 ask = replace(asking.ask, encode=asking.content.kept())
                 self._jobs.put_nowait(_Job(live, rollout, old, ask, size, asking.k))
                 self._hold(size)
         except queue.Full:
-            room = False
-        if not room:
-            with self._tally(live, rollout) as counters:
+            fits = False
+        if not fits:
+            with self._counters_of(live, rollout) as counters:
                 counters.add(dropped=1)
 
     def _hold(self, size: int) -> None:
@@ -175,9 +175,9 @@ class RolloutMonitor:
             self._held += size
 
     @contextmanager
-    def _tally(self, live: LoadedGallery, rollout: Rollout) -> Iterator[Counters]:
+    def _counters_of(self, live: LoadedGallery, rollout: Rollout) -> Iterator[Counters]:
         with self._counting:
-            yield self._tallies[live.id, rollout.deployment, rollout.phase]
+            yield self._counters[live.id, rollout.deployment, rollout.phase]
 
     def _run(self) -> None:
         due = time.monotonic() + FLUSH_SECONDS
@@ -207,13 +207,13 @@ class RolloutMonitor:
                     if new.seq != old.seq:  # items came, went or moved since: both once more, from one view
                         new, old = job.live.gallery.answer(asks)
         except Exception as error:
-            with self._tally(job.live, job.rollout) as counters:
+            with self._counters_of(job.live, job.rollout) as counters:
                 counters.add(new=1)
                 counters.fail(error)
             return
         pair = (old.keys_QK[:, : job.k], new.keys_QK[:, : job.k])
         shares, rhos = overlap(*pair), rank_correlation(*pair)
-        with self._tally(job.live, job.rollout) as counters:
+        with self._counters_of(job.live, job.rollout) as counters:
             # Queries that nothing matches, by a filter say, agree and disagree in nothing.
             counters.add(new=1, compared=int(np.isfinite(shares).sum()), overlap=float(np.nansum(shares)))
             counters.add(correlated=int(np.isfinite(rhos).sum()), rank_correlation=float(np.nansum(rhos)))
@@ -223,7 +223,7 @@ class RolloutMonitor:
     def _flush(self) -> None:
         """Add counts up in the database; what cannot be written waits for the next time."""
         with self._counting:
-            waiting, self._tallies = self._tallies, defaultdict(Counters)
+            waiting, self._counters = self._counters, defaultdict(Counters)
         for (gallery_id, number, phase), counters in waiting.items():
             left = counters
             try:
@@ -236,14 +236,14 @@ class RolloutMonitor:
             except Exception:
                 logger.exception("trial of deployment %s: its counts, or its end, could not be stored", number)
                 with self._counting:
-                    self._tallies[gallery_id, number, phase] += left
+                    self._counters[gallery_id, number, phase] += left
 
     def _end(self, gallery_id: int, number: int, why: str) -> None:
         """Roll a canary back, unless somebody decided about it meanwhile."""
         with self._database.write() as connection:
             take_seq(connection, gallery_id, 0)
             row = on_its_way(connection, gallery_id)
-            if row is None or (row.id, row.state) != (number, State.CANARY):
+            if row is None or (row.id, row.state) != (number, DeploymentState.CANARY):
                 return
             roll_back(connection, self._registry, gallery_id, TransitionRequest(WHO, why))
         logger.warning("action=canary_rolled_back deployment=%s why=%r", number, why)

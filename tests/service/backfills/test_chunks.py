@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql
 from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import Kind, State, drained, finish_or_extend, plan, turn
+from service.backfills.planner import BackfillState, Kind, drained, finish_or_extend, plan, turn
 from service.errors import UnknownGallery
 from service.settings import Settings
 from service.store.database import Database, upgrade
@@ -76,7 +76,7 @@ class Stage:
                 "version_id": version_id,
                 "kind": kind,
                 "item_order": "oldest",
-                "state": State.RUNNING,
+                "state": BackfillState.RUNNING,
                 "chunk_size": 4,
                 "next_claim": 0.0,
                 "total": 0,
@@ -100,11 +100,11 @@ class Stage:
             made = moved_of(moved)
             return chunks.commit(connection, chunk, made, [Failed(key, seq, "why") for key, seq in failed])
 
-    def finish(self, backfill_id: int) -> State | None:
+    def finish(self, backfill_id: int) -> BackfillState | None:
         with self.database.write() as connection:
             return finish_or_extend(connection, backfill_id)
 
-    def set_state(self, backfill_id: int, state: State) -> None:
+    def set_state(self, backfill_id: int, state: BackfillState) -> None:
         with self.database.write() as connection:
             connection.execute(update(backfill).where(backfill.c.id == backfill_id).values(state=state))
 
@@ -233,8 +233,8 @@ class TestClaim:
         with stage.database.write() as connection:
             assert not chunks.extend(connection, chunk, LEASE)
 
-    @pytest.mark.parametrize("state", [State.PAUSED, State.CANCELLED, State.DONE])
-    def test_only_a_running_backfill_gives_chunks(self, stage: Stage, state: State) -> None:
+    @pytest.mark.parametrize("state", [BackfillState.PAUSED, BackfillState.CANCELLED, BackfillState.DONE])
+    def test_only_a_running_backfill_gives_chunks(self, stage: Stage, state: BackfillState) -> None:
         stage.set_state(stage.start(stage.gallery(4)), state)
 
         assert stage.claim() is None
@@ -416,8 +416,8 @@ class TestCommit:
         with pytest.raises(ChunkLost):
             stage.commit(chunk, seen)
 
-    @pytest.mark.parametrize("state", [State.PAUSED, State.CANCELLED])
-    def test_a_backfill_that_stopped_meanwhile_gets_nothing_written(self, stage: Stage, state: State) -> None:
+    @pytest.mark.parametrize("state", [BackfillState.PAUSED, BackfillState.CANCELLED])
+    def test_a_backfill_that_stopped_meanwhile_gets_nothing_written(self, stage: Stage, state: BackfillState) -> None:
         started = stage.start(stage.gallery(4))
         chunk = stage.claim()
         assert chunk
@@ -453,8 +453,8 @@ class TestFinish:
         started = stage.start(stage.gallery(4))
         self.work(stage)
 
-        assert stage.finish(started) is State.DONE
-        assert stage.row(started).state == State.DONE
+        assert stage.finish(started) is BackfillState.DONE
+        assert stage.row(started).state == BackfillState.DONE
         assert stage.row(started).finished > 0
         assert stage.finish(started) is None
 
@@ -464,11 +464,11 @@ class TestFinish:
         self.work(stage)
         stage.store(gallery_id, ["i1", "new"])
 
-        assert stage.finish(started) is State.RUNNING
+        assert stage.finish(started) is BackfillState.RUNNING
         assert stage.planned(started)[1:] == [["i1", "new"]]
         assert stage.row(started).total == 6
         self.work(stage)
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert len(stage.origins(gallery_id, V2)) == 5
 
     def test_an_item_that_failed_is_not_tried_for_ever(self, stage: Stage) -> None:
@@ -478,7 +478,7 @@ class TestFinish:
         seen = stage.read(chunk)
         stage.commit(chunk, seen[1:], failed=seen[:1])
 
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert (stage.row(started).done, stage.row(started).failed) == (3, 1)
 
     def test_it_waits_for_chunks_that_others_hold(self, stage: Stage) -> None:
@@ -488,10 +488,10 @@ class TestFinish:
         with stage.database.lookup() as connection:
             assert drained(connection) == []
         assert stage.finish(started) is None
-        assert stage.row(started).state == State.RUNNING
+        assert stage.row(started).state == BackfillState.RUNNING
 
-    @pytest.mark.parametrize("state", [State.PAUSED, State.CANCELLED])
-    def test_one_that_does_not_run_is_left_alone(self, stage: Stage, state: State) -> None:
+    @pytest.mark.parametrize("state", [BackfillState.PAUSED, BackfillState.CANCELLED])
+    def test_one_that_does_not_run_is_left_alone(self, stage: Stage, state: BackfillState) -> None:
         started = stage.start(stage.gallery(4))
         self.work(stage)
         stage.set_state(started, state)
@@ -515,10 +515,10 @@ class TestScope:
         stage.commit(chunk, seen)
         TestFinish().work(stage)
 
-        assert stage.finish(started) is State.RUNNING
+        assert stage.finish(started) is BackfillState.RUNNING
         assert stage.planned(started)[-1] == ["i0"]
         TestFinish().work(stage)
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert set(stage.origins(gallery_id, V2)) == {f"i{n}" for n in range(6)}
         assert (stage.row(started).done, stage.row(started).skipped) == (6, 1)
 
@@ -531,7 +531,7 @@ class TestScope:
         assert stage.row(started).item_limit == moved
         stage.store(gallery_id, ["later"])
         TestFinish().work(stage)
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert stage.row(started).done == moved
 
     def test_share_and_limit_hold_both(self, stage: Stage) -> None:
@@ -614,10 +614,10 @@ class TestRetries:
             assert stage.finish(started) is None
             assert stage.claim() is None
             clock.now += 1
-            assert stage.finish(started) is State.RUNNING
+            assert stage.finish(started) is BackfillState.RUNNING
             assert self.fail(stage, {"i2"}) == ["i2"]
 
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         (failure,) = self.failures(stage).values()
         assert (failure.attempts, failure.final, failure.next_try) == (3, True, None)
         row = stage.row(started)
@@ -631,7 +631,7 @@ class TestRetries:
         stage.finish(started)
         self.fail(stage, set())
 
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert self.failures(stage) == {}
         assert (stage.row(started).done, len(stage.origins(gallery_id, V2))) == (4, 4)
 
@@ -639,7 +639,7 @@ class TestRetries:
         started = stage.start(stage.gallery(4))
         self.fail(stage, {"i2"}, retry=False)
 
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         assert stage.row(started).failed == 1
 
     def test_the_rest_goes_on_meanwhile(self, stage: Stage, clock: Clock) -> None:
@@ -655,7 +655,7 @@ class TestRetries:
             delete_items(connection, gallery_id, ["i2"])
         clock.now += 3
 
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         row = stage.row(started)
         assert (row.total, row.done, row.failed, row.skipped) == (4, 3, 0, 1)
         assert self.failures(stage) == {}
@@ -668,9 +668,9 @@ class TestRetries:
         stage.store(gallery_id, ["i2"])
         clock.now += 3
 
-        assert stage.finish(started) is State.RUNNING
+        assert stage.finish(started) is BackfillState.RUNNING
         assert self.fail(stage, set()) == ["i2"]
-        assert stage.finish(started) is State.DONE
+        assert stage.finish(started) is BackfillState.DONE
         row = stage.row(started)
         assert (row.total, row.done, row.failed, row.skipped) == (4, 4, 0, 0)
 
@@ -679,7 +679,7 @@ class TestRetries:
         self.fail(stage, {"i2"})
         clock.now += 3
 
-        assert stage.finish(started) is State.RUNNING
+        assert stage.finish(started) is BackfillState.RUNNING
         assert stage.planned(started)[1:] == [["i2"]]
 
     def test_a_clock_that_was_set_back_does_not_make_an_item_rest_for_ever(self, stage: Stage, clock: Clock) -> None:
@@ -687,7 +687,7 @@ class TestRetries:
         self.fail(stage, {"i2"})
         clock.now -= 10_000
 
-        assert stage.finish(started) is State.RUNNING
+        assert stage.finish(started) is BackfillState.RUNNING
 
 
 class TestTime:
@@ -696,11 +696,11 @@ class TestTime:
         monkeypatch.setattr(planner, "time", clock)
         started = stage.start(stage.gallery(4), resumed=clock.now)
         for passed, before, after in (
-            (10, State.RUNNING, State.PAUSED),
-            (1000, State.PAUSED, State.RUNNING),
-            (-500, State.RUNNING, State.PAUSED),
-            (7, State.PAUSED, State.RUNNING),
-            (5, State.RUNNING, State.CANCELLED),
+            (10, BackfillState.RUNNING, BackfillState.PAUSED),
+            (1000, BackfillState.PAUSED, BackfillState.RUNNING),
+            (-500, BackfillState.RUNNING, BackfillState.PAUSED),
+            (7, BackfillState.PAUSED, BackfillState.RUNNING),
+            (5, BackfillState.RUNNING, BackfillState.CANCELLED),
         ):
             clock.now += passed
             with stage.database.write() as connection:

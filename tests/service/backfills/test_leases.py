@@ -1,4 +1,4 @@
-"""service.store.leases: signs of life for what is held, whatever happens to one of them."""
+"""service.store.leases: heartbeats for what is held, whatever happens to one of them."""
 
 from __future__ import annotations
 

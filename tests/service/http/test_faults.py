@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     monkeypatch.setattr(service.http.versions, "sync_all", full)
     monkeypatch.setattr(service.upgrades.edges.changes, "sync_all", full)
     monkeypatch.setattr(blobs, "sync_all", full)
-    monkeypatch.setattr(faults.Space, "_takes", lambda self: False)
+    monkeypatch.setattr(faults.DiskSpace, "_takes", lambda self: False)
 
     send = {
         "version": lambda: served.register(made),
@@ -107,8 +107,8 @@ def test_little_space_is_told_before_there_is_none(tmp_path: Path, monkeypatch: 
     usage = type("Usage", (), {"free": 99 << 20})
     monkeypatch.setattr(faults.shutil, "disk_usage", lambda folder: usage)
 
-    assert "99 MiB left, less than 100 MiB" in (faults.Space(tmp_path, 100 << 20).problem() or "")
-    assert faults.Space(tmp_path, 99 << 20).problem() is None
+    assert "99 MiB left, less than 100 MiB" in (faults.DiskSpace(tmp_path, 100 << 20).problem() or "")
+    assert faults.DiskSpace(tmp_path, 99 << 20).problem() is None
 
 
 def overwrite_header(path: Path) -> None:

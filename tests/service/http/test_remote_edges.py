@@ -25,7 +25,7 @@ from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders
 from service.backfills.worker import Worker
-from service.registry import edge_archive as parcel
+from service.registry import edge_archive
 from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
@@ -186,14 +186,14 @@ class TestProtocol:
         assert fetched.headers["content-type"] == "application/zip"
         (tmp_path / "e.zip").write_bytes(fetched.content)
 
-        edge = parcel.unpack(tmp_path / "e.zip", tmp_path / "e", "late", "sided", named["sha256"])
+        edge = edge_archive.unpack(tmp_path / "e.zip", tmp_path / "e", "late", "sided", named["sha256"])
 
         declared = keyed.runtime.registry.edge(("late", "sided", "forward"))
         assert (edge.as_json(), declared.id) == (declared.edge.as_json(), named["id"])
         assert (named["old"], len(named["old_card_sha256"])) == ("sided", 64)
         other = tmp_path / "other"
         with pytest.raises(InvalidVersionFolder, match="not the one the service named"):
-            parcel.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
+            edge_archive.unpack(tmp_path / "e.zip", other, "late", "sided", "0" * 64)
 
     def test_a_claim_needs_no_folder_of_the_versions_it_names(
         self, keyed: Any, drawn: dict[str, Any], fill: Any, tmp_path: Path
@@ -223,8 +223,8 @@ class TestProtocol:
             "files": replace(edge, hashes={**edge.hashes, "edge.onnx": "0" * 64}),
         }
 
-        assert parcel.fingerprint(edge) == task["edges"][0]["sha256"]
-        assert parcel.fingerprint(changed[part]) != parcel.fingerprint(edge)
+        assert edge_archive.fingerprint(edge) == task["edges"][0]["sha256"]
+        assert edge_archive.fingerprint(changed[part]) != edge_archive.fingerprint(edge)
 
     def test_what_a_replaced_edge_made_is_refused_as_a_whole_and_the_chunk_can_be_had_again(
         self, keyed: Any, drawn: dict[str, Any], task: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""A version or edge whose files changed on disk is set aside: it is named and not used, and all the rest goes on."""
+"""A version or edge whose files changed on disk is quarantined: it is named and not used, and all the rest goes on."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
 
         assert "action=edge_not_opened" in caplog.text
         named = " ".join(served.http.get("/health/ready").json()["problems"])
-        assert "version v3 is set aside" in named
+        assert "version v3 is quarantined" in named
         assert "the matrix edge from v3 to v2 is not used" in named
         # A gallery that has opened the edge before goes on along it.
         body = {"version": "v3", "embeddings": [[1.0] * 6], "k": 5}
@@ -281,10 +281,10 @@ def test_a_catalog_that_is_read_anew_knows_the_card_from_sql(settings: Settings)
     remove(settings, "v2")
 
     with running(settings) as runtime:
-        set_aside = runtime.registry.named("v2")
+        quarantined = runtime.registry.named("v2")
 
-        assert set_aside.card == whole
-        for read in (set_aside.images, set_aside.encoder, set_aside.texts):
+        assert quarantined.card == whole
+        for read in (quarantined.images, quarantined.encoder, quarantined.texts):
             with pytest.raises(RegraftError, match=r"card\.json is missing"):
                 read()
         assert "v2" not in runtime.registry.encoders()

@@ -13,7 +13,7 @@ from sqlalchemy import select
 from index.version import Version
 from service.registry.registry import Registry
 from service.settings import Settings
-from service.store.audit import Change
+from service.store.audit import ChangeContext
 from service.store.database import Database
 from service.store.tables import audit, edge, version
 from service.upgrades.removal import remove
@@ -175,7 +175,7 @@ def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
     path, settings = served.gallery(None), served.runtime.settings
     with monkeypatch.context() as patch, closing(Database(settings.database_url)) as other:
         patch.setattr(served.runtime.registry, "sync", lambda: None)  # this process has not looked since
-        remove(settings.versions, other, Registry(other, settings), spare.name, Change("other", dry_run=False))
+        remove(settings.versions, other, Registry(other, settings), spare.name, ChangeContext("other", dry_run=False))
         body = {"entries": [{}, {}], "embeddings": {spare.name: [[1, 0, 0, 0]] * 2}}
         problem(served.http.post(f"{path}/evaluations", json=body), 409, "deleted_meanwhile")
     served.runtime.registry.sync()

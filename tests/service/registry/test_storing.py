@@ -46,7 +46,7 @@ def shown(served: Any, path: str, name: str = "a") -> tuple[str, Any, dict[str, 
     """(active, metadata, version -> origin of what is held), which a replica built anew must place alike."""
     item = served.http.get(f"{path}/items/{name}").json()
     anew = Replica(served.runtime.database, served.runtime.registry, 1)
-    fresh = anew.find(path.rpartition("/")[2]).gallery.mix()
+    fresh = anew.find(path.rpartition("/")[2]).gallery.items_by_version()
     assert fresh == served.http.get(path).json()["mix"]
     assert item["active"] in fresh
     return item["active"], item["metadata"], {e["version"]: e["origin"] for e in item["embeddings"]}

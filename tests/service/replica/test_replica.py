@@ -84,7 +84,7 @@ def test_a_replica_started_later_answers_as_one_that_followed(world: World) -> N
     rebuilt = later.find("g")
     later.stop()
 
-    assert followed.gallery.mix() == rebuilt.gallery.mix() == {"v1": 1, "v2": 2}
+    assert followed.gallery.items_by_version() == rebuilt.gallery.items_by_version() == {"v1": 1, "v2": 2}
     assert found(followed, [1, 0.1], 3, "v2") == found(rebuilt, [1, 0.1], 3, "v2") == [2, 4, 3]
     assert (followed.seq, followed.current and followed.current.name) == (rebuilt.seq, "v1")
 
@@ -96,13 +96,13 @@ def test_applying_the_feed_again_changes_nothing(world: World) -> None:
     world.delete(g, "b")
     world.replica._look()
     live = world.replica.find("g")
-    before = live.gallery.mix(), found(live, [1, 0], 1, "v2")
+    before = live.gallery.items_by_version(), found(live, [1, 0], 1, "v2")
 
     for seq in range(live.seq, -1, -1):
         live.gallery.apply({}, seq=seq)
         world.replica.refresh(g)
 
-    assert before == (live.gallery.mix(), found(live, [1, 0], 1, "v2"))
+    assert before == (live.gallery.items_by_version(), found(live, [1, 0], 1, "v2"))
 
 
 def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> None:
@@ -113,7 +113,7 @@ def test_items_of_one_version_are_kept_apart_by_their_origin(world: World) -> No
     world.replica._look()
     live = world.replica.find("g")
     shards = {origin: shard.count() for (_, origin), shard in live.gallery._shards.items()}
-    assert (shards, live.gallery.mix()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
+    assert (shards, live.gallery.items_by_version()) == ({"supplied": 1, "transformed": 1}, {"v1": 2})
 
 
 def test_refresh_sees_everything_committed_before_it(world: World) -> None:
@@ -140,7 +140,7 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
         thread.join()
 
     assert failures == []
-    assert live.gallery.mix() == {"v1": 40}
+    assert live.gallery.items_by_version() == {"v1": 40}
 
 
 def wait_until(holds: Callable[[], bool]) -> None:
@@ -156,7 +156,7 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
         g = world.create("g")
         wait_until(lambda: [live.name for live in world.replica.all()] == ["g"])
         world.store(g, 1, a=[1, 0])
-        wait_until(lambda: world.replica.find("g").gallery.mix() == {"v1": 1})
+        wait_until(lambda: world.replica.find("g").gallery.items_by_version() == {"v1": 1})
         with world.database.write() as connection:
             connection.execute(update(gallery).values(current_id=2))
         wait_until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
@@ -173,7 +173,7 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
     world.replica._look()
-    assert world.replica.find("g").gallery.mix() == {"v1": 1}
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 1}
 
     with world.database.write() as connection:
         delete_gallery(connection, g)
@@ -182,7 +182,7 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
     again = world.create("g")
 
     assert again != g
-    assert world.replica.find("g").gallery.mix() == {}
+    assert world.replica.find("g").gallery.items_by_version() == {}
     assert [live.id for live in world.replica.all()] == [again]
 
 
@@ -203,13 +203,13 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
     assert (looked(), looked()) == (1, 0)
     world.store(g, 1, a=[1, 0])
     assert looked() == 1
-    assert world.replica.find("g").gallery.mix() == {"v1": 1}
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 1}
     monkeypatch.setattr(Replica, "_apply", lambda *_: 1 / 0)
     world.store(g, 1, b=[1, 0])
     assert looked() == 3
     monkeypatch.undo()
     world.replica._look()
-    assert world.replica.find("g").gallery.mix() == {"v1": 2}
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 2}
 
 
 def test_an_item_without_its_embedding_is_reported_until_it_has_one(
@@ -227,14 +227,14 @@ def test_an_item_without_its_embedding_is_reported_until_it_has_one(
         return [(d.version, d.items) for d in answer.degraded]
 
     assert degraded() == [("v1", 1)]
-    assert live.gallery.mix() == {"v1": 1}
+    assert live.gallery.items_by_version() == {"v1": 1}
     assert "no embedding" in caplog.text
 
     world.store(g, 1, a=[1, 0])
     world.replica.refresh(g)
 
     assert degraded() == []
-    assert live.gallery.mix() == {"v1": 2}
+    assert live.gallery.items_by_version() == {"v1": 2}
 
 
 def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
@@ -255,11 +255,11 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
         world.store(good, 1, b=[0, 1])
         wait_until(lambda: world.replica.failure is not None)
         world.create("late")
-        assert world.replica.find("late").gallery.mix() == {}
-        assert world.replica.find("good").gallery.mix() == {"v1": 1}
+        assert world.replica.find("late").gallery.items_by_version() == {}
+        assert world.replica.find("good").gallery.items_by_version() == {"v1": 1}
         monkeypatch.undo()
         wait_until(lambda: world.replica.failure is None)
-        assert world.replica.find("bad").gallery.mix() == {"v1": 1}
+        assert world.replica.find("bad").gallery.items_by_version() == {"v1": 1}
     finally:
         world.replica.stop()
 
@@ -291,7 +291,7 @@ def test_an_answer_never_mixes_a_deployment_with_the_time_before(world: World) -
     def ask() -> None:
         while not stop.is_set():
             answer = live.gallery.search(None, lambda name: vectors[name], 2, encoders=NOBODY)
-            seen.add((answer.version, tuple(answer.mix.items()), bool(answer.degraded)))
+            seen.add((answer.version, tuple(answer.items_by_version.items()), bool(answer.degraded)))
 
     threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
     for thread in threads:
@@ -330,7 +330,7 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     world.replica.refresh(g)
 
     assert sizes == [10, 10, 5, 0, 25]
-    assert world.replica.find("g").gallery.mix() == {"v1": 25}
+    assert world.replica.find("g").gallery.items_by_version() == {"v1": 25}
 
 
 def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
@@ -361,4 +361,4 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
     slow.join()
     quick.join()
 
-    assert live.gallery.mix() == {"v1": 1}
+    assert live.gallery.items_by_version() == {"v1": 1}

@@ -25,7 +25,7 @@ from service.store.repository import (
     insert_gallery,
     items_after,
     live_item,
-    live_mix,
+    live_items_by_version,
     store_items,
     take_seq,
 )
@@ -80,8 +80,8 @@ def test_live_items_are_counted_by_the_version_they_are_active_in(connection: Co
     store(connection, new("other"), gallery_id=2)
     delete_items(connection, 1, ["gone"])
 
-    assert list(live_mix(connection, 1).items()) == [(1, 2), (2, 1)]
-    assert live_mix(connection, 3) == {}
+    assert list(live_items_by_version(connection, 1).items()) == [(1, 2), (2, 1)]
+    assert live_items_by_version(connection, 3) == {}
 
 
 def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:

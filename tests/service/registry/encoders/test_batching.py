@@ -19,7 +19,7 @@ from index.errors import InvalidVersionFolder
 from index.image import preprocess
 from index.version import Version
 from service.registry.encoders.batching import Batcher
-from service.registry.encoders.modalities import Images
+from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
 
 LONG = 1000.0
@@ -249,7 +249,7 @@ def test_embeddings_in_batches_are_those_of_one_by_one(
 ) -> None:
     monkeypatch.setattr(service.registry.encoders.modalities, "free_runs", lambda threads: 1)
     encoder = Encoder(versions["v1"])
-    images = Images(versions["v1"], Settings(batch_wait_ms=50))
+    images = ImageModality(versions["v1"], Settings(batch_wait_ms=50))
     pixels = [preprocess(make_image(n % 5, n), encoder.spec) for n in range(200)]
 
     monkeypatch.setattr(service.registry.encoders.batching, "HAND_OVER_SECONDS", 0)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from index.version import Version
-from service.registry.encoders.modalities import Images, Lazy, Texts
+from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.settings import Settings
 
 
@@ -138,5 +138,5 @@ def test_an_encoder_uses_the_threads_of_the_settings(
     version = add_text(make_version(tmp_path / "v", "v", 2), {"east": np.eye(2)[0]})
     settings = Settings(encoder_threads=3)
 
-    for model in (Images(version, settings).encoder._encoder, Texts(version, settings).encoder._model):
+    for model in (ImageModality(version, settings).encoder._encoder, TextModality(version, settings).encoder._model):
         assert model.session.get_session_options().intra_op_num_threads == 3

@@ -15,7 +15,7 @@ from service.backfills.worker import Worker
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.tables import deployment, embedding, gallery, item
-from service.upgrades.deployments.history import ON_ITS_WAY, State
+from service.upgrades.deployments.history import ON_ITS_WAY, DeploymentState
 from service.upgrades.deployments.lifecycle import BEGINNINGS, TRANSITIONS
 
 WAY = ("registered", "verified", "gated", "shadow", "canary", "current")
@@ -118,11 +118,14 @@ class TestTable:
             reached.add(state)
             waiting += [after for after in TRANSITIONS[state] if after not in waiting]
 
-        assert reached == set(State) == set(TRANSITIONS)
-        assert {s for s in State if State.ROLLED_BACK in TRANSITIONS[s]} == {*ON_ITS_WAY, State.CURRENT}
+        assert reached == set(DeploymentState) == set(TRANSITIONS)
+        assert {s for s in DeploymentState if DeploymentState.ROLLED_BACK in TRANSITIONS[s]} == {
+            *ON_ITS_WAY,
+            DeploymentState.CURRENT,
+        }
 
     def test_nothing_leads_back_from_current_to_a_state_on_the_way(self) -> None:
-        for state in set(State) - set(ON_ITS_WAY):
+        for state in set(DeploymentState) - set(ON_ITS_WAY):
             assert not set(TRANSITIONS[state]) & set(ON_ITS_WAY)
 
 
@@ -167,7 +170,7 @@ class TestSteps:
     @pytest.mark.parametrize("before", WAY)
     def test_only_the_steps_of_the_table_are_legal(self, served: Any, filled: str, before: str) -> None:
         number = at(served, filled, before)
-        legal = {state.value for state in TRANSITIONS[State(before)]}
+        legal = {state.value for state in TRANSITIONS[DeploymentState(before)]}
         shown = state_of(served, filled)
 
         for to in set(WAY[1:]) - legal:

@@ -169,7 +169,7 @@ class TestShadow:
     def test_what_there_is_no_room_for_is_dropped_and_counted(
         self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(watching, "ROOM_BYTES", 1)
+        monkeypatch.setattr(watching, "MAX_WAITING_BYTES", 1)
         number = begin(served, filled, "drifted", "shadow")
         for picture in pictures[:3]:
             ask(served, filled, picture)
