@@ -163,6 +163,7 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
     }
 
 
+@pytest.mark.timeout(0)  # as long as --api-examples makes it
 @pytest.mark.parametrize(
     ("keyed", "drawn"),
     [
