@@ -70,8 +70,8 @@ def wished_mode(route: Route, origin: str) -> Mode | None:
     """The merge mode for items of this origin behind this route, as far as its edges know; None: any will do."""
     if not route.edges:
         return Mode.CALIBRATED if origin == Origin.TRANSFORMED else None
-    told = {(edge.calibration or {}).get(MODE) for edge in route.edges}
-    if len(route.edges) == 1 and (mode := told.pop()) is not None:
+    modes = {(edge.calibration or {}).get(MODE) for edge in route.edges}
+    if len(route.edges) == 1 and (mode := modes.pop()) is not None:
         return Mode(mode)
     return safe_mode(route.kinds)
 

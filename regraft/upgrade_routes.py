@@ -10,10 +10,10 @@ from regraft import given
 from regraft.connection import Connection, Json, read
 from regraft.given import Vectors
 from regraft.models import (
+    DeploymentAnswer,
     DeploymentDetail,
     DeploymentInfo,
     DeploymentList,
-    DeploymentState,
     EvaluationInfo,
     EvaluationList,
     GateList,
@@ -23,7 +23,7 @@ from regraft.models import (
 )
 from regraft.paths import confirmed, path_of, terms
 
-State = TypeVar("State", bound=DeploymentState)
+Answered = TypeVar("Answered", bound=DeploymentAnswer)
 
 
 class UpgradeRoutes(Connection):
@@ -178,10 +178,10 @@ class UpgradeRoutes(Connection):
         body = {"version": version, "reason": reason}
         return self._change(RetireResult, path_of("galleries", gallery, "retire"), body, dry_run, if_match)
 
-    def _change(self, answer: type[State], path: str, body: Json, dry_run: bool, if_match: str | None) -> State:
+    def _change(self, answer: type[Answered], path: str, body: Json, dry_run: bool, if_match: str | None) -> Answered:
         headers = {"If-Match": if_match} if if_match else {}
         return self._tagged(answer, "POST", path, params=terms(dry_run), json=body, headers=headers)
 
-    def _tagged(self, answer: type[State], method: str, path: str, **request: Any) -> State:
+    def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
         response = self._send(method, path, **request)
         return read(answer, response.content).model_copy(update={"etag": response.headers.get("etag")})

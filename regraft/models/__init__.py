@@ -14,10 +14,10 @@ from regraft.models.backfills import (
 )
 from regraft.models.base import ApiModel, ScoreInterval
 from regraft.models.deployments import (
+    DeploymentAnswer,
     DeploymentDetail,
     DeploymentInfo,
     DeploymentList,
-    DeploymentState,
     RetireResult,
     RollbackResult,
     TransitionInfo,
@@ -79,10 +79,10 @@ __all__ = [
     "DegradedShard",
     "DeleteResult",
     "DependentGallery",
+    "DeploymentAnswer",
     "DeploymentDetail",
     "DeploymentInfo",
     "DeploymentList",
-    "DeploymentState",
     "EdgeInfo",
     "EdgeList",
     "EdgeRemoval",

@@ -10,7 +10,7 @@ from pydantic.json_schema import SkipJsonSchema
 from regraft.models.base import ApiModel
 
 
-class DeploymentState(ApiModel):
+class DeploymentAnswer(ApiModel):
     """What one answer says of a gallery's deployments.
 
     `etag` comes in the header, not in the body: a change that repeats it as `if_match` is refused (412) when somebody
@@ -20,7 +20,7 @@ class DeploymentState(ApiModel):
     etag: Annotated[str | None, SkipJsonSchema()] = Field(None, exclude=True)
 
 
-class DeploymentInfo(DeploymentState):
+class DeploymentInfo(DeploymentAnswer):
     """A deployment: `previous` was current before it, `activated` items moved at once. A dry run has no `id`.
 
     `notes`, in the answer to a change, say what to know of it: items that only an older version's encoder reaches, and
@@ -71,7 +71,7 @@ class DeploymentDetail(DeploymentInfo):
     trial: dict[str, dict[str, Any]]
 
 
-class RetireResult(DeploymentState):
+class RetireResult(DeploymentAnswer):
     """What retiring a version freed: embeddings, and about how many bytes."""
 
     version: str

@@ -46,7 +46,7 @@ class LoadedGallery:
         # The gates whose calibrations are in force.
         self.gates: tuple[int, ...] = ()
         self.declared: set[int] = set()
-        # What the catalog said of edges when the gallery was told last, and the number of each edge it knows.
+        # The edges the registry had when the gallery last followed them, and the number of each edge it knows.
         self.seen_edges: tuple[EdgeRecord, ...] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
