@@ -37,6 +37,16 @@ def test_pooling_equals_the_min_max_formula(pairs: list[tuple[float, float]]) ->
     assert (np.diff(steps) > 0).all()
 
 
+@pytest.mark.parametrize("falls", ["answers", "last"])
+def test_pooling_of_long_runs_and_of_a_last_value_that_joins_all_equals_the_formula(falls: str) -> None:
+    generator = np.random.default_rng(0)
+    values = generator.integers(2, size=40).tolist() if falls == "answers" else [*range(30), -1e4]
+    weights = generator.uniform(0.5, 2, size=len(values)).tolist()
+    steps, step = pool_adjacent_violators(values, weights)
+    np.testing.assert_allclose(steps[step], naive_isotonic(values, weights), atol=1e-9)
+    assert (np.diff(steps) > 0).all()
+
+
 def test_pooling_by_hand() -> None:
     """3 stands before 1, so they join at 2; 2 joins too, being equal; 5 stays."""
     steps, step = pool_adjacent_violators([3, 1, 2, 5], [1, 1, 4, 1])
