@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import numpy_helper
 from PIL import Image
 
+import naive
 from index.calibration import Calibration
 from index.edge_maps import map_key
 from index.encoder import Encoder
@@ -22,7 +21,9 @@ from index.evaluation.metrics import retrieval_from_rankings
 from index.gallery import Gallery
 from index.search_result import SearchResult
 from index.shard import MISSING
+from index.space import space_from_json
 from index.version import Version
+from naive import reach, unit, weight_in
 
 MakeVersion = Callable[..., Version]
 MakeImage = Callable[..., Image.Image]
@@ -46,15 +47,6 @@ CASES = [
 ]
 
 
-def unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-def weight_in(path: Path) -> np.ndarray:
-    model = onnx.load(path)
-    return numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64)
-
-
 def embed(images: list[Image.Image], version: Version) -> np.ndarray:
     """The version's encoder by hand: scale the pixels to [-1, 1], project, normalise for cosine."""
     pixels = np.stack([np.asarray(image, np.float64).ravel() for image in images]) / 255 * 2 - 1
@@ -62,34 +54,8 @@ def embed(images: list[Image.Image], version: Version) -> np.ndarray:
     return unit(z) if version.card.space["kind"] == "cosine" else z
 
 
-def reach(kind: str, q: np.ndarray, new: Version, old: Version, old_q: np.ndarray | None = None) -> np.ndarray:
-    """The edge by hand; `slerp` needs the old encoder's queries too."""
-    place = new.folder / "edges" / old.name
-    if kind == "identity":
-        return q
-    cosine = old.card.space["kind"] == "cosine"
-    if kind in {"truncate", "zero_pad"}:
-        first = q[:, : old.card.dim]
-        return unit(first) if kind == "truncate" and cosine else first
-    if kind == "slerp":
-        assert old_q is not None
-        arrays = np.load(place / "edge.npz")
-        aligned, alpha = q @ arrays["weight"].astype(np.float64), float(arrays["alpha"])
-        theta = np.arccos((aligned * old_q).sum(axis=1, keepdims=True))
-        return (np.sin((1 - alpha) * theta) * old_q + np.sin(alpha * theta) * aligned) / np.sin(theta)
-    mapped = q @ (np.load(place / "edge.npz")["weight"] if kind == "matrix" else weight_in(place / "edge.onnx"))
-    return unit(mapped) if cosine else mapped
-
-
 def scores(q: np.ndarray, x: np.ndarray, space: dict[str, Any]) -> np.ndarray:
-    """What a user reads, from the definition of the space."""
-    if space["kind"] == "cosine":
-        return q @ x.T
-    if space["kind"] == "l2":
-        return np.linalg.norm(q[:, None] - x, axis=-1)
-    k = space["curvature"]
-    time_q, time_x = (np.sqrt(1 / k + (v**2).sum(axis=1)) for v in (q, x))
-    return np.arccosh(np.maximum(k * (np.outer(time_q, time_x) - q @ x.T), 1)) / np.sqrt(k)
+    return naive.scores(q, x, space_from_json(space))
 
 
 def assert_ranks(found: SearchResult, table: np.ndarray, higher: bool, k: int) -> None:
@@ -143,7 +109,7 @@ def test_search_equals_brute_force(
         return encoders[version].encode(queries).vectors
 
     q = embed(queries, new)
-    old_scores = scores(reach(kind, q, new, old, embed(queries, old)), embed(items, old), old_space)
+    old_scores = scores(reach(new.edges[0], q, old.card, embed(queries, old)), embed(items, old), old_space)
     table = np.where(moved, scores(q, embed(items, new), new_space), old_scores)
     higher = new_space["kind"] == "cosine"
     for k in (1, 10, ITEMS):
@@ -173,8 +139,8 @@ def test_a_chain_of_edges_equals_brute_force(
     v3 = make_version(tmp_path / "v3", "v3", 9, drift=0.2, edges=[(v2, "truncate")])
     gallery, tables = Gallery(), []
     q3 = embed(queries, v3)
-    q2 = reach("truncate", q3, v3, v2)
-    for version, q in ((v1, reach("matrix", q2, v2, v1)), (v2, q2), (v3, q3)):
+    q2 = reach(v3.edges[0], q3, v2.card)
+    for version, q in ((v1, reach(v2.edges[0], q2, v1.card)), (v2, q2), (v3, q3)):
         gallery.declare(version)
         tables.append(scores(q, embed(items, version), COSINE))
     owner = np.arange(ITEMS) % 3

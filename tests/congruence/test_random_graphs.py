@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from onnx import numpy_helper
 
 from index.calibration import Calibration
 from index.edge_maps import map_key
@@ -28,6 +26,7 @@ from index.graph import Route
 from index.search_result import SearchResult, ShardTrace
 from index.shard import MISSING
 from index.version import Edge, EdgeKind, Score, Version
+from naive import paths, reach
 
 MakeVersion = Callable[..., Version]
 
@@ -81,41 +80,6 @@ def universe(make_version: MakeVersion, tmp_path_factory: pytest.TempPathFactory
     )
 
 
-def paths(edges: list[Edge], new: str, old: str, passed: tuple[str, ...] = ()) -> list[tuple[Edge, ...]]:
-    """Every way without a repeated version, by trying."""
-    if new == old:
-        return [()]
-    steps = [e for e in edges if e.new == new and e.old not in passed]
-    return [(e, *rest) for e in steps for rest in paths(edges, e.old, old, (*passed, new))]
-
-
-def unit(x: np.ndarray) -> np.ndarray:
-    return x / np.linalg.norm(x, axis=1, keepdims=True)
-
-
-def reach(edge: Edge, q: np.ndarray, old_q: np.ndarray) -> np.ndarray:
-    """The edge by hand, in float64."""
-    dim, space = VERSIONS[edge.old]
-    assert edge.folder is not None
-    if edge.kind is EdgeKind.IDENTITY:
-        return q
-    if edge.kind is EdgeKind.ZERO_PAD:
-        return q[:, :dim]
-    if edge.kind is EdgeKind.TRUNCATE:
-        return unit(q[:, :dim])
-    if edge.kind is EdgeKind.ONNX:
-        model = onnx.load(edge.folder / "edge.onnx")
-        return unit(q @ numpy_helper.to_array(model.graph.initializer[0]).astype(np.float64))
-    with np.load(edge.folder / "edge.npz") as stored:
-        arrays = {name: stored[name].astype(np.float64) for name in stored}
-    mapped = q @ arrays["weight"]
-    if edge.kind is EdgeKind.MATRIX:
-        return unit(mapped) if space == COSINE else mapped
-    alpha = float(arrays["alpha"])
-    theta = np.arccos(np.clip((mapped * old_q).sum(axis=1, keepdims=True), -1, 1))
-    return (np.sin((1 - alpha) * theta) * old_q + np.sin(alpha * theta) * mapped) / np.sin(theta)
-
-
 def scores(q: np.ndarray, x: np.ndarray, space: dict[str, Any]) -> np.ndarray:
     """What a user reads, from the definition of the space."""
     if space == COSINE:
@@ -138,7 +102,7 @@ def expected_scores(universe: Universe, shard: ShardTrace, keys: list[int]) -> n
     queries = {name: q.astype(np.float64) for name, q in universe.queries.items()}
     q = queries[shard.version if shard.route.dual else shard.route.query_version]
     for edge in () if shard.route.dual else shard.route.edges:
-        q = reach(edge, q, queries[edge.old])
+        q = reach(edge, q, universe.versions[edge.old].card, queries[edge.old])
     return scores(q, universe.items[shard.version][keys].astype(np.float64), VERSIONS[shard.version][1])
 
 
@@ -176,7 +140,7 @@ def check_order(found: SearchResult, tables: list[np.ndarray], keys_of: list[lis
         good: dict[int, float] = {}
         for number, (shard, table, keys) in enumerate(zip(found.shards, tables, keys_of, strict=True)):
             higher = VERSIONS[shard.version][1] == COSINE
-            by_score = sorted(range(len(keys)), key=lambda n, t=table, h=higher: -t[row, n] if h else t[row, n])  # type: ignore[misc]
+            by_score = sorted(range(len(keys)), key=lambda n, t=table, h=higher: -t[row, n] if h else t[row, n])
             own = [key for key, s in zip(found.keys_QK[row], found.shards_QK[row], strict=True) if s == number]
             told = [raw for raw, s in zip(found.raw_QK[row], found.shards_QK[row], strict=True) if s == number]
             np.testing.assert_allclose(told, table[row, by_score][: len(own)], atol=TOLERANCE)
@@ -234,9 +198,9 @@ def test_every_route_and_mode_equals_brute_force(universe: Universe, data: st.Da
     reached = {version for version, _ in keys_at if version in encoders or paths(usable, asking, version)}
     if not reached:
         with pytest.raises(NoRoute):
-            gallery.search(**search, k=k)  # type: ignore[arg-type]
+            gallery.search(**search, k=k)
         return
-    first = gallery.search(**search, k=k)  # type: ignore[arg-type]
+    first = gallery.search(**search, k=k)
     assert {d.version for d in first.degraded} == {version for version, _ in keys_at} - reached
     assert {(s.version, s.origin) for s in first.shards} == {place for place in keys_at if place[0] in reached}
     gallery.calibrate(
@@ -254,9 +218,9 @@ def test_every_route_and_mode_equals_brute_force(universe: Universe, data: st.Da
     for mode in ("calibrated", "raw", "rank"):
         if mode == "raw" and len(kinds) > 1:
             with pytest.raises(ModeUnavailable):
-                gallery.search(**search, k=k, mode=mode)  # type: ignore[arg-type]
+                gallery.search(**search, k=k, mode=mode)
             continue
-        found = gallery.search(**search, k=k, mode=mode)  # type: ignore[arg-type]
+        found = gallery.search(**search, k=k, mode=mode)
         assert found.mode == mode
         check_order(found, tables, keys_of, k)
 

@@ -56,7 +56,6 @@ def test_dual_meets_old_items_as_old_queries_do() -> None:
     """v3 has no edge to v2; v2's own map comes with the edge from v2 to v1."""
     edges = [edge("v2", "v1", EdgeKind.IDENTITY, (3, 7)), edge("v3", "v1", EdgeKind.IDENTITY, (4, 8))]
     route = Graph(edges).route("v3", "v2", frozenset({"v2"}))
-    assert route is not None
     assert route.dual
     assert edge_maps(edges, ["v1", "v2", "v3"])[map_key(route, "encoded")].slope == 7
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from index.graph import Graph, Route
 from index.version import Edge, EdgeKind, Score
+from naive import paths
 
 NONE: frozenset[str] = frozenset()
 
@@ -26,7 +27,6 @@ def steps(route: Route | None) -> list[str] | None:
 def test_a_version_reaches_its_own_items_without_a_step() -> None:
     route = Graph().route("v1", "v1", NONE)
     assert route == Route("v1", "v1")
-    assert route is not None
     assert (route.kinds, route.measured) == ((), 1.0)
 
 
@@ -34,7 +34,6 @@ def test_query_edges_compose() -> None:
     graph = Graph([edge("v2", "v1"), edge("v3", "v2", kind=EdgeKind.TRUNCATE)])
     route = graph.route("v3", "v1", NONE)
     assert steps(route) == ["v3>v2", "v2>v1"]
-    assert route is not None
     assert route.kinds == ("truncate", "identity")
     assert route.encoders == ("v3",)
 
@@ -57,18 +56,15 @@ def test_of_equally_good_routes_the_shorter_is_taken() -> None:
 
 def test_dual_is_the_last_resort_and_needs_the_old_encoder() -> None:
     dual = Graph().route("v2", "v1", frozenset({"v1"}))
-    assert dual is not None
     assert (dual.encoders, dual.kinds) == (("v1",), ("dual",))
     assert Graph().route("v2", "v1", frozenset({"v2", "v3"})) is None
     poor = Graph([edge("v2", "v1", 0.01)]).route("v2", "v1", frozenset({"v1"}))
-    assert poor is not None
     assert poor.kinds == ("identity",)
 
 
 def test_dual_reaches_newer_items_too() -> None:
     """After a rollback the query is old and some items are only new."""
     route = Graph([edge("v2", "v1")]).route("v1", "v2", frozenset({"v1", "v2"}))
-    assert route is not None
     assert (route.encoders, route.kinds) == (("v2",), ("dual",))
 
 
@@ -90,7 +86,6 @@ def test_a_slerp_edge_serves_only_queries_that_the_old_encoder_can_embed() -> No
     graph = Graph([edge("v3", "v2", 0.9, EdgeKind.SLERP), edge("v2", "v1", 0.8), edge("v3", "v1", 0.7)])
     both = graph.route("v3", "v1", frozenset({"v2"}))
     assert steps(both) == ["v3>v2", "v2>v1"]
-    assert both is not None
     assert both.encoders == ("v3", "v2")
     assert steps(graph.route("v3", "v1", NONE)) == ["v3>v1"]
     assert graph.route("v3", "v2", NONE) is None
@@ -100,17 +95,14 @@ def test_a_slerp_edge_serves_only_queries_that_the_old_encoder_can_embed() -> No
 def test_a_chain_of_slerps_asks_every_encoder_on_the_way() -> None:
     graph = Graph([edge("v3", "v2", kind=EdgeKind.SLERP), edge("v2", "v1", kind=EdgeKind.SLERP)])
     route = graph.route("v3", "v1", frozenset({"v1", "v2"}))
-    assert route is not None
     assert (route.encoders, route.dual) == (("v3", "v2", "v1"), False)
     dual = graph.route("v3", "v1", frozenset({"v1"}))
-    assert dual is not None
     assert (dual.encoders, dual.dual) == (("v1",), True)
 
 
 def test_of_several_edges_between_two_versions_the_best_measured_is_taken() -> None:
     graph = Graph([edge("v2", "v1", 0.6), edge("v2", "v1", 0.8, EdgeKind.MATRIX), edge("v2", "v1", 0.7, EdgeKind.ONNX)])
     route = graph.route("v2", "v1", NONE)
-    assert route is not None
     assert (route.kinds, route.measured) == (("matrix",), 0.8)
     assert route.signature == (("v2", "v1", "matrix"),)
 
@@ -119,13 +111,11 @@ def test_a_later_edge_takes_the_place_of_one_with_its_key() -> None:
     graph = Graph([edge("v2", "v1", 0.6), edge("v2", "v1", 0.9, EdgeKind.MATRIX), edge("v2", "v1", 0.95)])
     assert len(graph.edges) == 2
     route = graph.route("v2", "v1", NONE)
-    assert route is not None
     assert (route.kinds, route.measured) == (("identity",), 0.95)
 
 
 def test_an_unmeasured_edge_is_better_than_none() -> None:
     route = Graph([Edge("v2", "v1", EdgeKind.IDENTITY)]).route("v2", "v1", frozenset({"v1"}))
-    assert route is not None
     assert (route.kinds, route.measured) == (("identity",), 0.0)
 
 
@@ -157,19 +147,7 @@ def test_planning_does_not_try_every_path() -> None:
     layers = [[f"{layer}-{number}" for number in range(4)] for layer in range(20)]
     edges = [edge(a, b, 0.5) for new, old in itertools.pairwise(layers) for a in new for b in old]
     route = Graph([*edges, edge("0-0", "1-3", 0.9)]).route("0-0", "19-2", NONE)
-    assert route is not None
     assert (len(route.edges), route.measured) == (19, 0.5)
-
-
-def paths(edges: list[Edge], new: str, old: str, passed: tuple[str, ...] = ()) -> list[list[Edge]]:
-    """Every way without a repeated version, by trying."""
-    if new == old:
-        return [[]]
-    found = []
-    for step in edges:
-        if step.new == new and step.old not in passed:
-            found += [[step, *rest] for rest in paths(edges, step.old, old, (*passed, new))]
-    return found
 
 
 NAMES = ["a", "b", "c", "d", "e", "f"]
@@ -196,12 +174,10 @@ def test_the_route_is_the_best_of_all_paths(
     graph = Graph(declared)
     route = graph.route("a", "b", encoders)
     if worth:
-        assert route is not None
-        assert list(route.edges) in paths(legal, "a", "b")
+        assert route.edges in paths(legal, "a", "b")
         assert (route.measured, -len(route.edges)) == max(worth)
         assert set(route.encoders) <= {"a"} | encoders
     elif "b" in encoders:
-        assert route is not None
         assert route.kinds == ("dual",)
     else:
         assert route is None

@@ -135,7 +135,6 @@ def test_it_ends_with_whoever_asked(make_version: MakeVersion, tmp_path: Path) -
         f"isolated.verify_isolated(Path({str(version.folder)!r}), {{}}, isolated.Limits())"
     )
     asking = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert asking.stdout is not None
     with asking:
         child = int(asking.stdout.readline())
         time.sleep(0.5)

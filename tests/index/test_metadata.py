@@ -284,7 +284,6 @@ def test_slots_and_words_are_used_again() -> None:
     assert found(metadata, slots, {"field": "name", "eq": "word 299"}) == {7}
     assert len(metadata._root.children) < 10
     words = metadata._root.children["name"].words
-    assert words is not None
     assert len(words._ordered) + len(words._newest.values) == len(words._code_of) < 10
 
 

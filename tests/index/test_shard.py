@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import naive
 from index.shard import MISSING, FaissShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 
@@ -25,18 +26,6 @@ def vectors(seeds: list[int], space: Space) -> np.ndarray:
     return np.concatenate([vector(seed, space) for seed in seeds]) if seeds else np.empty((0, DIM), np.float32)
 
 
-def distance(q: np.ndarray, x: np.ndarray, space: Space) -> np.ndarray:
-    """The user's score by definition, float64."""
-    q, x = q.astype(np.float64)[:, None], x.astype(np.float64)[None]
-    if isinstance(space, Cosine):
-        return (q * x).sum(-1)
-    if isinstance(space, Euclidean):
-        return np.sqrt(((q - x) ** 2).sum(-1))
-    assert isinstance(space, Lorentz)
-    time_q, time_x = (np.sqrt(1 / space.curvature + (v**2).sum(-1)) for v in (q, x))
-    return np.arccosh(np.maximum(space.curvature * (time_q * time_x - (q * x).sum(-1)), 1)) / space.curvature**0.5
-
-
 def assert_same(shard: FaissShard, model: dict[int, int], space: Space, k: int) -> None:
     """The shard ranks what the model holds; keys may swap where scores tie."""
     assert shard.count() == len(model)
@@ -46,7 +35,7 @@ def assert_same(shard: FaissShard, model: dict[int, int], space: Space, k: int) 
     found = min(k, len(model))
     assert (keys[:, found:] == MISSING).all()
     order = sorted(model)
-    table = distance(queries, vectors([model[key] for key in order], space), space)
+    table = naive.scores(queries, vectors([model[key] for key in order], space), space)
     for row in range(2):
         best = np.sort(-table[row] if space.higher_is_better else table[row])[:found]
         np.testing.assert_allclose(
@@ -114,13 +103,13 @@ def test_a_restricted_search_is_exact_at_every_selectivity(
     assert (keys[:, found:] == MISSING).all()
     assert allowed[keys[:, :found]].all()
     assert all(len(set(row)) == found for row in keys[:, :found].tolist())
-    table = distance(q, x[allowed], shard.space)
+    table = naive.scores(q, x[allowed], shard.space)
     best = np.sort(-table if shard.space.higher_is_better else table, axis=1)[:, :found]
     np.testing.assert_allclose(
         scores[:, :found], -best if shard.space.higher_is_better else best, atol=2e-3, err_msg="scores"
     )
     for row in range(queries):
-        exact = distance(q[row : row + 1], x[keys[row, :found]], shard.space)[0] if found else np.empty(0)
+        exact = naive.scores(q[row : row + 1], x[keys[row, :found]], shard.space)[0] if found else np.empty(0)
         np.testing.assert_allclose(exact, scores[row, :found], atol=2e-3, err_msg="keys")
 
 

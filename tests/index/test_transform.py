@@ -17,6 +17,7 @@ from index.folder import load_version, write_card
 from index.space import Cosine, Euclidean
 from index.transform import TRANSFORMS, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Version
+from naive import units
 
 MakeVersion = Callable[..., Version]
 
@@ -30,10 +31,6 @@ def newer(make_version: MakeVersion, old: Version, kind: str, dim: int = 6, **op
     return make_version(old.folder.parent / "v2", "v2", dim, edges=[(old, kind)], **options)
 
 
-def unit(rows: int, dim: int, seed: int = 0) -> np.ndarray:
-    return Cosine().normalise(np.random.default_rng(seed).normal(size=(rows, dim)).astype(np.float32))
-
-
 def refused(new: Version, old: Version, message: str) -> None:
     with pytest.raises(InvalidVersionFolder, match=message) as caught:
         load_transform(new.edges[0], new.card, old.card)
@@ -41,12 +38,12 @@ def refused(new: Version, old: Version, message: str) -> None:
 
 
 def test_identity_gives_the_query_back(make_version: MakeVersion, old: Version) -> None:
-    new, x = newer(make_version, old, "identity", dim=4), unit(5, 4)
+    new, x = newer(make_version, old, "identity", dim=4), units(5, 4)
     assert load_transform(new.edges[0], new.card, old.card)(x) is x
 
 
 def test_truncate_takes_the_first_components_back_to_unit_length(make_version: MakeVersion, old: Version) -> None:
-    new, x = newer(make_version, old, "truncate"), unit(5, 6)
+    new, x = newer(make_version, old, "truncate"), units(5, 6)
     given = load_transform(new.edges[0], new.card, old.card)(x)
     np.testing.assert_allclose(given, x[:, :4] / np.linalg.norm(x[:, :4], axis=1, keepdims=True), atol=1e-6)
 
@@ -73,7 +70,7 @@ def test_slerp_stands_on_the_arc_between_both_queries(make_version: MakeVersion,
 
 
 def test_slerp_of_a_wider_new_space_keeps_what_the_old_items_have(make_version: MakeVersion, old: Version) -> None:
-    new, x, y = newer(make_version, old, "slerp"), unit(5, 6), unit(5, 4, seed=1)
+    new, x, y = newer(make_version, old, "slerp"), units(5, 6), units(5, 4, seed=1)
     with np.load(new.folder / "edges/v1/edge.npz") as stored:
         weight, alpha = stored["weight"].astype(np.float64), float(stored["alpha"])
     given = load_transform(new.edges[0], new.card, old.card)(x, y)
@@ -86,9 +83,9 @@ def test_slerp_of_a_wider_new_space_keeps_what_the_old_items_have(make_version: 
 
 
 def test_slerp_without_the_old_encoders_queries_is_refused(make_version: MakeVersion, old: Version) -> None:
-    new, x = newer(make_version, old, "slerp"), unit(5, 6)
+    new, x = newer(make_version, old, "slerp"), units(5, 6)
     transform = load_transform(new.edges[0], new.card, old.card)
-    for beside in (None, unit(4, 4), unit(5, 6)):
+    for beside in (None, units(4, 4), units(5, 6)):
         with pytest.raises(InvalidVector, match="needs the queries by that version's encoder too"):
             transform(x, beside)
 
@@ -110,7 +107,7 @@ def test_slerp_needs_two_cosine_spaces_and_a_weight_between_0_and_1(
 
 
 def test_zero_pad_scores_as_the_padded_old_item_would(make_version: MakeVersion, old: Version) -> None:
-    new, x, items = newer(make_version, old, "zero_pad"), unit(5, 6), unit(7, 4, seed=1)
+    new, x, items = newer(make_version, old, "zero_pad"), units(5, 6), units(7, 4, seed=1)
     given = load_transform(new.edges[0], new.card, old.card)(x)
     padded = np.pad(items, ((0, 0), (0, 2)))
     np.testing.assert_allclose(given @ items.T, x @ padded.T, atol=1e-6)
@@ -118,7 +115,7 @@ def test_zero_pad_scores_as_the_padded_old_item_would(make_version: MakeVersion,
 
 
 def test_truncate_and_zero_pad_rank_an_all_old_gallery_alike(make_version: MakeVersion, old: Version) -> None:
-    new, x, items = newer(make_version, old, "truncate"), unit(9, 6), unit(30, 4, seed=1)
+    new, x, items = newer(make_version, old, "truncate"), units(9, 6), units(30, 4, seed=1)
     truncated = load_transform(new.edges[0], new.card, old.card)(x)
     padded = load_transform(replace(new.edges[0], kind=EdgeKind.ZERO_PAD), new.card, old.card)(x)
     np.testing.assert_array_equal(np.argsort(-truncated @ items.T), np.argsort(-padded @ items.T))
@@ -127,7 +124,7 @@ def test_truncate_and_zero_pad_rank_an_all_old_gallery_alike(make_version: MakeV
 @pytest.mark.parametrize("kind", ["matrix", "onnx"])
 def test_a_fitted_map_leads_to_the_old_space(make_version: MakeVersion, old: Version, kind: str) -> None:
     """Both encoders share their projection, so the first components are nearly what the fit must find."""
-    new, x = newer(make_version, old, kind), unit(50, 6)
+    new, x = newer(make_version, old, kind), units(50, 6)
     given = load_transform(new.edges[0], new.card, old.card)(x)
     np.testing.assert_allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6)
     assert (given * normalise_or_zero(Cosine(), x[:, :4])).sum(axis=1).min() > 0.95
@@ -139,7 +136,7 @@ def test_a_matrix_may_have_a_bias(make_version: MakeVersion, old: Version, tmp_p
     np.savez(new.folder / "edges/v1/edge.npz", weight=weight, bias=bias)
     write_card(new.folder, new.card)
     l2 = Card("v1", 4, {"kind": "l2"})
-    x = unit(5, 6)
+    x = units(5, 6)
     given = load_transform(load_version(new.folder).edges[0], new.card, l2)(x)
     np.testing.assert_allclose(given, x @ weight + bias, atol=1e-5)
 
@@ -149,7 +146,7 @@ def test_forward_takes_items_and_their_side_information_to_the_new_space(
 ) -> None:
     new = newer(make_version, old, "forward")
     forward = load_transform(new.edges[0], new.card, old.card)
-    x, side = unit(8, 4), np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+    x, side = units(8, 4), np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     given = forward(x, side)
     assert given.shape == (8, 6)
     np.testing.assert_allclose(np.linalg.norm(given, axis=1), 1, atol=1e-6)
@@ -162,7 +159,7 @@ def test_forward_takes_items_and_their_side_information_to_the_new_space(
 def test_forward_works_without_side_information(make_version: MakeVersion, tmp_path: Path) -> None:
     plain = make_version(tmp_path / "v1", "v1", 6)
     new = newer(make_version, plain, "forward", dim=6)
-    x = unit(8, 6)
+    x = units(8, 6)
     given = load_transform(new.edges[0], new.card, plain.card)(x)
     np.testing.assert_allclose(given, x, atol=0.05)  # one projection on both sides: h is the identity
 
@@ -172,7 +169,7 @@ def test_forward_carries_the_next_side_information_to_a_version_that_stores_it(
 ) -> None:
     new = newer(make_version, old, "forward", side_dim=2)
     forward = load_forward(new.edges[0], new.card, old.card)
-    x, side = unit(8, 4), np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
+    x, side = units(8, 4), np.random.default_rng(1).normal(size=(8, 3)).astype(np.float32)
     carried = forward.carry(x, side)
 
     assert np.array_equal(carried.vectors_ND, forward(x, side))
@@ -197,7 +194,7 @@ def extra_output(name: str, width: int, node: str = "Abs") -> Callable[[Any], No
 
 def test_forward_tells_how_unsure_it_is(make_version: MakeVersion, old: Version) -> None:
     new = change_model(newer(make_version, old, "forward"), extra_output("variance", 1))
-    x, side = unit(8, 4), np.zeros((8, 3), np.float32)
+    x, side = units(8, 4), np.zeros((8, 3), np.float32)
     carried = load_forward(new.edges[0], new.card, old.card).carry(x, side)
 
     np.testing.assert_array_equal(carried.variance_N, np.abs(x[:, 0]))

@@ -7,38 +7,23 @@ import pytest
 import torch
 
 from index.evaluation.adapters import procrustes
-from index.space import Cosine, Vectors
+from index.space import Vectors
+from naive import draw, mean_square, rotation, unit
 from training.adapters import ResidualMlp, residual_mlp
-
-
-def draw(*shape: int, seed: int = 0) -> Vectors:
-    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-
-
-def unit(x: Vectors) -> Vectors:
-    return Cosine().normalise(x)
-
-
-def rotation(dim: int, seed: int = 0) -> Vectors:
-    return np.linalg.qr(draw(dim, dim, seed=seed))[0].astype(np.float32)
-
-
-def error(adapter: object, new: Vectors, old: Vectors) -> float:
-    return float(np.mean((adapter(new) - old) ** 2))  # type: ignore[operator]
 
 
 def test_the_residual_mlp_starts_from_procrustes_and_learns_what_no_matrix_can() -> None:
     new = draw(600, 4)
     old = unit(new @ rotation(4) + 0.8 * np.abs(new))
-    linear = error(lambda x: unit(procrustes(new, old)(x)), new, old)
+    linear = mean_square(lambda x: unit(procrustes(new, old)(x)), new, old)
     start = residual_mlp(new, old, epochs=0)
     fitted = residual_mlp(new, old, hidden=64, epochs=40)
 
     def run(mlp: ResidualMlp, x: Vectors) -> Vectors:
         return mlp(torch.from_numpy(x)).numpy()
 
-    assert error(lambda x: run(start, x), new, old) == pytest.approx(linear, rel=1e-4)
-    assert error(lambda x: run(fitted, x), new, old) < 0.3 * linear
+    assert mean_square(lambda x: run(start, x), new, old) == pytest.approx(linear, rel=1e-4)
+    assert mean_square(lambda x: run(fitted, x), new, old) < 0.3 * linear
     np.testing.assert_allclose(np.linalg.norm(run(fitted, new), axis=1), 1.0, atol=1e-5)
 
 

@@ -38,7 +38,7 @@ def root(tmp_path: Path) -> Path:
 
 def quick(name: str, root: Path, **changes: object) -> Recipe:
     given = {"data": "folders", "root": str(root), "epochs": 2, "warmup_epochs": 0, "batch_size": 8, **changes}
-    return replace(RECIPES[name](), **given)  # type: ignore[arg-type]
+    return replace(RECIPES[name](), **given)
 
 
 @pytest.fixture

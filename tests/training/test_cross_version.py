@@ -65,7 +65,6 @@ def test_both_sides_are_embedded_as_serving_does(data: Data, chain: tuple[Versio
 def test_a_chain_of_query_edges_is_followed_edge_by_edge(data: Data, chain: tuple[Version, ...]) -> None:
     cross_versions = CrossVersions(embedded(data, *chain))
     cross_version = cross_versions.declared("v3", "v1")
-    assert cross_version is not None
     assert cross_version.kinds == ("identity", "truncate")
     whole = cross_versions.embeddings["v3"].queries_QD
     np.testing.assert_allclose(cross_version.compared.queries, Cosine().normalise(whole[:, :3]), atol=1e-6)
@@ -91,14 +90,12 @@ def test_items_move_along_forward_edges_step_by_step(data: Data, make_version: C
     v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "forward")])
     cross_versions = CrossVersions(embedded(data, v1, v2, v3))
     cross_version = cross_versions.transformed("v3", "v1")
-    assert cross_version is not None
     assert cross_version.kinds == ("forward", "forward")
     h12, h23 = load_transform(v2.edges[0], v2.card, v1.card), load_transform(v3.edges[0], v3.card, v2.card)
     old = cross_versions.embeddings["v1"]
     np.testing.assert_allclose(cross_version.compared.items, h23(h12(old.items_ND, old.side_NS)), atol=1e-6)
     np.testing.assert_array_equal(cross_version.compared.queries, cross_versions.embeddings["v3"].queries_QD)
     declared = cross_versions.declared("v3", "v1")
-    assert declared is not None
     assert declared.kinds == ("forward", "forward")
     assert cross_versions.transformed("v1", "v1") is None
     assert cross_versions.unmoved("v3", "v1").kinds == ("dual",)
@@ -125,7 +122,6 @@ def test_side_information_travels_with_the_items_where_the_edge_gives_it(
     middle = h12.carry(cross_versions.embeddings["v1"].items_ND)
     assert middle.side_NS is not None
     cross_version = cross_versions.transformed("v3", "v1")
-    assert cross_version is not None
     np.testing.assert_allclose(cross_version.compared.items, h23(middle.vectors_ND, middle.side_NS), atol=1e-6)
 
     cross_versions.forwards["v2", "v1"] = Telling(cross_versions.forwards["v2", "v1"])
@@ -161,7 +157,6 @@ def test_moved_items_are_then_met_along_query_edges(data: Data, make_version: Ca
     v2 = make_version(tmp_path / "v2", "v2", 4, drift=0.2, edges=[(v1, "forward")])
     v3 = make_version(tmp_path / "v3", "v3", 6, drift=0.2, edges=[(v2, "truncate")])
     cross_version = CrossVersions(embedded(data, v1, v2, v3)).declared("v3", "v1")
-    assert cross_version is not None
     assert cross_version.kinds == ("forward", "truncate")
     assert cross_version.compared.queries.shape == (70, 4)
 
@@ -175,7 +170,6 @@ def test_slerp_asks_both_encoders(data: Data, make_version: Callable, tmp_path: 
     write_card(v2.folder, v2.card)
     cross_versions = CrossVersions(embedded(data, v1, load_version(v2.folder)))
     cross_version = cross_versions.declared("v2", "v1")
-    assert cross_version is not None
     expected = adapter(cross_versions.embeddings["v2"].queries_QD, cross_versions.embeddings["v1"].queries_QD)
     np.testing.assert_allclose(cross_version.compared.queries, expected, atol=1e-6)
 
@@ -228,7 +222,6 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
 ) -> None:
     class Doubling(ItemEdge):
         def carry(self, embedding: torch.Tensor, side: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
-            assert side is not None
             return {"moved": 2 * embedding, "next_side": side[:, :1], "variance": side[:, 1:2] ** 2}
 
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=2)
@@ -240,9 +233,7 @@ def test_trained_weights_stand_in_for_a_forward_edge_with_all_that_it_tells(
     monkeypatch.setattr("training.edges.Trained.load", lambda folder: stub)
     cross_versions = CrossVersions(made)
     cross_version = cross_versions.transformed("v2", "v1")
-    assert cross_version is not None
     np.testing.assert_allclose(cross_version.compared.items, made["v1"].items_ND, atol=1e-6)  # doubled, then normalised
-    assert made["v1"].side_NS is not None
     np.testing.assert_allclose(cross_versions.uncertainty("v2", "v1"), made["v1"].side_NS[:, 1] ** 2, rtol=1e-5)
     stub.edge_kind = EdgeKind.ONNX
     with pytest.raises(NoEncoder, match="which cannot run here"):

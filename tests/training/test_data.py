@@ -97,7 +97,7 @@ def test_a_split_takes_first_classes_then_a_share_of_those_then_of_their_images(
 @pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan")])
 def test_a_share_outside_its_range_is_refused_by_name(field: str, share: float) -> None:
     with pytest.raises(InvalidArgument, match=f"{field} must be above 0 and at most 1"):
-        data([0, 1]).split(**{field: share})  # type: ignore[arg-type]
+        data([0, 1]).split(**{field: share})
 
 
 def test_a_single_class_is_nothing_to_train_on() -> None:
@@ -119,7 +119,7 @@ def test_tensors_are_the_evaluation_transform_of_each_image_and_are_decoded_once
     arrays = some([3, 1, 2])
     images = ImageSet(pngs(tmp_path, arrays.images), arrays.labels)
     tensors = Tensors(images, SPEC)
-    for path in images.images.paths:  # type: ignore[attr-defined]
+    for path in images.images.paths:
         path.unlink()
 
     expected = torch.stack([evaluation_transform(SPEC)(image) for image in arrays.images])
@@ -134,7 +134,7 @@ def test_images_that_exceed_the_limit_are_decoded_when_asked_for(
     images = some([3, 1, 2])
     kept = Tensors(images, SPEC).__getitems__([2, 0])
     monkeypatch.setattr(training.data, "KEPT_BYTES", 3 * 3 * 6 * 6 - 1)
-    made = Tensors(ImageSet(pngs(tmp_path, images.images), images.labels), SPEC)  # type: ignore[arg-type]
+    made = Tensors(ImageSet(pngs(tmp_path, images.images), images.labels), SPEC)
 
     assert made.kept is None
     assert torch.equal(made.__getitems__([2, 0])[0], kept[0])
@@ -159,9 +159,9 @@ def test_batches_cover_the_set_in_its_order() -> None:
 def test_a_fingerprint_changes_with_a_pixel_a_label_or_the_order(tmp_path: Path) -> None:
     images = some([0, 1])
     other = some([0, 1])
-    other.images.images[1, 0, 0, 0] ^= 1  # type: ignore[attr-defined]
+    other.images.images[1, 0, 0, 0] ^= 1
     sets = [images, other, some([0, 2]), images.take(np.array([1, 0]))]
-    files = pngs(tmp_path, images.images)  # type: ignore[arg-type]
+    files = pngs(tmp_path, images.images)
     before = fingerprint(ImageSet(files, images.labels))
     Image.new("RGB", (8, 8)).save(files.paths[0])
 

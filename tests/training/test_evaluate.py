@@ -111,7 +111,6 @@ def test_an_edge_is_calibrated_on_the_gallery_alone_each_image_among_the_others(
     pairs = [(i, j) for i in range(len(new_ND)) for j in range(len(new_ND)) if i != j]
     right = [DATA.gallery.labels[i] == DATA.gallery.labels[j] for i, j in pairs]
 
-    assert made is not None
     for name, queries, items in (("edge", asked_ND, old_ND), ("own", new_ND, new_ND)):
         naive = fit_calibration([queries[i] @ items[j] for i, j in pairs], right, higher_is_better=True)
         fitted = calibration_from_json(made[name])

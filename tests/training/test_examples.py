@@ -95,7 +95,6 @@ def test_the_maps_of_a_committed_edge_rank_a_half_moved_gallery_better_than_raw_
     queries, items, old_items = embed(new, split.query), embed(new, split.gallery), embed(old, split.gallery)
     before = queries @ transform(old_items).T if edge.kind is EdgeKind.FORWARD else transform(queries) @ old_items.T
     after, order = queries @ items.T, np.random.default_rng(0).permutation(len(items))
-    assert edge.calibration is not None
     maps = {way: calibration_from_json(edge.calibration[way]) for way in ("edge", "own")}
     mapped = -maps["edge"].log_odds(before), -maps["own"].log_odds(after)
 

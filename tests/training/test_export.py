@@ -24,7 +24,7 @@ from training.trained import WEIGHTS, Trained
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), epochs=1, warmup_epochs=0, batch_size=256, **changes)  # type: ignore[arg-type]
+    return replace(RECIPES[name](), epochs=1, warmup_epochs=0, batch_size=256, **changes)
 
 
 @pytest.fixture(scope="module")

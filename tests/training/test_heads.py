@@ -9,16 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tensors import circle, draw64
 from training.heads import HEADS, ArcFace, CosFace, LorentzMLR, NormSoftmax, Softmax
 from training.orthogonal import Orthogonal
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def circle(*degrees: float) -> Tensor:
-    return torch.tensor([[math.cos(math.radians(d)), math.sin(math.radians(d))] for d in degrees], dtype=torch.float64)
 
 
 def with_weight(head: nn.Module, weight: Tensor) -> nn.Module:
@@ -51,7 +44,7 @@ def naive_margin_logits(z: Tensor, weight: Tensor, label: Tensor, kind: str, sca
     ],
 )
 def test_cosine_heads_equal_naive_loops(kind: str, head: nn.Module, scale: float, margin: float) -> None:
-    z, weight, label = draw(40, 5), draw(4, 5, seed=1), torch.arange(40) % 4
+    z, weight, label = draw64(40, 5), draw64(4, 5, seed=1), torch.arange(40) % 4
     with_weight(head, weight)
 
     torch.testing.assert_close(head(z, label), naive_margin_logits(z, weight, label, kind, scale, margin))
@@ -66,7 +59,7 @@ def test_cosine_heads_agree_with_pytorch_metric_learning(kind: str) -> None:
         "arcface": (pml.ArcFaceLoss(6, 8, margin=math.degrees(0.5), scale=64), ArcFace(8, 6)),
         "norm_softmax": (pml.NormalizedSoftmaxLoss(6, 8, temperature=1 / 32), NormSoftmax(8, 6)),
     }[kind]
-    z, label = draw(50, 8).float(), torch.arange(50) % 6
+    z, label = draw64(50, 8).float(), torch.arange(50) % 6
     with_weight(head, reference.W.detach().T)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -98,13 +91,12 @@ def test_arcface_has_a_finite_gradient_on_its_own_weight_vector() -> None:
     z = circle(0).requires_grad_()
     head(z, torch.tensor([0])).sum().backward()
 
-    assert z.grad is not None
     assert bool(z.grad.isfinite().all())
 
 
 def test_softmax_is_a_linear_layer_with_bias() -> None:
     head = Softmax(3, 2).double()
-    z = draw(4, 3)
+    z = draw64(4, 3)
 
     torch.testing.assert_close(head(z, torch.tensor([0, 1, 0, 1])), z @ head.weight.T + head.bias)
 
@@ -134,7 +126,7 @@ def test_every_head_learns_to_separate_three_directions(name: str) -> None:
 @pytest.mark.parametrize("name", ["norm_softmax", "cosface", "arcface", "lorentz_mlr"])
 def test_sensitive_heads_compute_in_float32_under_autocast(name: str) -> None:
     torch.manual_seed(0)
-    head, z, label = HEADS[name](8, 3), draw(4, 8).float(), torch.tensor([0, 1, 2, 0])
+    head, z, label = HEADS[name](8, 3), draw64(4, 8).float(), torch.tensor([0, 1, 2, 0])
     expected = head(z, label)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(head(z, label), expected)

@@ -10,13 +10,10 @@ import torch
 from torch import Tensor
 
 from index.space import Lorentz
+from tensors import draw64
 from training import lorentz
 
 CURVATURES = [0.3, 1.0, 4.0]
-
-
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def test_the_exponential_map_sends_a_tangent_vector_to_its_sinh_along_the_same_direction() -> None:
@@ -28,14 +25,14 @@ def test_the_exponential_map_sends_a_tangent_vector_to_its_sinh_along_the_same_d
 
 @pytest.mark.parametrize("k", CURVATURES)
 def test_the_logarithm_undoes_the_exponential_map(k: float) -> None:
-    v = torch.cat([draw(20, 5), torch.zeros(1, 5).double()])
+    v = torch.cat([draw64(20, 5), torch.zeros(1, 5).double()])
 
     torch.testing.assert_close(lorentz.logmap0(lorentz.expmap0(v, k), k), v)
 
 
 @pytest.mark.parametrize("k", CURVATURES)
 def test_the_distance_from_the_origin_is_the_length_of_the_tangent_vector(k: float) -> None:
-    v = draw(20, 5)
+    v = draw64(20, 5)
     origin = torch.zeros_like(v)
 
     torch.testing.assert_close(lorentz.distance(lorentz.expmap0(v, k), origin, k), v.norm(dim=1))
@@ -43,7 +40,7 @@ def test_the_distance_from_the_origin_is_the_length_of_the_tangent_vector(k: flo
 
 @pytest.mark.parametrize("k", CURVATURES)
 def test_a_point_has_lorentz_norm_minus_one_over_k(k: float) -> None:
-    x = draw(20, 5)
+    x = draw64(20, 5)
 
     torch.testing.assert_close(lorentz.inner(x, x, k), torch.full((20,), -1 / k, dtype=torch.float64))
 
@@ -64,7 +61,7 @@ def test_distances_at_a_right_angle_obey_the_hyperbolic_pythagoras() -> None:
 
 @pytest.mark.parametrize("k", CURVATURES)
 def test_pairwise_functions_agree_with_matching_rows_and_are_symmetric(k: float) -> None:
-    x, y = draw(4, 3), draw(6, 3, seed=1)
+    x, y = draw64(4, 3), draw64(6, 3, seed=1)
     pairwise = lorentz.pairwise_distance(x, y, k)
 
     assert pairwise.shape == (4, 6)
@@ -78,8 +75,8 @@ def test_pairwise_functions_agree_with_matching_rows_and_are_symmetric(k: float)
 @pytest.mark.parametrize("k", CURVATURES)
 def test_training_and_serving_agree_on_distances(k: float) -> None:
     space = Lorentz(k)
-    x = lorentz.expmap0(draw(30, 8).float(), k)
-    y = lorentz.expmap0(draw(50, 8, seed=1).float(), k)
+    x = lorentz.expmap0(draw64(30, 8).float(), k)
+    y = lorentz.expmap0(draw64(50, 8, seed=1).float(), k)
     scanned = space.queries(x.numpy()) @ space.items(y.numpy()).T
 
     np.testing.assert_allclose(space.score(scanned), lorentz.pairwise_distance(x, y, k).numpy(), rtol=1e-4, atol=2e-3)
@@ -133,7 +130,7 @@ def naive_hyperplane_logit(x: Tensor, z: Tensor, a: float, k: float) -> float:
 
 @pytest.mark.parametrize("k", CURVATURES)
 def test_hyperplane_logits_are_signed_distances_times_the_length_of_the_normal(k: float) -> None:
-    x, z, a = draw(4, 3), draw(5, 3, seed=1), 0.5 * draw(5, seed=2)
+    x, z, a = draw64(4, 3), draw64(5, 3, seed=1), 0.5 * draw64(5, seed=2)
     naive = [[naive_hyperplane_logit(x[i], z[c], float(a[c]), k) for c in range(5)] for i in range(4)]
 
     torch.testing.assert_close(lorentz.hyperplane_logits(x, z, a, k), torch.tensor(naive, dtype=torch.float64))
@@ -164,7 +161,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_geometry_runs_in_float32_under_autocast(name: str) -> None:
-    x, y = draw(4, 3).float(), draw(4, 3, seed=1).float()
+    x, y = draw64(4, 3).float(), draw64(4, 3, seed=1).float()
     expected = FUNCTIONS[name](x, y)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         inside = FUNCTIONS[name](x, y)
@@ -188,6 +185,6 @@ def test_geometry_has_finite_gradients_at_the_origin_at_equal_points_and_far_awa
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_geometry_gradients_equal_finite_differences(name: str) -> None:
-    x, y = draw(3, 4).requires_grad_(), draw(3, 4, seed=1).requires_grad_()
+    x, y = draw64(3, 4).requires_grad_(), draw64(3, 4, seed=1).requires_grad_()
 
     assert torch.autograd.gradcheck(FUNCTIONS[name], (x, y))

@@ -208,10 +208,8 @@ def test_a_ratio_resamples_both_sides_together() -> None:
     generator = np.random.default_rng(0)
     bottom = generator.random(300)
     score = ratio_interval(0.5 * bottom, bottom)
-    assert score is not None
     assert (score.value, score.low, score.high) == pytest.approx((0.5, 0.5, 0.5))
     noisy = ratio_interval(0.5 * bottom + generator.normal(size=300) * 0.1, bottom)
-    assert noisy is not None
     assert noisy.low < noisy.value < noisy.high
     assert noisy.high - noisy.low == pytest.approx(2 * 1.96 * 0.1 / 300**0.5 / bottom.mean(), rel=0.2)
     assert ratio_interval([1.0, 2.0], [1.0, -1.0]) is None

@@ -85,7 +85,7 @@ def test_two_processes_learn_what_one_learns(place: Path, tmp_path: Path) -> Non
     """They see the same batches; only BatchNorm, which averages over a process's own half, tells them apart."""
     recipe = replace(find_recipe("digits_hot_refresh"), epochs=3, warmup_epochs=0, batch_size=128)
     alone = path.train(replace(recipe, old=str(ROOT / "examples/v1")), tmp_path / "v", progress=False)
-    scores = [Trained.load(f).version.card.metrics["new/new"]["mAP@1.0"]["value"] for f in (alone, place / "v")]  # type: ignore[union-attr]
+    scores = [Trained.load(f).version.card.metrics["new/new"]["mAP@1.0"]["value"] for f in (alone, place / "v")]
 
     assert (alone / WEIGHTS).read_bytes() != (place / "v" / WEIGHTS).read_bytes()
     np.testing.assert_allclose(scores[0], scores[1], atol=0.1)

@@ -1,10 +1,11 @@
-"""Verification and open-set rates of a data set's two sides."""
+"""Verification and open-set rates of a data set's queries and items."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
+import naive
 from index.evaluation.matching import Matching
 from index.evaluation.metrics import Compared
 from index.space import Cosine, Euclidean
@@ -12,7 +13,7 @@ from training import rates
 from training.rates import verification_rates
 
 
-def sides(queries: int, items: int, classes: int, noise: float) -> tuple[Compared, Matching]:
+def compared_with(queries: int, items: int, classes: int, noise: float) -> tuple[Compared, Matching]:
     generator = np.random.default_rng(0)
     centres = generator.normal(size=(classes, 5))
     query_codes, item_codes = generator.integers(classes, size=queries), generator.integers(classes, size=items)
@@ -23,23 +24,18 @@ def sides(queries: int, items: int, classes: int, noise: float) -> tuple[Compare
     return Compared(q, x, Cosine()), Matching(query_codes, item_codes, np.full(queries, -1))
 
 
-def naive_tar(compared: Compared, matching: Matching, far: float) -> float:
-    scores = compared.queries.astype(np.float64) @ compared.items.T.astype(np.float64)
-    same = matching.query_codes[:, None] == matching.item_codes
-    wrong = sorted(scores[~same], reverse=True)
-    barrier = wrong[int(far * len(wrong))]
-    return float((scores[same] > barrier).mean())
-
-
 def test_tar_is_over_all_pairs_of_queries_and_items() -> None:
-    compared, matching = sides(31, 47, 6, 0.5)
+    compared, matching = compared_with(31, 47, 6, 0.5)
     measured = verification_rates(compared, matching)
+    scores = naive.scores(compared.queries, compared.items, compared.space)
+    same = matching.query_codes[:, None] == matching.item_codes
+
     for far in (1e-2, 1e-3):
-        assert measured[f"TAR@FAR={far:g}"] == pytest.approx(naive_tar(compared, matching, far))
+        assert measured[f"TAR@FAR={far:g}"] == pytest.approx(naive.tar(scores[same], scores[~same], far))
 
 
 def test_a_share_of_the_pairs_gives_about_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    compared, matching = sides(200, 300, 10, 0.8)
+    compared, matching = compared_with(200, 300, 10, 0.8)
     whole = verification_rates(compared, matching)
     monkeypatch.setattr(rates, "PAIRS", 4000)
     part = verification_rates(compared, matching)
@@ -48,20 +44,20 @@ def test_a_share_of_the_pairs_gives_about_the_same(monkeypatch: pytest.MonkeyPat
 
 
 def test_perfect_embeddings_accept_and_identify_everyone() -> None:
-    compared, matching = sides(60, 90, 8, 0.01)
+    compared, matching = compared_with(60, 90, 8, 0.01)
     assert verification_rates(compared, matching) == dict.fromkeys(rates.COLUMNS, 1.0)
 
 
 def test_embeddings_that_know_nothing_accept_about_the_false_share() -> None:
     generator = np.random.default_rng(3)
-    _, matching = sides(200, 300, 10, 0.5)
+    _, matching = compared_with(200, 300, 10, 0.5)
     blind = Compared(generator.normal(size=(200, 5)), generator.normal(size=(300, 5)), Euclidean())
     assert verification_rates(blind, matching)["TAR@FAR=0.01"] == pytest.approx(0.01, abs=0.01)
 
 
 def test_an_image_on_both_sides_never_meets_itself() -> None:
     """One image a class: without itself there is no pair of one class, and nobody to identify."""
-    compared, _ = sides(20, 20, 20, 0.1)
+    compared, _ = compared_with(20, 20, 20, 0.1)
     codes = np.arange(20)
     same = Matching(codes, codes, codes)
     assert all(
@@ -70,7 +66,7 @@ def test_an_image_on_both_sides_never_meets_itself() -> None:
 
 
 def test_a_data_set_of_one_class_has_no_rates() -> None:
-    compared, matching = sides(5, 6, 1, 0.5)
+    compared, matching = compared_with(5, 6, 1, 0.5)
     measured = verification_rates(compared, matching)
     assert np.isnan(measured["TAR@FAR=0.01"])
     assert np.isnan(measured["TPIR@FPIR=0.1"])

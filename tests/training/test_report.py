@@ -177,7 +177,6 @@ def test_the_page_says_in_words_whether_the_version_is_compatible(measured: Eval
     html = page(measured, "v2")
 
     verdict = re.search(r'<p class="verdict (yes|no|)">(.*?)</p>', html)
-    assert verdict is not None
     assert verdict[1] == ("yes" if gain.low > 0 else "no" if gain.high <= 0 else "")
     assert (
         f"{100 * gain.value:+.1f} points, 95 % interval {100 * gain.low:+.1f} to {100 * gain.high:+.1f}" in verdict[2]

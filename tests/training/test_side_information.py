@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from index.errors import InvalidArgument
+from tensors import draw
 from training.batching import training_batches
 from training.heads import Softmax
 from training.method import Classifier
@@ -32,12 +33,8 @@ from training.side_information import (
 from training.sources import load_data
 
 
-def draw(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def sided(**changes: object) -> Recipe:
-    return replace(find_recipe("digits_v1_side"), **changes)  # type: ignore[arg-type]
+    return replace(find_recipe("digits_v1_side"), **changes)
 
 
 def test_simclr_pulls_the_two_views_of_an_image_together() -> None:

@@ -23,7 +23,6 @@ def put(path: Path, grey: int = 0, size: int = 8) -> None:
 def shades(data: Data, part: str) -> list[tuple[str, int]]:
     """Class name and grey of each image, which tell whether labels and images still belong together."""
     images, names = getattr(data, part), data.names
-    assert names is not None
     return [(names[label], image.getpixel((0, 0))) for label, image in zip(images.labels, images.images, strict=True)]
 
 
@@ -238,10 +237,10 @@ def test_cifar_100_is_read_in_its_own_python_format(tmp_path: Path) -> None:
         assert image[row, column, channel] == stored[2, 1024 * channel + 32 * row + column]
 
 
-class Python2(pickle._Pickler):  # type: ignore[name-defined, misc]
+class Python2(pickle._Pickler):
     """Writes strings as python 2 did when the published files were made, and arrays by numpy's old module name."""
 
-    dispatch = pickle._Pickler.dispatch.copy()  # type: ignore[attr-defined]
+    dispatch = pickle._Pickler.dispatch.copy()
 
     def save_bytes(self, value: bytes) -> None:
         self.write(pickle.BINSTRING + len(value).to_bytes(4, "little") + value)
@@ -264,7 +263,7 @@ def test_files_pickled_by_python_2_are_read_too(tmp_path: Path) -> None:
     new = load_data("cifar100", cifar(tmp_path / "new"))
 
     assert b"numpy.core.multiarray" in (tmp_path / "old" / "train").read_bytes()
-    assert np.array_equal(old.train.images.images, new.train.images.images)  # type: ignore[attr-defined]
+    assert np.array_equal(old.train.images.images, new.train.images.images)
     assert old.names == new.names
 
 

@@ -38,7 +38,7 @@ def tower(texts: list[str]) -> np.ndarray:
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), **{"epochs": 1, "warmup_epochs": 0, "batch_size": 256, **changes})  # type: ignore[arg-type]
+    return replace(RECIPES[name](), **{"epochs": 1, "warmup_epochs": 0, "batch_size": 256, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: 
     old, new, data = load_version(place / "text"), load_version(out), load_data("digits_new", "")
     (edge,) = new.edges
     verify_version(out, {"text": old.card})
-    shown = [Image.fromarray(data.query.images.images[row]) for row in range(len(data.query))]  # type: ignore[attr-defined]
+    shown = [Image.fromarray(data.query.images.images[row]) for row in range(len(data.query))]
     asked = load_transform(edge, new.card, old.card)(Encoder(new).encode(shown).vectors)
     # What the old version stored: one embedding of a name for each item.
     nearest = np.argmax(asked @ tower(list(NAMES)).T / np.linalg.norm(tower(list(NAMES)), axis=1), axis=1)
@@ -149,8 +149,7 @@ def test_embeddings_may_be_given_for_each_image_and_stay_with_it_through_every_s
     data = with_stored(plain, place / "images.npz", version).split(classes=4, fraction=0.3, seed=2)
     unit = drawn["train"] / np.linalg.norm(drawn["train"], axis=1, keepdims=True)
     kept = [
-        int(np.flatnonzero((plain.train.images.images == image).all((1, 2)))[0])  # type: ignore[attr-defined]
-        for image in data.train.images.images  # type: ignore[attr-defined]
+        int(np.flatnonzero((plain.train.images.images == image).all((1, 2)))[0]) for image in data.train.images.images
     ]
 
     assert data.stored == "text"
@@ -191,7 +190,7 @@ def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(
 ) -> None:
     (tmp_path / "e.npz").write_bytes(b"no numbers")
     if arrays is not None:
-        np.savez(tmp_path / "e.npz", **arrays)  # type: ignore[arg-type]
+        np.savez(tmp_path / "e.npz", **arrays)
 
     with pytest.raises((InvalidArgument, InvalidVector), match=message):
         path.train(against_text(place, "digits_bct", old_embeddings=str(tmp_path / "e.npz")), tmp_path / "v2", False)
@@ -200,7 +199,7 @@ def test_a_file_that_does_not_fit_is_refused_with_what_is_missing(
 
 def folder(place: Path, name: str, **fields: object) -> str:
     (place / name).mkdir()
-    write_card(place / name, Card(**{"name": name, "dim": DIM, "space": {"kind": "cosine"}, **fields}))  # type: ignore[arg-type]
+    write_card(place / name, Card(**{"name": name, "dim": DIM, "space": {"kind": "cosine"}, **fields}))
     return str(place / name)
 
 
@@ -229,7 +228,7 @@ def test_other_embeddings_are_another_training(place: Path) -> None:
     np.savez(place / "other.npz", classes=np.arange(10), embeddings=-tower(list(NAMES)))
     module = type("Module", (), {"recipe": RECIPES["digits_l2"](), "looking_on": {}})()
     one, other = (
-        fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)))  # type: ignore[arg-type]
+        fitting.identity(module, load_data("digits_new", "", stored=(place / name, version)))
         for name in ("e.npz", "other.npz")
     )
 

@@ -27,7 +27,7 @@ EDGES = {"bct": EdgeKind.IDENTITY, "oca": EdgeKind.TRUNCATE, "fct": EdgeKind.FOR
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), epochs=2, warmup_epochs=0, batch_size=256, **changes)  # type: ignore[arg-type]
+    return replace(RECIPES[name](), epochs=2, warmup_epochs=0, batch_size=256, **changes)
 
 
 @pytest.fixture
@@ -65,7 +65,6 @@ def test_what_was_trained_passes_every_check_of_a_registration(v1: Path, v2: Pat
     assert edge.old == "v1"
     assert edge.old_encoder == old.card.encoder
     assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
-    assert edge.calibration is not None
     assert all(calibration_from_json(edge.calibration[name]).slope > 0 for name in ("edge", "own"))
 
 
@@ -140,7 +139,6 @@ def test_the_old_folder_and_its_model_are_untouched(v1: Path, tmp_path: Path) ->
         patch.setattr(path, "load_reference", watched)
         path.train(quick("digits_bct", old=str(v1)), tmp_path / "v2", progress=False)
 
-    assert seen[0] is not None
     assert all(torch.equal(x, state[name]) for name, x in seen[0].state_dict().items())
     assert {p.name: p.read_bytes() for p in v1.iterdir()} == before
 

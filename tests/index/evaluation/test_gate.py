@@ -75,7 +75,6 @@ def test_the_gap_closed_needs_new_new_and_a_gain() -> None:
     assert gate(first_right(100), first_right(130)).gap_closed is None
     verdict = gate(first_right(100), first_right(130), first_right(160))
     assert verdict.gap_closed == pytest.approx(0.5)
-    assert verdict.new_new is not None
     assert verdict.new_new.value == pytest.approx(0.8)
     assert gate(first_right(100), first_right(90), first_right(160)).gap_closed is None
 

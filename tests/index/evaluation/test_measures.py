@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+import naive
 from index.errors import InvalidArgument
 from index.evaluation.measures import PerQuery, first_items, recall, tar
 from index.evaluation.metrics import Compared
@@ -21,19 +22,11 @@ def drawn(seed: int, size: int = 40, dim: int = 6, classes: int = 5) -> tuple[np
 
 
 def naive_tar(queries: np.ndarray, items: np.ndarray, labels: np.ndarray, far: float) -> list[float]:
-    """Every pair but a query with itself; the lowest threshold that at most the share `far` of others pass."""
-    pairs = [
-        (float(np.float32(queries[i].astype(np.float64) @ items[j].astype(np.float64))), labels[i] == labels[j], i)
-        for i in range(len(labels))
-        for j in range(len(labels))
-        if i != j
-    ]
-    others = sorted((score for score, same, _ in pairs if not same), reverse=True)
-    limit = others[int(far * len(others) + 1e-9)]
-    return [
-        float(np.mean([score > limit for score, same, q in pairs if same and q == i] or [0.0]))
-        for i in range(len(labels))
-    ]
+    """Of each query: all of its pairs but the one with itself, at the threshold that all pairs give."""
+    scores = naive.scores(queries, items, COSINE).astype(np.float32)
+    same, other = labels[:, None] == labels, ~np.eye(len(labels), dtype=bool)
+    limit = naive.threshold(scores[same & other], scores[~same], far)
+    return [float(np.mean(scores[i][same[i] & other[i]] >= limit)) for i in range(len(labels))]
 
 
 @pytest.mark.parametrize("far", [0.001, 0.05, 0.3])

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Sequence
 from decimal import Decimal, localcontext
 from typing import Any
 
@@ -16,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import naive
 from index.errors import InvalidArgument
 from index.evaluation import metrics as evaluation
 from index.evaluation.matching import read_scores
@@ -40,33 +40,6 @@ from index.shard import FaissShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 SPACES = [Cosine(), Euclidean(), Lorentz(1.0), Lorentz(0.3)]
-
-
-def naive_scores(queries: np.ndarray, items: np.ndarray, space: Space) -> np.ndarray:
-    """Cost of each pair by the definition of the space, float64; lower is better."""
-    q, x = queries.astype(np.float64)[:, None], items.astype(np.float64)[None]
-    if isinstance(space, Cosine):
-        return -(q * x).sum(-1)
-    if isinstance(space, Euclidean):
-        return np.sqrt(((q - x) ** 2).sum(-1))
-    time_q, time_x = (np.sqrt(1 / space.curvature + (v**2).sum(-1)) for v in (q, x))
-    return np.arccosh(np.maximum(space.curvature * (time_q * time_x - (q * x).sum(-1)), 1)) / space.curvature**0.5
-
-
-def naive_retrieval(
-    cost: np.ndarray, query_labels: Sequence[Any], item_labels: Sequence[Any], removed: Sequence[int], ks: Sequence[int]
-) -> list[tuple[dict[int, bool], float] | None]:
-    """Per query (hits, average precision) or None without a correct item, from a plain sorted list."""
-    answers: list[tuple[dict[int, bool], float] | None] = []
-    for query, label in enumerate(query_labels):
-        ranked = sorted((c, j) for j, c in enumerate(cost[query]) if j != removed[query])
-        right = [item_labels[j] == label for _, j in ranked]
-        if not any(right):
-            answers.append(None)
-            continue
-        precisions = [sum(right[: r + 1]) / (r + 1) for r in range(len(right)) if right[r]]
-        answers.append(({k: any(right[:k]) for k in ks}, sum(precisions) / len(precisions)))
-    return answers
 
 
 def assert_equals_naive(given: Retrieval, expected: list[tuple[dict[int, bool], float] | None]) -> None:
@@ -96,7 +69,7 @@ def test_retrieval_equals_the_naive_twin(space: Space, queries: int, items: int,
     q, x = vectors(space, queries, 6, generator), vectors(space, items, 6, generator)
     query_labels, item_labels = generator.integers(6, size=queries), generator.integers(5, size=items)
     removed = generator.integers(-1, items, size=queries)
-    expected = naive_retrieval(naive_scores(q, x, space), query_labels, item_labels, removed, (1, 3, 5))
+    expected = naive.retrieval(naive.costs(q, x, space), query_labels, item_labels, removed, (1, 3, 5))
     if not any(expected):
         pytest.skip("no query has a correct item")
     given = retrieval(q, query_labels, x, item_labels, space, remove_self=removed, ks=(1, 3, 5), block=block)
@@ -115,8 +88,8 @@ def test_retrieval_without_removing_equals_the_naive_twin(
     generator = np.random.default_rng(seed)
     q, x = (vectors(Cosine(), len(labels), 4, generator) for labels in (query_labels, item_labels))
     given = retrieval(q, query_labels, x, item_labels, Cosine(), block=3)
-    cost = naive_scores(q, x, Cosine())
-    expected = naive_retrieval(cost, query_labels, item_labels, [-1] * len(q), (1, 5))
+    cost = naive.costs(q, x, Cosine())
+    expected = naive.retrieval(cost, query_labels, item_labels, [-1] * len(q), (1, 5))
     np.testing.assert_array_equal(given.valid, [e is not None for e in expected])
     np.testing.assert_allclose(given.ap, [e[1] if e else 0 for e in expected], atol=1e-12)
 
@@ -219,11 +192,11 @@ def test_several_versions_rank_as_one_list() -> None:
     new_q, new_x = vectors(Cosine(), 21, 6, generator), vectors(Cosine(), 10, 6, generator)
     old_q, old_x = Cosine().normalise(new_q[:, :4]), vectors(Cosine(), 15, 4, generator)
     query_labels, item_labels = generator.integers(4, size=21), generator.integers(4, size=25)
-    cost = np.hstack([naive_scores(old_q, old_x, Cosine()), naive_scores(new_q, new_x, Cosine())])
+    cost = np.hstack([naive.costs(old_q, old_x, Cosine()), naive.costs(new_q, new_x, Cosine())])
     removed = np.r_[np.arange(14, 25), np.full(10, -1)]
     shards = [Compared(old_q, old_x, Cosine()), Compared(new_q, new_x, Cosine())]
     given = mixed_retrieval(shards, query_labels, item_labels, remove_self=removed, block=4)
-    assert_equals_naive(given, naive_retrieval(cost, query_labels, item_labels, removed, (1, 5)))
+    assert_equals_naive(given, naive.retrieval(cost, query_labels, item_labels, removed, (1, 5)))
 
 
 def test_a_shard_may_be_empty() -> None:
@@ -238,7 +211,7 @@ def test_rankings_from_a_service_measure_the_same() -> None:
     generator = np.random.default_rng(4)
     q, x = vectors(Euclidean(), 30, 5, generator), vectors(Euclidean(), 40, 5, generator)
     query_labels, item_labels = generator.integers(5, size=30), generator.integers(4, size=40)
-    order = np.argsort(naive_scores(q, x, Euclidean()), axis=1)
+    order = np.argsort(naive.costs(q, x, Euclidean()), axis=1)
     positives = (query_labels[:, None] == item_labels).sum(axis=1)
     given = retrieval_from_rankings(item_labels[order], query_labels, positives)
     expected = retrieval(q, query_labels, x, item_labels, Euclidean())

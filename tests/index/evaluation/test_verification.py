@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import naive
 from index.errors import InvalidArgument
 from index.evaluation.verification import best_scores, tar_at_far, tpir_at_fpir
 from index.space import Cosine, Euclidean
@@ -14,15 +15,6 @@ from index.space import Cosine, Euclidean
 few_scores = st.lists(st.integers(0, 6), min_size=1, max_size=15)
 # Rates closer to a step than rounding can tell belong to either side of it.
 targets = st.integers(0, 1000).map(lambda n: n / 1000)
-
-
-def naive_tar(genuine: list[float], impostor: list[float], far: float) -> float:
-    """Try every threshold, `score >= t` accepts; the best TAR whose FAR does not exceed the target."""
-    best = 0.0
-    for threshold in [*genuine, *impostor, np.inf]:
-        if np.mean([s >= threshold for s in impostor]) <= far + 1e-12:
-            best = max(best, float(np.mean([s >= threshold for s in genuine])))
-    return best
 
 
 def pairs(genuine: list[float], impostor: list[float]) -> tuple[list[float], list[bool]]:
@@ -50,7 +42,7 @@ def test_a_target_that_is_a_whole_number_of_impostors_is_met_despite_rounding() 
 @given(genuine=few_scores, impostor=few_scores, far=targets)
 def test_tar_equals_trying_every_threshold(genuine: list[float], impostor: list[float], far: float) -> None:
     scores, same = pairs(genuine, impostor)
-    assert tar_at_far(scores, same, [far])[0] == pytest.approx(naive_tar(genuine, impostor, far))
+    assert tar_at_far(scores, same, [far])[0] == pytest.approx(naive.tar(genuine, impostor, far))
 
 
 def test_interpolated_tar_lies_on_the_line_between_two_thresholds() -> None:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from index.version import EdgeKind
+from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
@@ -17,10 +18,6 @@ from training.methods.fct import Fct, ForwardNetwork
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = torch.tensor([0, 1, 2, 3, 0, 2])
-
-
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def build(
@@ -72,7 +69,6 @@ def test_only_the_transform_learns() -> None:
 def test_batch_norm_statistics_stop_half_way_and_stay_stopped() -> None:
     method = build().train()
     norm = next(m for m in method.modules() if isinstance(m, nn.BatchNorm1d))
-    assert norm.running_mean is not None
     method(batch(progress=0.4))
     before = norm.running_mean.clone()
     method(batch(progress=0.6))

@@ -18,7 +18,6 @@ from training import train as path
 from training.cross_version import CrossVersions
 from training.data import Tensors
 from training.embeddings import embed_version
-from training.method import ItemEdge
 from training.recipes import Recipe, find_recipe
 from training.side_information import KINDS
 from training.sources import load_data
@@ -28,7 +27,7 @@ SMALL = {"branch": 8, "trunk": 8}
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    return replace(find_recipe(name), epochs=1, warmup_epochs=0, batch_size=128, side_epochs=1, **changes)  # type: ignore[arg-type]
+    return replace(find_recipe(name), epochs=1, warmup_epochs=0, batch_size=128, side_epochs=1, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +74,9 @@ def test_every_version_passes_the_checks_of_a_registration(chain: Chain) -> None
 def test_served_side_information_is_what_was_trained(chain: Chain) -> None:
     for version, legal in ((chain.v1, None), (chain.v2, {-1.0, 1.0})):
         psi = Trained.load(version.folder).psi
-        assert psi is not None
         with torch.inference_mode():
             expected, steady = psi(pixels()), psi.settled(pixels())
         served = Encoder(version).encode_arrays(pixels().numpy()).side
-        assert served is not None
         np.testing.assert_allclose(served[steady], expected[steady], atol=1e-5)
         if legal is None:
             np.testing.assert_allclose(np.linalg.norm(served, axis=1), 1, atol=1e-5)
@@ -93,7 +90,6 @@ def test_the_forward_edge_moves_items_as_it_was_trained_to(chain: Chain) -> None
     carried = load_forward(chain.v2.edges[0], chain.v2.card, chain.v1.card).carry(stored.vectors, stored.side)
 
     edge = Trained.load(chain.v2.folder).edge
-    assert isinstance(edge, ItemEdge)
     with torch.inference_mode():
         told = edge.carry(torch.from_numpy(stored.vectors), torch.from_numpy(stored.side))
     assert list(told) == ["moved", "next_side", "variance"]
@@ -122,7 +118,6 @@ def test_the_evaluation_follows_the_chain_by_h_and_g(chain: Chain) -> None:
     cross_versions = CrossVersions({v.name: embed_version(v, data) for v in (chain.v1, chain.v2, chain.v3)})
     declared = cross_versions.declared("v3", "v1")
 
-    assert declared is not None
     assert declared.kinds == ("forward", "forward")
 
 
@@ -130,7 +125,6 @@ def test_the_report_of_a_training_reads_the_old_versions_side_information(chain:
     data, measured = load_data("digits_new", ""), chain.v2.card.metrics["new/old"]["cmc@1"]["value"]
     cross_versions = CrossVersions({v.name: embed_version(v, data) for v in (chain.v1, chain.v2)})
     cross_version = cross_versions.declared("v2", "v1")
-    assert cross_version is not None
     nearest = (cross_version.compared.queries @ cross_version.compared.items.T).argmax(1)
 
     assert np.mean(data.gallery.labels[nearest] == data.query.labels) == pytest.approx(measured, abs=0.005)
@@ -156,7 +150,6 @@ def test_every_kind_ships_and_moves_items(kind: str, bits: bool, independent: Pa
     v2 = path.train(recipe, tmp_path / "v2", progress=False)
     old, new = load_version(v1), verify_version(v2, {"v1": load_version(v1).card})
     stored = Encoder(old).encode_arrays(pixels().numpy())
-    assert stored.side is not None
     assert stored.side.std(axis=0).min() > 0 or bits
 
     moved = load_forward(new.edges[0], new.card, old.card)(stored.vectors, stored.side)

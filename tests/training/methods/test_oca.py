@@ -6,10 +6,11 @@ import math
 
 import pytest
 import torch
-from torch import Tensor
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
+from naive import cross_entropy
+from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
@@ -19,17 +20,13 @@ CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = [0, 1, 2, 3, 0, 2]
 
 
-def draw(*shape: int, seed: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 MEANS = draw(CLASSES, OLD_DIM, seed=5)
 
 
 def build(dim: int = DIM, **options: object) -> Oca:
     torch.manual_seed(0)
     old = Old(MEANS, torch.full((CLASSES,), UNKNOWN))
-    made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)  # type: ignore[arg-type]
+    made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)
     with torch.no_grad():
         made.rotation.upper.copy_(draw(dim, dim, seed=9))
     return made
@@ -37,10 +34,6 @@ def build(dim: int = DIM, **options: object) -> Oca:
 
 def batch() -> EmbeddedBatch:
     return EmbeddedBatch(draw(len(LABELS), DIM, seed=1).requires_grad_(), torch.tensor(LABELS))
-
-
-def naive_cross_entropy(values: list[float], label: int) -> float:
-    return math.log(sum(math.exp(v) for v in values)) - values[label]
 
 
 @pytest.mark.parametrize("scale", [None, 5.0])
@@ -56,8 +49,8 @@ def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(scale: float | No
         inner = [sum(p * x for p, x in zip(mean, h[:OLD_DIM], strict=True)) for mean in MEANS.tolist()]
         length = math.hypot(*h[:OLD_DIM])
         cosine = [v / length / math.hypot(*mean) for v, mean in zip(inner, MEANS.tolist(), strict=True)]
-        base += naive_cross_entropy(logits, label)
-        influence += naive_cross_entropy(inner if scale is None else [scale * c for c in cosine], label)
+        base += cross_entropy(logits, label)
+        influence += cross_entropy(inner if scale is None else [scale * c for c in cosine], label)
         alignment += 1 - cosine[label]
 
     expected = (base + 10 * influence + 5 * alignment) / len(LABELS)

@@ -37,7 +37,7 @@ METHODS = {
 
 
 def quick(name: str, **changes: object) -> Recipe:
-    recipe = replace(RECIPES[name](), epochs=2, warmup_epochs=0, **changes)  # type: ignore[arg-type]
+    recipe = replace(RECIPES[name](), epochs=2, warmup_epochs=0, **changes)
     return replace(recipe, batch_size=256)
 
 
@@ -69,7 +69,7 @@ def made(request: pytest.FixtureRequest, references: dict[str, Path], tmp_path_f
     seen, before, load = [], [], path.load_reference
 
     def watched(*arguments: object) -> Trained | None:
-        trained = load(*arguments)  # type: ignore[arg-type]
+        trained = load(*arguments)
         if trained is not None:
             seen.append(trained)
             before.append({name: x.clone() for name, x in trained.state_dict().items()})
@@ -107,7 +107,6 @@ def test_the_edge_leads_new_queries_to_valid_vectors_of_the_old_space(made: Made
     queries = Encoder(made.version).encode_arrays(images().numpy()).vectors
     arrived = load_transform(edge, made.version.card, made.old.card)(queries)
 
-    assert edge.calibration is not None
     assert edge.calibration.get(MODE) in {None, *Mode}
     for name in (EDGE, OWN):
         # Scores of hyperbolic space are distances: the higher, the less likely a match.
@@ -184,8 +183,6 @@ def test_describe_gives_methods_the_old_versions_means_centres_and_radii(referen
     unit = raw / raw.norm(dim=1, keepdim=True)
 
     torch.testing.assert_close(described.mean_CN[7], raw.mean(0))
-    assert described.centre_CN is not None
-    assert described.radius_C is not None
     torch.testing.assert_close(described.centre_CN[7], unit.mean(0))
     torch.testing.assert_close(described.radius_C[7], (unit - unit.mean(0)).norm(dim=1).max())
     assert int((described.label_C == UNKNOWN).sum()) == 5
