@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,17 +10,13 @@ from PIL import Image
 
 from index.errors import InvalidImage
 from index.folder import load_version
-from training import export
+from staging.recipes import quick
 from training import train as path
-from training.recipes import RECIPES, Recipe
+from training.recipes import Recipe
 
+pytestmark = pytest.mark.usefixtures("weights_only")
 IMAGES = {"ant": 4, "bee": 1, "cat": 4, "dog": 3}
 """Training images of each class: there is one bee."""
-
-
-@pytest.fixture(autouse=True)
-def _weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "can_export", lambda: False)
 
 
 @pytest.fixture
@@ -36,22 +31,23 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def quick(name: str, root: Path, **changes: object) -> Recipe:
-    given = {"data": "folders", "root": str(root), "epochs": 2, "warmup_epochs": 0, "batch_size": 8, **changes}
-    return replace(RECIPES[name](), **given)
+def from_folders(name: str, root: Path, **changes: object) -> Recipe:
+    return quick(name, data="folders", root=str(root), batch_size=8, **changes)
 
 
 @pytest.fixture
 def v1(root: Path, tmp_path: Path) -> Path:
     """It knows ant and bee, the one image of bee included."""
-    return path.train(quick("digits_v1", root, classes=2), tmp_path / "out" / "v1", progress=False)
+    return path.train(from_folders("digits_v1", root, classes=2), tmp_path / "out" / "v1", progress=False)
 
 
 @pytest.mark.parametrize("method", ["l2", "lwf", "bct", "oca", "contrast", "advbct", "hoc"])
 def test_a_class_of_one_image_and_classes_that_the_old_head_lacks_train_all_the_same(
     method: str, root: Path, v1: Path
 ) -> None:
-    made = load_version(path.train(quick(f"digits_{method}", root, old=str(v1)), v1.with_name("v2"), progress=False))
+    made = load_version(
+        path.train(from_folders(f"digits_{method}", root, old=str(v1)), v1.with_name("v2"), progress=False)
+    )
 
     assert made.card.data["classes"] == sorted(IMAGES)
     assert load_version(v1).card.data["classes"] == ["ant", "bee"]
@@ -64,14 +60,14 @@ def test_an_unreadable_training_image_ends_the_training_by_its_path_and_leaves_n
     (root / "train" / "cat" / "2.png").write_bytes(b"\x89PNG half a pict")
 
     with pytest.raises(InvalidImage, match=r"train/cat/2\.png"):
-        path.train(quick("digits_v1", root), tmp_path / "out" / "v1", progress=False)
+        path.train(from_folders("digits_v1", root), tmp_path / "out" / "v1", progress=False)
     assert not (tmp_path / "out").exists()
 
 
 def test_unreadable_images_are_left_out_and_counted_on_the_card_when_told_to(root: Path, tmp_path: Path) -> None:
     (root / "train" / "cat" / "2.png").write_bytes(b"")
     (root / "test" / "dog" / "0.png").write_bytes(b"no picture")
-    recipe = quick("digits_v1", root, unreadable="skip")
+    recipe = from_folders("digits_v1", root, unreadable="skip")
     card = load_version(path.train(recipe, tmp_path / "out" / "v1", progress=False)).card
 
     assert (card.data["skipped"], card.data["images"], card.data["queries"]) == (2, 11, 11)

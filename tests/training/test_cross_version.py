@@ -20,23 +20,17 @@ from index.transform import Carried, load_forward, load_transform
 from index.version import Edge, EdgeKind, Version
 from training import embeddings
 from training.cross_version import CrossVersions, oldest_first
-from training.data import Arrays, Data, ImageSet
+from training.data import Data
 from training.edges import with_unfinished
 from training.embeddings import VersionEmbeddings, embed_version
 from training.method import ItemEdge
 
 
-def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
-    labels = np.random.default_rng(seed).integers(classes, size=count)
-    pixels = [np.asarray(make_image(int(label), seed + n)) for n, label in enumerate(labels)]
-    return ImageSet(Arrays(np.stack(pixels)), labels)
-
-
 @pytest.fixture(scope="module")
-def data(make_image: Callable) -> Data:
+def data(image_set: Callable) -> Data:
     """150 items and 70 queries: more than one batch, different sizes."""
-    gallery = images(make_image, 150, 5, 1000)
-    return Data(gallery, images(make_image, 70, 6, 2000), gallery)
+    gallery = image_set(150, 5, 1000)
+    return Data(gallery, image_set(70, 6, 2000), gallery)
 
 
 def embedded(data: Data, *versions: Version) -> dict[str, VersionEmbeddings]:

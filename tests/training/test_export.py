@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,25 +16,24 @@ from index.encoder import verify_version
 from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import ENCODER, PROBE
+from staging.recipes import quick, train_weights
 from training import export
-from training import train as path
-from training.recipes import RECIPES, Recipe
 from training.trained import WEIGHTS, Trained
 
 
-def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), epochs=1, warmup_epochs=0, batch_size=256, **changes)
+@pytest.fixture(scope="module")
+def weights_only(independent: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """v1, and an FCT version of it, trained as where no ONNX exporter is installed."""
+    place = tmp_path_factory.mktemp("weights")
+    v1 = train_weights(quick("digits_v1"), place / "v1")
+    recipe = quick("digits_fct", old=str(v1), independent=str(independent))
+    return v1, train_weights(recipe, place / "v2")
 
 
 @pytest.fixture(scope="module")
-def weights_only(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """v1, and an FCT version of it, trained as where no ONNX exporter is installed."""
-    place = tmp_path_factory.mktemp("weights")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "can_export", lambda: False)
-        v1 = path.train(quick("digits_v1"), place / "v1", progress=False)
-        new = path.train(quick("digits_independent"), place / "new", progress=False)
-        return v1, path.train(quick("digits_fct", old=str(v1), independent=str(new)), place / "v2", progress=False)
+def encoder_onnx(weights_only: tuple[Path, Path]) -> bytes:
+    """v1's model."""
+    return export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
 
 
 def test_a_version_trained_without_an_exporter_is_valid_and_takes_no_images_yet(
@@ -62,10 +60,8 @@ def test_exporting_it_later_gives_the_models_and_the_measured_edge(
     verify_version(made.folder, {"v1": load_version(v1).card})
 
 
-def test_the_models_equal_torch_on_any_batch_size(tmp_path: Path, weights_only: tuple[Path, Path]) -> None:
-    trained = Trained.load(weights_only[0])
-    model = export.to_onnx(trained, {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
-    session = ort.InferenceSession(model)
+def test_the_models_equal_torch_on_any_batch_size(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:
+    trained, session = Trained.load(weights_only[0]), ort.InferenceSession(encoder_onnx)
 
     for count in (1, 2, 65):
         images = torch.rand(count, 1, 8, 8)
@@ -76,22 +72,20 @@ def test_the_models_equal_torch_on_any_batch_size(tmp_path: Path, weights_only: 
     assert session.get_outputs()[0].name == "embedding"
 
 
-def test_a_model_holds_no_path_of_this_machine_and_no_external_data(weights_only: tuple[Path, Path]) -> None:
-    content = export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
-    model = onnx.load_model_from_string(content)
+def test_a_model_holds_no_path_of_this_machine_and_no_external_data(encoder_onnx: bytes) -> None:
+    model = onnx.load_model_from_string(encoder_onnx)
     onnx.checker.check_model(model)
 
-    assert str(Path.cwd()).encode() not in content
-    assert str(Path(torch.__file__).parent).encode() not in content
-    assert b".py" not in content
+    assert str(Path.cwd()).encode() not in encoder_onnx
+    assert str(Path(torch.__file__).parent).encode() not in encoder_onnx
+    assert b".py" not in encoder_onnx
     assert all(not tensor.external_data for tensor in model.graph.initializer)
 
 
-def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Path]) -> None:
-    trained = Trained.load(weights_only[0])
-    first, second = (export.to_onnx(trained, {"images": torch.randn(2, 1, 8, 8)}, ["embedding"]) for _ in range(2))
+def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:
+    again = export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(2, 1, 8, 8)}, ["embedding"])
 
-    assert first == second
+    assert again == encoder_onnx
 
 
 def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:

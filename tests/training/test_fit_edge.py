@@ -19,7 +19,7 @@ from index.gallery import Gallery
 from index.version import Version
 from training import fit_edge as module
 from training.adapters import FewPairsWarning
-from training.data import Arrays, Data, ImageSet
+from training.data import Data
 from training.export import Unwritable
 from training.fit_edge import KINDS, fit_edge, read_options
 from training.matrix import evaluate
@@ -41,15 +41,9 @@ def _few_pairs_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("index.evaluation.adapters.FEW_PAIRS", 0)
 
 
-def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
-    labels = np.random.default_rng(seed).integers(classes, size=count)
-    pixels = [np.asarray(make_image(int(label), seed + n)) for n, label in enumerate(labels)]
-    return ImageSet(Arrays(np.stack(pixels)), labels)
-
-
 @pytest.fixture(scope="module")
-def data(make_image: Callable) -> Data:
-    return Data(*(images(make_image, count, 6, seed) for count, seed in ((120, 0), (40, 1000), (55, 2000))))
+def data(image_set: Callable) -> Data:
+    return Data(*(image_set(count, 6, seed) for count, seed in ((120, 0), (40, 1000), (55, 2000))))
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.folder import load_version, write_card
 from regraft.cli import app
+from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
 from training.export import Unwritable
@@ -73,8 +74,7 @@ def interruptible() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def without_onnx() -> Iterator[None]:
     """Its export takes seconds, and training does not depend on it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("training.export.can_export", lambda: False)
+    with without_exporter():
         yield
 
 

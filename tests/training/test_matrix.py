@@ -16,7 +16,7 @@ from index.evaluation.curves import CALIBRATED, RAW
 from index.evaluation.metrics import mean_interval, p_com, p_up
 from index.folder import load_version
 from index.version import Version
-from training.data import Arrays, Data, ImageSet
+from training.data import Data
 from training.embeddings import embed_version
 from training.evaluate import METRICS
 from training.matrix import REENCODE, REFINE, TRANSFORM, Evaluation, evaluate, match, ratio_interval
@@ -25,17 +25,11 @@ from training.tables import as_json, lines
 ROOT = Path(__file__).parents[2]
 
 
-def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
-    labels = np.random.default_rng(seed).integers(classes, size=count)
-    pixels = [np.asarray(make_image(int(label), seed + n)) for n, label in enumerate(labels)]
-    return ImageSet(Arrays(np.stack(pixels)), labels)
-
-
 @pytest.fixture(scope="module")
-def data(make_image: Callable) -> Data:
+def data(image_set: Callable) -> Data:
     """60 items of 8 classes, 45 queries of 9: one class cannot be found."""
-    gallery = images(make_image, 60, 8, 1000)
-    return Data(gallery, images(make_image, 45, 9, 3000), gallery)
+    gallery = image_set(60, 8, 1000)
+    return Data(gallery, image_set(45, 9, 3000), gallery)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from index.folder import load_version, write_card
 from index.space import Cosine
 from index.version import Version
 from training import report as module
-from training.data import Arrays, Data, ImageSet
+from training.data import Data
 from training.learning import learned
 from training.matches import chosen, firsts
 from training.matrix import Evaluation, evaluate
@@ -28,16 +28,10 @@ from training.report import page, report_of, report_version, write_evaluation, w
 RECIPE = {"name": "a<b", "options": {"weight": 2.0}, "old": "", "classes": None, "steps": list(range(40))}
 
 
-def images(make_image: Callable, count: int, classes: int, seed: int) -> ImageSet:
-    labels = np.random.default_rng(seed).integers(classes, size=count)
-    pixels = [np.asarray(make_image(int(label), seed + n)) for n, label in enumerate(labels)]
-    return ImageSet(Arrays(np.stack(pixels)), labels)
-
-
 @pytest.fixture(scope="module")
-def data(make_image: Callable) -> Data:
-    gallery = images(make_image, 30, 5, 0)
-    return Data(gallery, images(make_image, 20, 5, 1000), gallery)
+def data(image_set: Callable) -> Data:
+    gallery = image_set(30, 5, 0)
+    return Data(gallery, image_set(20, 5, 1000), gallery)
 
 
 @pytest.fixture(scope="module")

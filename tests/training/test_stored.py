@@ -14,7 +14,8 @@ from index.errors import InvalidArgument, InvalidVector, NoEncoder, RegraftError
 from index.folder import load_version, write_card
 from index.transform import load_transform
 from index.version import Card, EdgeKind, Version
-from training import export, fitting
+from staging.recipes import quick, train_weights
+from training import fitting
 from training import train as path
 from training.matrix import evaluate
 from training.module import Training
@@ -37,10 +38,6 @@ def tower(texts: list[str]) -> np.ndarray:
     return bags_NL @ projection_LD
 
 
-def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), **{"epochs": 1, "warmup_epochs": 0, "batch_size": 256, **changes})
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tower's folder `text`, its embeddings `e.npz`, and an independent image version."""
@@ -48,20 +45,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "text").mkdir()
     write_card(place / "text", Card("text", DIM, {"kind": "cosine"}, method="letters"))
     np.savez(place / "e.npz", classes=np.arange(10), embeddings=tower(list(NAMES)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "can_export", lambda: False)
-        path.train(quick("digits_independent", epochs=3), place / "independent", progress=False)
+    train_weights(quick("digits_independent", epochs=3), place / "independent")
     return place
 
 
 def against_text(place: Path, name: str, **changes: object) -> Recipe:
     given = {"old": str(place / "text"), "old_embeddings": str(place / "e.npz"), "dim": DIM, **changes}
-    return quick(name, **given)
-
-
-@pytest.fixture
-def weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export, "can_export", lambda: False)
+    return quick(name, epochs=1, **given)
 
 
 def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: Path, tmp_path: Path) -> None:

@@ -3,105 +3,18 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from index.calibration import calibration_from_json
-from index.encoder import Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
 from index.folder import load_version
-from index.transform import load_transform
-from index.version import EdgeKind
-from training import export
+from staging.recipes import quick
 from training import train as path
-from training.digits import load_digits_split
 from training.module import Training
-from training.recipes import RECIPES, Recipe, find_recipe
+from training.recipes import RECIPES
 from training.trained import WEIGHTS, Trained
-
-EDGES = {"bct": EdgeKind.IDENTITY, "oca": EdgeKind.TRUNCATE, "fct": EdgeKind.FORWARD}
-
-
-def quick(name: str, **changes: object) -> Recipe:
-    return replace(RECIPES[name](), epochs=2, warmup_epochs=0, batch_size=256, **changes)
-
-
-@pytest.fixture
-def weights_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where no ONNX exporter is installed: export is most of the time of so short a training."""
-    monkeypatch.setattr(export, "can_export", lambda: False)
-
-
-@pytest.fixture(scope="module")
-def v1(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return path.train(quick("digits_v1"), tmp_path_factory.mktemp("old") / "v1", progress=False)
-
-
-@pytest.fixture(scope="module")
-def independent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "can_export", lambda: False)
-        return path.train(quick("digits_independent"), tmp_path_factory.mktemp("runs") / "independent", progress=False)
-
-
-@pytest.fixture(scope="module", params=list(EDGES))
-def v2(request: pytest.FixtureRequest, v1: Path, independent: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    recipe = quick(f"digits_{request.param}", old=str(v1))
-    if recipe.independent:
-        recipe = replace(recipe, independent=str(independent))
-    return path.train(recipe, tmp_path_factory.mktemp(request.param) / "v2", progress=False)
-
-
-def test_what_was_trained_passes_every_check_of_a_registration(v1: Path, v2: Path) -> None:
-    old, new = verify_version(v1), verify_version(v2)
-    (edge,) = new.edges
-
-    verify_version(v2, {"v1": old.card})
-    assert edge.kind is EDGES[new.card.method]
-    assert edge.old == "v1"
-    assert edge.old_encoder == old.card.encoder
-    assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
-    assert all(calibration_from_json(edge.calibration[name]).slope > 0 for name in ("edge", "own"))
-
-
-def test_the_edge_carries_what_serving_measures_with_the_exported_files(v1: Path, v2: Path) -> None:
-    old, new, split = load_version(v1), load_version(v2), load_digits_split()
-    edge = new.edges[0]
-    images, labels = zip(*[(to_images(part.images), part.labels) for part in (split.query, split.gallery)], strict=True)
-    queries, items = Encoder(new).encode(images[0]).vectors, Encoder(old).encode(images[1]).vectors
-    transform = load_transform(edge, new.card, old.card)
-    if edge.kind is EdgeKind.FORWARD:
-        items = transform(items)
-    else:
-        queries = transform(queries)
-    nearest = labels[1][np.argmax(queries @ items.T, axis=1)]
-
-    # One query of 320 may fall the other way where float rounding differs between torch and onnxruntime.
-    assert np.mean(nearest == labels[0]) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
-
-
-def to_images(arrays: np.ndarray) -> list:
-    from PIL import Image
-
-    return [Image.fromarray(array) for array in arrays]
-
-
-def test_the_card_says_how_the_version_was_made_and_on_what(v2: Path) -> None:
-    card = load_version(v2).card
-    recipe = find_recipe(f"digits_{card.method}")
-
-    assert card.recipe["name"] == recipe.name
-    assert card.recipe["epochs"] == 2
-    assert card.data["images"] == 900
-    assert card.data["classes"] == list(range(10))
-    assert (card.data["queries"], card.data["items"]) == (320, 577)
-    assert set(card.metrics) == {"old/old", "new/old", "new/new"}
-    for scores in card.metrics.values():
-        assert all(0 <= s["low"] <= s["value"] <= s["high"] <= 1 for s in scores.values())
 
 
 @pytest.mark.usefixtures("weights_only")
@@ -122,25 +35,6 @@ def test_images_that_somebody_has_read_are_not_read_again(
     again = path.train(quick("digits_v1"), tmp_path / "v1", progress=False, data=data)
 
     assert (again / WEIGHTS).read_bytes() == (v1 / WEIGHTS).read_bytes()
-
-
-@pytest.mark.usefixtures("weights_only")
-def test_the_old_folder_and_its_model_are_untouched(v1: Path, tmp_path: Path) -> None:
-    before = {p.name: p.read_bytes() for p in v1.iterdir()}
-    state = {name: x.clone() for name, x in Trained.load(v1).state_dict().items()}
-    seen = []
-
-    def watched(recipe: Recipe, field: str, progress: bool) -> Trained | None:
-        seen.append(load(recipe, field, progress))
-        return seen[-1]
-
-    load = path.load_reference
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(path, "load_reference", watched)
-        path.train(quick("digits_bct", old=str(v1)), tmp_path / "v2", progress=False)
-
-    assert all(torch.equal(x, state[name]) for name, x in seen[0].state_dict().items())
-    assert {p.name: p.read_bytes() for p in v1.iterdir()} == before
 
 
 @pytest.mark.usefixtures("weights_only")
@@ -208,7 +102,9 @@ def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
         path.train(quick("digits_fct", old=str(v1), independent=""), tmp_path / "v2", progress=False)
     with pytest.raises(InvalidArgument, match="the independent version's dim is 16, the recipe's 24"):
         path.train(
-            quick("digits_fct", old=str(v1), independent=str(independent), dim=24), tmp_path / "v2", progress=False
+            quick("digits_fct", old=str(v1), independent=str(independent), dim=24),
+            tmp_path / "v2",
+            progress=False,
         )
 
 
@@ -226,7 +122,12 @@ def test_a_method_that_trains_no_encoder_needs_a_matching_independent_version(
     ],
 )
 def test_what_cannot_work_is_refused_before_an_independent_version_is_trained_for_it(
-    v1: Path, name: str, changes: dict[str, object], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    v1: Path,
+    name: str,
+    changes: dict[str, object],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trained = []
     monkeypatch.setattr(path, "run_of", lambda recipe, _: trained.append(recipe.name))

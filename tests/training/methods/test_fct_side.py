@@ -13,28 +13,17 @@ from index.encoder import Encoder, verify_version
 from index.folder import load_version
 from index.transform import load_forward
 from index.version import SIDE, Version
-from training import export
+from staging.recipes import quick, train_weights
 from training import train as path
 from training.cross_version import CrossVersions
 from training.data import Tensors
 from training.embeddings import embed_version
-from training.recipes import Recipe, find_recipe
+from training.recipes import find_recipe
 from training.side_information import KINDS
 from training.sources import load_data
 from training.trained import Trained
 
 SMALL = {"branch": 8, "trunk": 8}
-
-
-def quick(name: str, **changes: object) -> Recipe:
-    return replace(find_recipe(name), epochs=1, warmup_epochs=0, batch_size=128, side_epochs=1, **changes)
-
-
-@pytest.fixture(scope="module")
-def independent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "can_export", lambda: False)
-        return path.train(quick("digits_independent"), tmp_path_factory.mktemp("runs") / "independent", progress=False)
 
 
 @dataclass(frozen=True)
@@ -131,10 +120,8 @@ def test_the_report_of_a_training_reads_the_old_versions_side_information(chain:
 
 
 def test_side_information_leaves_the_encoder_as_it_would_be_without(tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(export, "can_export", lambda: False)
-        plain = path.train(quick("digits_v1"), tmp_path / "plain", progress=False)
-        sided = path.train(quick("digits_v1_side"), tmp_path / "sided", progress=False)
+    plain = train_weights(quick("digits_v1"), tmp_path / "plain")
+    sided = train_weights(quick("digits_v1_side"), tmp_path / "sided")
     after = Trained.load(sided).raw.state_dict()
 
     assert all(torch.equal(x, after[name]) for name, x in Trained.load(plain).raw.state_dict().items())

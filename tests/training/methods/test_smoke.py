@@ -10,23 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
+import naive
 from index.calibration import calibration_from_json
 from index.edge_maps import EDGE, MODE, OWN
 from index.encoder import Encoder, verify_version
 from index.folder import load_version
 from index.merge import Mode
+from index.space import space_from_json
 from index.transform import load_transform
 from index.version import EdgeKind, Version
+from staging.recipes import quick
 from training import train as path
-from training.data import Tensors
+from training.data import Data, Tensors
+from training.embeddings import embed_version
 from training.losses import UNKNOWN
-from training.recipes import RECIPES, Recipe
+from training.recipes import RECIPES, find_recipe
 from training.sources import load_data
 from training.trained import Trained
 
 METHODS = {
     "l2": EdgeKind.IDENTITY,
     "lwf": EdgeKind.IDENTITY,
+    "bct": EdgeKind.IDENTITY,
+    "oca": EdgeKind.TRUNCATE,
+    "fct": EdgeKind.FORWARD,
     "contrast": EdgeKind.IDENTITY,
     "hot_refresh": EdgeKind.IDENTITY,
     "advbct": EdgeKind.IDENTITY,
@@ -34,11 +41,8 @@ METHODS = {
     "bt2": EdgeKind.TRUNCATE,
     "hbct": EdgeKind.IDENTITY,
 }
-
-
-def quick(name: str, **changes: object) -> Recipe:
-    recipe = replace(RECIPES[name](), epochs=2, warmup_epochs=0, **changes)
-    return replace(recipe, batch_size=256)
+SLOW = {"l2", "lwf", "contrast", "hot_refresh", "hoc"}
+"""They ship what bct ships, by the same path."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,16 @@ class Made:
     old: Version
     seen: list[Trained]
     before: list[dict[str, Tensor]]
+    old_files: dict[str, bytes]
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    place = tmp_path_factory.mktemp("references")
-    names = {"v1": "digits_v1", "hyperbolic": "digits_hyperbolic", "independent": "digits_independent"}
-    return {short: path.train(quick(name), place / short, progress=False) for short, name in names.items()}
+def references(v1: Path, hyperbolic: Path, independent: Path) -> dict[str, Path]:
+    return {"v1": v1, "hyperbolic": hyperbolic, "independent": independent}
 
 
-SLOW = {"lwf", "contrast", "hot_refresh", "hoc"}
-"""They ship what l2 ships, by the same path."""
+def files(folder: Path) -> dict[str, bytes]:
+    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
 
 
 @pytest.fixture(scope="module", params=[pytest.param(m, marks=pytest.mark.slow if m in SLOW else ()) for m in METHODS])
@@ -66,7 +69,7 @@ def made(request: pytest.FixtureRequest, references: dict[str, Path], tmp_path_f
     recipe = quick(f"digits_{request.param}", old=str(old))
     if recipe.independent:
         recipe = replace(recipe, independent=str(references["independent"]))
-    seen, before, load = [], [], path.load_reference
+    seen, before, old_files, load = [], [], files(old), path.load_reference
 
     def watched(*arguments: object) -> Trained | None:
         trained = load(*arguments)
@@ -78,55 +81,73 @@ def made(request: pytest.FixtureRequest, references: dict[str, Path], tmp_path_f
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(path, "load_reference", watched)
         out = path.train(recipe, tmp_path_factory.mktemp(request.param) / "v2", progress=False)
-    return Made(load_version(out), load_version(old), seen, before)
+    return Made(load_version(out), load_version(old), seen, before, old_files)
+
+
+@pytest.fixture(scope="module")
+def data() -> Data:
+    return load_data("digits_new", "")
 
 
 def images() -> Tensor:
-    data, spec = load_data("digits_new", ""), RECIPES["digits_v1"]().preprocess
-    tensors = Tensors(data.query, spec)
+    tensors = Tensors(load_data("digits_new", "").query, RECIPES["digits_v1"]().preprocess)
     return torch.stack([tensors[row][0] for row in range(20)])
 
 
 def test_the_old_and_the_independent_model_are_bit_identical_after_training(made: Made) -> None:
-    assert len(made.seen) == (2 if made.version.card.method == "bt2" else 1)
+    assert len(made.seen) == (2 if made.version.card.method in {"bt2", "fct"} else 1)
     for trained, before in zip(made.seen, made.before, strict=True):
         after = trained.state_dict()
         assert all(torch.equal(x, after[name]) for name, x in before.items())
+    assert files(made.old.folder) == made.old_files
 
 
 def test_the_exported_folder_passes_every_check_of_a_registration(made: Made) -> None:
-    verify_version(made.version.folder)
-    expected = "lorentz" if made.version.card.method == "hbct" else "cosine"
+    (edge,) = verify_version(made.version.folder, {made.old.name: made.old.card}).edges
+    card, lorentz = made.version.card, made.version.card.method == "hbct"
 
-    assert made.version.card.space["kind"] == expected
-    assert {"old/old", "new/old", "new/new"} <= set(made.version.card.metrics)
-
-
-def test_the_edge_leads_new_queries_to_valid_vectors_of_the_old_space(made: Made) -> None:
-    (edge,) = made.version.edges
-    queries = Encoder(made.version).encode_arrays(images().numpy()).vectors
-    arrived = load_transform(edge, made.version.card, made.old.card)(queries)
-
+    assert card.space["kind"] == ("lorentz" if lorentz else "cosine")
+    assert (edge.kind, edge.old, edge.old_encoder) == (METHODS[card.method], made.old.name, made.old.card.encoder)
+    assert set(edge.scores) == {"cmc@1", "cmc@5", "mAP@1.0"}
     assert edge.calibration.get(MODE) in {None, *Mode}
     for name in (EDGE, OWN):
         # Scores of hyperbolic space are distances: the higher, the less likely a match.
-        assert (calibration_from_json(edge.calibration[name]).slope > 0) == (
-            made.version.card.space["kind"] == "cosine"
-        )
-    assert edge.kind is METHODS[made.version.card.method]
-    assert edge.old == made.old.name
-    assert arrived.shape == (20, made.old.card.dim)
-    if made.version.card.space["kind"] == "cosine":
-        np.testing.assert_allclose(np.linalg.norm(arrived, axis=1), 1.0, atol=1e-5)
+        assert (calibration_from_json(edge.calibration[name]).slope > 0) == (not lorentz)
+
+
+def test_the_card_says_how_the_version_was_made_and_on_what(made: Made) -> None:
+    card = made.version.card
+
+    assert (card.recipe["name"], card.recipe["epochs"]) == (find_recipe(f"digits_{card.method}").name, 2)
+    assert (card.data["images"], card.data["classes"]) == (900, list(range(10)))
+    assert (card.data["queries"], card.data["items"]) == (320, 577)
+    assert set(card.metrics) == {"old/old", "new/old", "new/new"}
+    for scores in card.metrics.values():
+        assert all(0 <= s["low"] <= s["value"] <= s["high"] <= 1 for s in scores.values())
+
+
+def test_the_edge_carries_what_serving_measures_with_the_exported_files(made: Made, data: Data) -> None:
+    new, old, (edge,) = made.version, made.old, made.version.edges
+    queries, items = embed_version(new, data).queries_QD, embed_version(old, data).items_ND
+    transform, forward = load_transform(edge, new.card, old.card), edge.kind is EdgeKind.FORWARD
+    queries, items = (queries, transform(items)) if forward else (transform(queries), items)
+    space = space_from_json((new if forward else old).card.space)
+    nearest = data.gallery.labels[naive.costs(queries, items, space).argmin(axis=1)]
+
+    # One query of 320 may fall the other way where float rounding differs between torch and onnxruntime.
+    assert np.mean(nearest == data.query.labels) == pytest.approx(edge.scores["cmc@1"].value, abs=1.01 / 320)
+    lengths = np.linalg.norm(items if forward else queries, axis=1)
+    if new.card.space["kind"] == "cosine":
+        np.testing.assert_allclose(lengths, 1.0, atol=1e-5)
     else:
-        assert np.linalg.norm(arrived, axis=1).max() <= np.sinh(1.2) + 1e-5
+        assert lengths.max() <= np.sinh(1.2) + 1e-5
 
 
 def test_a_version_read_back_from_its_folder_embeds_as_its_encoder_does(made: Made) -> None:
     with torch.inference_mode():
         again = Trained.load(made.version.folder)(images())
-
     served = Encoder(made.version).encode_arrays(images().numpy()).vectors
+
     np.testing.assert_allclose(again.numpy(), served, atol=1e-5)
 
 

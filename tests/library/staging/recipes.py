@@ -1,0 +1,34 @@
+"""Short trainings on the digits: a second or two each, most of it the export where there is one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from training import export
+from training.recipes import Recipe, find_recipe
+from training.train import train
+
+
+def quick(name: str, **changes: object) -> Recipe:
+    """A recipe cut down to two epochs of large batches."""
+    short = {"epochs": 2, "side_epochs": 1, "warmup_epochs": 0, "batch_size": 256}
+    return replace(find_recipe(name), **{**short, **changes})
+
+
+@contextmanager
+def without_exporter() -> Iterator[None]:
+    """As where no ONNX exporter is installed: export is most of the time of so short a training."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(export, "can_export", lambda: False)
+        yield
+
+
+def train_weights(recipe: Recipe, out: Path) -> Path:
+    """Train a version that has weights and no ONNX model."""
+    with without_exporter():
+        return train(recipe, out, progress=False)
