@@ -17,30 +17,14 @@ from PIL import Image
 
 from index.encoder import BATCH, Encoder, verify_version
 from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
-from index.folder import load_version, parse_card, write_card, write_edge
+from index.folder import write_card, write_edge
 from index.image import preprocess_batch
 from index.text import TextEncoder
 from index.version import ENCODER, PROBE, SIDE, Version
+from staging.versions import change_model, rehash
 
 MakeVersion = Callable[..., Version]
 MakeImage = Callable[..., Image.Image]
-
-
-def rewrite(folder: Path, name: str, change: Callable[[Any], None]) -> Version:
-    """Change a model of a version folder and hash it into the card again."""
-    model = onnx.load(folder / name)
-    change(model)
-    (folder / name).write_bytes(model.SerializeToString())
-    return rehash(folder)
-
-
-def rehash(folder: Path) -> Version:
-    write_card(folder, load_card(folder))
-    return load_version(folder)
-
-
-def load_card(folder: Path) -> Any:
-    return parse_card(json.loads((folder / "card.json").read_text()))
 
 
 def save_probe(folder: Path, **changed: np.ndarray | None) -> Version:
@@ -135,7 +119,7 @@ def test_a_model_of_another_shape_than_the_card_is_refused(
     make_version: MakeVersion, tmp_path: Path, change: Callable[[Any], None], message: str
 ) -> None:
     make_version(tmp_path / "v", "v", 5)
-    version = rewrite(tmp_path / "v", ENCODER, change)
+    version = change_model(tmp_path / "v", ENCODER, change)
     with pytest.raises(InvalidVersionFolder, match=message) as caught:
         Encoder(version)
     assert caught.value.pointer == f"/{ENCODER}"
@@ -161,7 +145,7 @@ def test_an_undeclared_output_width_is_found_by_running(make_version: MakeVersio
         model.graph.initializer.append(numpy_helper.from_array(np.arange(5) > 0, "kept"))
         model.graph.node.append(helper.make_node("Compress", ["five", "kept"], ["out"], axis=1))
 
-    version = rewrite(tmp_path / "v", ENCODER, drop_a_column)
+    version = change_model(tmp_path / "v", ENCODER, drop_a_column)
     with pytest.raises(InvalidVersionFolder, match=r"encoder\.onnx gives shape \(3, 4\) for 3 images, not \(N, 5\)"):
         Encoder(version)
 
@@ -196,7 +180,7 @@ def scale(factor: float) -> Callable[[Any], None]:
 
 def test_vectors_that_are_not_unit_are_refused_in_a_cosine_space(make_version: MakeVersion, tmp_path: Path) -> None:
     make_version(tmp_path / "v", "v", 5)
-    version = rewrite(tmp_path / "v", ENCODER, scale(1.01))
+    version = change_model(tmp_path / "v", ENCODER, scale(1.01))
     with pytest.raises(InvalidVersionFolder, match=r"encoder.onnx gives a vector of length 1.01 for image 0"):
         Encoder(version)
 
@@ -205,14 +189,14 @@ def test_half_precision_rounding_is_taken_back_to_unit_length(
     make_version: MakeVersion, images: list[Image.Image], tmp_path: Path
 ) -> None:
     make_version(tmp_path / "v", "v", 5)
-    given = Encoder(rewrite(tmp_path / "v", ENCODER, scale(1.0004))).encode(images)
+    given = Encoder(change_model(tmp_path / "v", ENCODER, scale(1.0004))).encode(images)
     np.testing.assert_allclose(np.linalg.norm(given.vectors, axis=1), 1, atol=1e-6)
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_numbers_that_are_not_finite_are_refused(make_version: MakeVersion, tmp_path: Path, value: float) -> None:
     make_version(tmp_path / "v", "v", 5)
-    version = rewrite(tmp_path / "v", ENCODER, scale(value))
+    version = change_model(tmp_path / "v", ENCODER, scale(value))
     with pytest.raises(InvalidVersionFolder, match=r"encoder\.onnx gives numbers that are not finite for image 0"):
         Encoder(version)
 
@@ -285,7 +269,7 @@ def test_a_model_that_mixes_its_batch_is_refused(make_version: MakeVersion, tmp_
         model.graph.node.append(helper.make_node("CumSum", ["single", "axis"], ["out"]))
         model.graph.initializer.append(numpy_helper.from_array(np.int64(0), "axis"))
 
-    version = rewrite(tmp_path / "v", ENCODER, change)
+    version = change_model(tmp_path / "v", ENCODER, change)
     with pytest.raises(InvalidVersionFolder, match=r"probe\.npz expects another embedding"):
         Encoder(version)
 

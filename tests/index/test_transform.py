@@ -18,7 +18,9 @@ from index.space import Cosine, Euclidean
 from index.transform import TRANSFORMS, load_forward, load_transform, normalise_or_zero
 from index.version import EDGE_ARRAYS, EDGE_MODEL, Card, Edge, EdgeKind, Version
 from naive import units
+from staging.versions import change_model, rehash
 
+EDGE = "edges/v1/" + EDGE_MODEL[EdgeKind.ONNX]
 MakeVersion = Callable[..., Version]
 
 
@@ -50,13 +52,7 @@ def test_truncate_takes_the_first_components_back_to_unit_length(make_version: M
 
 def write_slerp(new: Version, weight: Any, alpha: Any) -> Version:
     np.savez(new.folder / "edges/v1" / EDGE_ARRAYS[EdgeKind.SLERP], weight=weight, alpha=alpha)
-    return rewritten(new)
-
-
-def rewritten(new: Version) -> Version:
-    """The version with the files that lie in its folder now."""
-    write_card(new.folder, new.card)
-    return load_version(new.folder)
+    return rehash(new.folder)
 
 
 def test_slerp_stands_on_the_arc_between_both_queries(make_version: MakeVersion, old: Version) -> None:
@@ -193,7 +189,7 @@ def extra_output(name: str, width: int, node: str = "Abs") -> Callable[[Any], No
 
 
 def test_forward_tells_how_unsure_it_is(make_version: MakeVersion, old: Version) -> None:
-    new = change_model(newer(make_version, old, "forward"), extra_output("variance", 1))
+    new = change_model(newer(make_version, old, "forward").folder, EDGE, extra_output("variance", 1))
     x, side = units(8, 4), np.zeros((8, 3), np.float32)
     carried = load_forward(new.edges[0], new.card, old.card).carry(x, side)
 
@@ -216,7 +212,7 @@ def test_an_extra_output_that_serving_could_not_store_is_refused(
     old = make_version(tmp_path / "v1", "v1", 4)
     new = newer(make_version, old, "forward")
     card = replace(new.card, side_dim=2)
-    changed = change_model(new, change)
+    changed = change_model(new.folder, EDGE, change)
     with pytest.raises(InvalidVersionFolder, match=message):
         load_transform(changed.edges[0], card, old.card)
 
@@ -282,15 +278,6 @@ def test_a_kind_this_release_does_not_serve_is_refused_with_the_legal_ones(old: 
             load_transform(Edge("v2", "v1", kind), replace(old.card, name="v2"), old.card)
 
 
-def change_model(new: Version, change: Callable[[Any], None]) -> Version:
-    path = new.folder / "edges/v1" / EDGE_MODEL[EdgeKind.ONNX]
-    model = onnx.load(path)
-    change(model)
-    path.write_bytes(model.SerializeToString())
-    write_card(new.folder, new.card)
-    return load_version(new.folder)
-
-
 def rename_input(model: Any) -> None:
     model.graph.input[0].name = model.graph.node[0].input[0] = "z0"
 
@@ -324,13 +311,13 @@ def use_external_data(model: Any) -> None:
 def test_a_broken_edge_model_is_refused_when_it_is_loaded(
     make_version: MakeVersion, old: Version, change: Callable[[Any], None], message: str
 ) -> None:
-    refused(change_model(newer(make_version, old, "onnx"), change), old, message)
+    refused(change_model(newer(make_version, old, "onnx").folder, EDGE, change), old, message)
 
 
 def test_a_broken_edge_array_is_refused(make_version: MakeVersion, old: Version) -> None:
     new = newer(make_version, old, "matrix")
     (new.folder / "edges/v1/edge.npz").write_bytes(b"PK broken")
-    refused(rewritten(new), old, r"edges/v1/edge\.npz is not a readable \.npz")
+    refused(rehash(new.folder), old, r"edges/v1/edge\.npz is not a readable \.npz")
 
 
 @pytest.mark.parametrize("kind", ["matrix", "slerp", "onnx", "forward"])
