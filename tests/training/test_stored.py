@@ -84,9 +84,7 @@ def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: 
         ("l2", {}),
         ("bct", {}),
         ("oca", {"dim": DIM + 8}),
-        ("contrast", {}),
         ("advbct", {}),
-        ("hoc", {}),
         ("fct", {"dim": 16, "options": {"branch": 8, "trunk": 8}}),
     ],
 )

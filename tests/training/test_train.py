@@ -50,15 +50,16 @@ def test_a_reference_may_be_a_recipe_which_is_trained_once(
     v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
+    fct = quick("digits_fct", old=str(v1), epochs=1, options={"branch": 8, "trunk": 8})
     short, changed = quick("digits_independent"), quick("digits_independent", rate=1e-4)
     monkeypatch.setitem(RECIPES, "digits_independent", lambda: short)
-    path.train(quick("digits_fct", old=str(v1)), tmp_path / "a", progress=False)
+    path.train(fct, tmp_path / "a", progress=False)
     made = tmp_path / "runs" / "digits_independent"
     written = (made / "card.json").stat().st_mtime_ns
-    path.train(quick("digits_fct", old=str(v1)), tmp_path / "b", progress=False)
+    path.train(fct, tmp_path / "b", progress=False)
     unchanged = (made / "card.json").stat().st_mtime_ns
     monkeypatch.setitem(RECIPES, "digits_independent", lambda: changed)
-    path.train(quick("digits_fct", old=str(v1)), tmp_path / "c", progress=False)
+    path.train(fct, tmp_path / "c", progress=False)
 
     assert written == unchanged
     assert (made / "card.json").stat().st_mtime_ns > written
