@@ -164,7 +164,8 @@ def pool_adjacent_violators(values: ArrayLike, weights: ArrayLike) -> tuple[Floa
         run = np.r_[0, np.cumsum(np.diff(total / weight) > 0)]
         if run[-1] + 1 > SHRINKS * len(run):
             break
-        total, weight, step = np.bincount(run, total), np.bincount(run, weight), run[step]
+        total, weight = (np.bincount(run, one).astype(np.float64) for one in (total, weight))
+        step = run[step]
     rate, pooled = _pool_one_by_one(total, weight)
     return rate, pooled[step]
 
