@@ -177,7 +177,7 @@ def test_without_an_edge_the_answer_is_degraded_and_never_wrong(
 ) -> None:
     query = Encoder(versions[OTHER]).encode([decode_image(digits[-2][0])]).vectors
     ask = {"embeddings": query.tolist(), "version": OTHER, "k": len(site.stored), "explain": True}
-    whole = site.http.post("/galleries/mixed/query", json=ask).json()
+    whole = site.client.query_embeddings("mixed", query, OTHER, len(site.stored), explain=True)
     check(site, query.astype(float), whole, {OLD, BCT, OCA, FCT, OTHER})
 
     gone = {"confirm": "matrix", "force": True, "reason": "acceptance test"}
@@ -186,7 +186,7 @@ def test_without_an_edge_the_answer_is_degraded_and_never_wrong(
     # Items that FCT moved still hold what v1 made of them, and are found by that.
     moved = Encoder(versions[OLD]).encode([decode_image(image) for image, _ in digits[:EACH]]).vectors
     back = {f"moved-{n}": (OLD, vector.astype(float)) for n, vector in enumerate(moved)}
-    answer = site.http.post("/galleries/mixed/query", json=ask).json()
+    answer = site.client.query_embeddings("mixed", query, OTHER, len(site.stored), explain=True)
     check(replace(site, stored={**site.stored, **back}), query.astype(float), answer, {OLD, BCT, OCA, OTHER})
     assert [(d.version, d.items) for d in answer.degraded] == [(FCT, EACH)]
     assert site.http.post("/galleries/mixed/query", json={**ask, "strict": True}).status_code == 409
