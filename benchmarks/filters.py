@@ -21,9 +21,9 @@ os.environ["OMP_NUM_THREADS"] = "1"  # read when FAISS is imported
 
 import numpy as np
 
+from index.engines.flat import FlatShard
 from index.filter import parse_filter
 from index.metadata import Item, Metadata
-from index.shard import FaissShard
 from index.space import Cosine
 
 DIM, K, BATCH = 128, 10, 64
@@ -117,7 +117,7 @@ def measure(items: int, repeats: int) -> None:
     print(f"\n{items:,} items; five fields: {memory(items)}\n")
     generator = np.random.default_rng(0)
     ranks = generator.permutation(items).tolist()
-    metadata, shard = Metadata(), FaissShard(DIM, Cosine())
+    metadata, shard = Metadata(), FlatShard(DIM, Cosine())
     for start in range(0, items, BLOCK):
         keys = list(range(start, min(start + BLOCK, items)))
         slots = metadata.put(keys, {key: Item(json.dumps(document(ranks[key], items))) for key in keys})

@@ -20,6 +20,9 @@ from typing import Any, ParamSpec, TypeVar
 from index.attempts import GalleryChanged, attempts
 from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
+from index.engines.base import Hits, Keys
+from index.engines.config import IndexConfig
+from index.engines.segments import SegmentedShard
 from index.errors import InvalidArgument, NoRoute
 from index.graph import Graph, Route, follow
 from index.lock import ReadWriteLock
@@ -28,7 +31,6 @@ from index.metadata import Item, Metadata
 from index.query_plan import EmbeddedQueries, Plan, ShardKey
 from index.search_params import DEFAULTS, SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
-from index.shard import FaissShard, Keys, Shard
 from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKey, Version
@@ -38,6 +40,7 @@ Encode = Callable[[str], Vectors]
 
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
+AUTO = IndexConfig()
 NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
@@ -67,12 +70,13 @@ class Ask:
 class Gallery:
     """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
-    def __init__(self) -> None:
+    def __init__(self, config: IndexConfig = AUTO) -> None:
+        self.config = config
         self._versions: dict[str, Version] = {}
         self._spaces: dict[str, Space] = {}
         self._graph = Graph()
         self._transforms: dict[EdgeKey, Transform] = {}
-        self._shards: dict[ShardKey, Shard] = {}
+        self._shards: dict[ShardKey, SegmentedShard] = {}
         self._metadata = Metadata()
         # Items that are in no shard, because nothing of theirs can be searched.
         self._missing: dict[int, Missing] = {}
@@ -120,7 +124,7 @@ class Gallery:
                 scanned, seconds = [], []
                 for (of, _), shard in plan.live.items():
                     started = time.perf_counter()
-                    scanned.append(shard.search(plan.moved[of][0], plan.depth, plan.allowed))
+                    scanned.append(shard.search(plan.moved[of][0], plan.depth, plan.allowed, exact=ask.params.exact))
                     seconds.append(time.perf_counter() - started)
                 found.append(self._merged(plan, made, scanned, seconds))
         return found
@@ -161,17 +165,19 @@ class Gallery:
         )
 
     def _merged(
-        self, plan: Plan, embedded: EmbeddedQueries, scanned: Sequence[tuple[Vectors, Keys]], seconds: Sequence[float]
+        self, plan: Plan, embedded: EmbeddedQueries, scanned: Sequence[Hits], seconds: Sequence[float]
     ) -> SearchResult:
         """One ranking of what the shards found, and how it came about."""
         started = time.perf_counter()
         sizes = [shard.count() for shard in plan.live.values()]
-        merged = plan.merge(scanned, sizes, len(next(iter(embedded.vectors.values()))))
+        merged = plan.merge([hits[:2] for hits in scanned], sizes, len(next(iter(embedded.vectors.values()))))
         merge_seconds = time.perf_counter() - started
         used = plan.maps if plan.maps is not None and plan.mode is Mode.CALIBRATED else [None] * len(sizes)
         shards = tuple(
-            ShardTrace(version, origin, size, plan.routes[version], calibration, plan.moved[version][1], took)
-            for (version, origin), size, calibration, took in zip(plan.live, sizes, used, seconds, strict=True)
+            ShardTrace(version, origin, size, plan.routes[version], calibration, plan.moved[version][1], took, hits.how)
+            for (version, origin), size, calibration, took, hits in zip(
+                plan.live, sizes, used, seconds, scanned, strict=True
+            )
         )
         return SearchResult(
             plan.query_version,
@@ -251,7 +257,8 @@ class Gallery:
         with self._lock.write():
             for version, origin in placed:
                 if (version, origin) not in self._shards:
-                    self._shards[version, origin] = FaissShard(self._versions[version].card.dim, self._spaces[version])
+                    dim, space = self._versions[version].card.dim, self._spaces[version]
+                    self._shards[version, origin] = SegmentedShard(dim, space, self.config)
             for place, shard in self._shards.items():
                 leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
@@ -269,6 +276,34 @@ class Gallery:
             self._current = self._current if current is None else current
             if calibrations is not None:
                 self._own_maps, self._modes = dict(calibrations[0]), dict(calibrations[1])
+
+    def configure(self, config: IndexConfig) -> None:
+        """Have shards indexed so from now on; `build_index` takes it up."""
+        if config == self.config:
+            return
+        with self._lock.write():
+            self.config = config
+            for shard in self._shards.values():
+                shard.config = config
+
+    def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Seal, index or merge the rows of one shard where that is due, beside queries and writes; False: nothing was.
+
+        It may take minutes; once `stopped` it gives up. One caller at a time.
+        """
+        with self._lock.write():
+            jobs = ((shard, shard.freeze()) for shard in self._shards.values())
+            shard, job = next(((shard, job) for shard, job in jobs if job is not None), (None, None))
+        if shard is None or job is None or not job.run(stopped):
+            return False
+        with self._lock.write():
+            shard.finish(job)
+        return True
+
+    def indexed(self) -> int:
+        """Items that an approximate index answers for."""
+        with self._lock.read():
+            return sum(shard.indexed() for shard in self._shards.values())
 
     @property
     def seq(self) -> int:

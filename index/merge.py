@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
+from index.engines.base import MISSING, Keys
 from index.errors import InvalidArgument, ModeUnavailable
-from index.shard import MISSING, Keys
 from index.space import Space, Vectors
 
 Floats = NDArray[np.float64]

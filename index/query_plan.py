@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from index.calibration import Calibration
+from index.engines.base import Keys
+from index.engines.segments import SegmentedShard
 from index.graph import Route
 from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
 from index.scan import Mask
 from index.search_result import Degraded
-from index.shard import Keys, Shard
 from index.space import Space, Vectors
 
 ShardKey = tuple[str, str]
@@ -51,7 +52,7 @@ class Plan:
     items_by_version: Mapping[str, int]
     routes: Mapping[str, Route]
     degraded: tuple[Degraded, ...]
-    live: Mapping[ShardKey, Shard]
+    live: Mapping[ShardKey, SegmentedShard]
     spaces: Sequence[Space]
     mode: Mode
     maps: Sequence[Calibration] | None

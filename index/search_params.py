@@ -61,6 +61,8 @@ class SearchParams(BaseModel):
     """`next` of the answer to the same request"""
     strict: bool = False
     """refuse an answer that leaves items out"""
+    exact: bool = False
+    """compare every item, also where an approximate index would answer"""
     explain: bool = False
     """tell how the answer came about"""
 

@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration
+from index.engines.base import Keys, Scanned
 from index.graph import Route
 from index.merge import Floats, Mode
 from index.metadata import Item
-from index.shard import Keys
 from index.space import Vectors
 
 
@@ -49,6 +49,7 @@ class ShardTrace:
     calibration: Calibration | None
     transform_seconds: float
     scan_seconds: float
+    scanned: Scanned
 
 
 @dataclass(frozen=True)

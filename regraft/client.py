@@ -83,6 +83,7 @@ class QueryOptions(TypedDict, total=False):
     threshold: float
     filter: Mapping[str, Any]
     cursor: str
+    exact: bool
     explain: bool
 
 
@@ -109,9 +110,14 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     # galleries
 
-    def create_gallery(self, name: str) -> GalleryInfo:
-        """POST /v1/galleries."""
-        return self._ask(GalleryInfo, "POST", "galleries", json={"name": name})
+    def create_gallery(self, name: str, *, index: Mapping[str, Any] | None = None) -> GalleryInfo:
+        """POST /v1/galleries; `index`: the fields of `IndexConfig` that are not to be the default."""
+        return self._ask(GalleryInfo, "POST", "galleries", json={"name": name, "index": dict(index or {})})
+
+    def change_gallery(self, name: str, *, index: Mapping[str, Any], dry_run: bool = False) -> GalleryInfo:
+        """PATCH /v1/galleries/{gallery}: index it otherwise from now on, while it serves."""
+        body = {"index": dict(index)}
+        return self._ask(GalleryInfo, "PATCH", path_of("galleries", name), json=body, params=terms(dry_run))
 
     def galleries(self) -> list[GalleryInfo]:
         """GET /v1/galleries."""

@@ -18,6 +18,7 @@ from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
 from service.registry.registry import Registry
 from service.replica.eviction import EncoderEvictor
+from service.replica.indexer import Indexer
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -75,11 +76,12 @@ def running(settings: Settings) -> Iterator[Runtime]:
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
         embedder = Embedder(registry, blobs, decoder)
         evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
+        indexer = Indexer(replica)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = EmbeddingReaper(database)
         with ExitStack() as started:
-            for part in (replica, evictor, rollouts, traffic, curves, reaper):
+            for part in (replica, evictor, indexer, rollouts, traffic, curves, reaper):
                 part.start()
                 started.callback(part.stop)
             space = DiskSpace(settings.data, settings.min_free_bytes)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema, model_validator
 
+from index.engines.config import IndexConfig
 from index.errors import InvalidVector
 from index.item_id import LEGAL_ID, MAX_ID
 from index.space import Space, Vectors, check_vectors
@@ -71,6 +72,13 @@ class GalleryIn(Body):
     """A gallery to be created."""
 
     name: Name
+    index: IndexConfig = IndexConfig()
+
+
+class GalleryChange(Body):
+    """What of a gallery can be changed while it serves."""
+
+    index: IndexConfig
 
 
 class IdsIn(Body):

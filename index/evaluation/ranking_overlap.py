@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from index.shard import MISSING, Keys
+from index.engines.base import MISSING, Keys
 
 Floats = NDArray[np.float64]
 

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
 from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
 from regraft.commands.options import (
@@ -43,6 +44,24 @@ def create(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
     out.print(f"created gallery {name}")
 
 
+@gallery.command("index")
+def index(
+    name: Gallery,
+    kind: Annotated[IndexKind, typer.Argument(help="auto: a graph where it is faster and reaches the recall.")],
+    storage: Annotated[Storage, typer.Option(help="How an approximate index keeps vectors.")] = Storage.FLOAT32,
+    recall: Annotated[float, typer.Option(help="Share of the exact ten best that it is to find.")] = 0.99,
+    dry_run: DryRun = False,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Index a gallery otherwise from now on, while it serves."""
+    options = {"kind": kind.value, "storage": storage.value, "recall": recall}
+    with connect(url, api_key) as client:
+        client.change_gallery(name, index=options, dry_run=dry_run)
+    done = would(dry_run, "indexes", "index")
+    out.print(f"{done} gallery {name} by {kind.value}, {storage.value}, at recall {recall:g} from now on")
+
+
 @gallery.command("list")
 def list_galleries(url: Url = URL, api_key: ApiKey = None) -> None:
     """List the galleries."""
@@ -57,6 +76,7 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
     with connect(url, api_key) as client:
         found = client.gallery(name)
     out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
+    out.print(f"index {found.index.kind}: {found.indexed} items by it, the others are compared one by one")
 
 
 @gallery.command("delete")
@@ -132,6 +152,7 @@ def query(
         typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
+    exact: Annotated[bool, typer.Option("--exact", help="Compare every item, whatever the index.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -143,6 +164,8 @@ def query(
     if sum(given is not None for given in (image, text, like)) != 1:
         raise InvalidArgument("give one of IMAGE, --text and --like")
     options = QueryOptions(explain=explain)
+    if exact:
+        options["exact"] = True
     if strict:
         options["strict"] = True
     if mode is not None:

@@ -22,7 +22,7 @@ from regraft.models.deployments import (
     RollbackResult,
     TransitionInfo,
 )
-from regraft.models.galleries import AuditPage, AuditRecord, GalleryInfo, GalleryList, Health, Readiness
+from regraft.models.galleries import AuditPage, AuditRecord, GalleryIndex, GalleryInfo, GalleryList, Health, Readiness
 from regraft.models.gates import (
     EncodeLatency,
     EvaluationInfo,
@@ -50,6 +50,7 @@ from regraft.models.search import (
     Explanation,
     Match,
     QueryMatches,
+    ScannedItems,
     SearchedShard,
     SearchResponse,
     SearchSeconds,
@@ -96,6 +97,7 @@ __all__ = [
     "FailurePage",
     "FlipEnd",
     "FlipInfo",
+    "GalleryIndex",
     "GalleryInfo",
     "GalleryList",
     "GateList",
@@ -116,6 +118,7 @@ __all__ = [
     "ReroutedItems",
     "RetireResult",
     "RollbackResult",
+    "ScannedItems",
     "ScoreInterval",
     "SearchResponse",
     "SearchSeconds",

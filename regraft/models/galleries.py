@@ -7,6 +7,14 @@ from typing import Any
 from regraft.models.base import ApiModel
 
 
+class GalleryIndex(ApiModel):
+    """What large sealed segments are searched by, how it keeps vectors, and the recall it is to reach at k = 10."""
+
+    kind: str
+    storage: str
+    recall: float
+
+
 class GalleryInfo(ApiModel):
     """A gallery, as far as this process has followed its feed."""
 
@@ -16,6 +24,9 @@ class GalleryInfo(ApiModel):
     mix: dict[str, int]
     seq: int
     created: float
+    index: GalleryIndex
+    indexed: int
+    """items that an approximate index answers for; the others are compared one by one"""
 
 
 class GalleryList(ApiModel):

@@ -53,6 +53,18 @@ class ShardSeconds(ApiModel):
     scan: float
 
 
+class ScannedItems(ApiModel):
+    """How a shard found what it found.
+
+    `exact`: items compared one by one; `approximate`: items that an index answered for, by `effort` (its largest
+    `efSearch` or `nprobe`).
+    """
+
+    exact: int
+    approximate: int
+    effort: int
+
+
 class SearchedShard(ApiModel):
     """One shard that was asked: its route, the versions that embedded the query for it, and the map of its scores."""
 
@@ -64,6 +76,7 @@ class SearchedShard(ApiModel):
     encoders: list[str]
     calibration: dict[str, Any] | None
     seconds: ShardSeconds
+    scanned: ScannedItems
 
 
 class SearchSeconds(ApiModel):

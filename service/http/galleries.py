@@ -5,16 +5,17 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from sqlalchemy.exc import IntegrityError
 
+from index.engines.config import IndexConfig
 from index.errors import InvalidArgument
 from index.version import NAME
-from regraft.models import GalleryInfo, GalleryList
+from regraft.models import GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
-from service.schemas import GalleryIn, Name
+from service.schemas import GalleryChange, GalleryIn, Name
 from service.store.audit import record
-from service.store.repository import delete_gallery, gallery_named, insert_gallery
+from service.store.repository import delete_gallery, gallery_named, insert_gallery, set_index
 
 router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 
@@ -27,7 +28,7 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
         raise InvalidArgument(f"name must be {legal}", pointer="/name")
     try:
         with service.database.write() as connection:
-            gallery_id = insert_gallery(connection, body.name)
+            gallery_id = insert_gallery(connection, body.name, body.index)
             record(connection, request.state.who, "gallery_created", body.name)
     except IntegrityError:
         raise GalleryExists(f"gallery {body.name!r} exists already", pointer="/name") from None
@@ -44,6 +45,21 @@ def list_all(service: Service) -> GalleryList:
 def show(name: Name, service: Service) -> GalleryInfo:
     """One gallery."""
     return describe(service.replica.find(name))
+
+
+@router.patch("/galleries/{name}")
+def change(name: Name, body: GalleryChange, service: Service, context: RequestContext) -> GalleryInfo:
+    """Index a gallery otherwise from now on, while it serves."""
+    with service.database.write(dry_run=context.dry_run) as connection:
+        gallery_id = gallery_named(connection, name).id
+        if context.dry_run:
+            return describe(service.replica.get(gallery_id)).model_copy(update={"index": _index(body.index)})
+        set_index(connection, gallery_id, body.index)
+        record(
+            connection, context.who, "gallery_changed", name, gallery=gallery_id, **body.index.model_dump(mode="json")
+        )
+    service.replica.refresh(gallery_id)
+    return describe(service.replica.get(gallery_id))
 
 
 @router.delete("/galleries/{name}", status_code=204, dependencies=[CONFIRMED])
@@ -70,4 +86,10 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         mix=items_by_version,
         seq=live.seq,
         created=live.created,
+        index=_index(live.gallery.config),
+        indexed=live.gallery.indexed(),
     )
+
+
+def _index(config: IndexConfig) -> GalleryIndex:
+    return GalleryIndex(kind=config.kind.value, storage=config.storage.value, recall=config.recall)

@@ -26,6 +26,7 @@ from regraft.models import (
     ImageWarning,
     Match,
     QueryMatches,
+    ScannedItems,
     SearchedShard,
     SearchResponse,
     SearchSeconds,
@@ -234,4 +235,5 @@ def _shard(queries: Sequence[str], shard: ShardTrace) -> SearchedShard:
         encoders=list(shard.route.encoders),
         calibration=shard.calibration.as_json() if shard.calibration else None,
         seconds=ShardSeconds(transform=shard.transform_seconds, scan=shard.scan_seconds),
+        scanned=ScannedItems(**vars(shard.scanned)),
     )

@@ -24,7 +24,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout, deployed
 from service.replica.feed import Blocks, sort
 from service.store.database import Database
-from service.store.repository import changes, galleries_now, gallery_named, gallery_row
+from service.store.repository import changes, galleries_now, gallery_named, gallery_row, index_of
 from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class LoadedGallery:
         self.id = row.id
         self.name = row.name
         self.created = row.created
-        self.gallery = Gallery()
+        self.gallery = Gallery(index_of(row))
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None
         # The gates whose calibrations are in force.
@@ -230,6 +230,7 @@ class Replica:
                 blocks = list(blocks)
             self._apply(live, blocks, row.next_seq - 1, current.name if current else None, fitted)
             live.current, live.rollout, live.gates = current, rollout, gates
+            live.gallery.configure(index_of(row))
             return True
 
     def _apply(

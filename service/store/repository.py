@@ -23,6 +23,7 @@ from sqlalchemy import (
     update,
 )
 
+from index.engines.config import IndexConfig
 from index.item_id import is_writable
 from index.space import Vectors
 from index.version import NAME
@@ -77,10 +78,25 @@ class NewItem:
 # Galleries
 
 
-def insert_gallery(connection: Connection, name: str) -> int:
+def insert_gallery(connection: Connection, name: str, index: IndexConfig | None = None) -> int:
     """Add a gallery without items; IntegrityError when the name is taken. Returns its id."""
-    statement = insert(gallery).values(name=name, next_seq=1, created=time.time()).returning(gallery.c.id)
-    return int(connection.execute(statement).scalar_one())
+    values = {"name": name, "next_seq": 1, "created": time.time(), "index_config": _index(index)}
+    return int(connection.execute(insert(gallery).values(values).returning(gallery.c.id)).scalar_one())
+
+
+def set_index(connection: Connection, gallery_id: int, index: IndexConfig) -> None:
+    """Have a gallery indexed otherwise; takes a number of the feed, so that every process hears of it."""
+    take_seq(connection, gallery_id, 1)
+    connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(index_config=_index(index)))
+
+
+def index_of(row: GalleryRow) -> IndexConfig:
+    """How a gallery is to be indexed."""
+    return IndexConfig.model_validate(row.index_config or {})
+
+
+def _index(index: IndexConfig | None) -> dict[str, Any] | None:
+    return None if index is None else index.model_dump(mode="json", exclude_defaults=True)
 
 
 def all_galleries(connection: Connection) -> list[GalleryRow]:

@@ -64,6 +64,7 @@ class GalleryRow(NamedTuple):
     current_id: int | None
     next_seq: int
     created: float
+    index_config: dict[str, Any] | None
 
 
 class ItemRow(NamedTuple):

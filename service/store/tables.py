@@ -85,6 +85,8 @@ gallery = Table(
     Column("current_id", Id, ForeignKey("version.id")),
     Column("next_seq", BigInteger, nullable=False, default=1),
     Column("created", Float, nullable=False),
+    # As `index.engines.base.IndexConfig`; null: the default.
+    Column("index_config", JSON),
     sqlite_autoincrement=True,
 )
 

@@ -66,7 +66,9 @@ ROUTES = [
 
 def documented_routes() -> set[str]:
     text = (ROOT / "docs/http-api.md").read_text()
-    return {route.split("?")[0] for route in re.findall(r"^\| `((?:GET|POST|DELETE) /v1[^ `]*)", text, re.MULTILINE)}
+    return {
+        route.split("?")[0] for route in re.findall(r"^\| `((?:GET|POST|PATCH|DELETE) /v1[^ `]*)", text, re.MULTILINE)
+    }
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -81,7 +83,7 @@ def test_no_route_is_documented_that_does_not_exist():
 def test_the_client_has_a_method_for_each_route():
     members = inspect.getmembers(Client)
     methods = "".join(method.__doc__ for name, method in members if name[0] != "_" and method.__doc__)
-    spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(r"(?:GET|POST|DELETE) /v1[^ ,.;]*", methods)}
+    spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(r"(?:GET|POST|PATCH|DELETE) /v1[^ ,.;]*", methods)}
 
     assert {re.sub(r"{\w+}", "{}", route) for route in ROUTES} <= {route.rstrip(":") for route in spoken}
 

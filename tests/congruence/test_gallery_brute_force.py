@@ -17,10 +17,10 @@ import naive
 from index.calibration import Calibration
 from index.edge_maps import map_key
 from index.encoder import Encoder
+from index.engines.base import MISSING
 from index.evaluation.metrics import retrieval_from_rankings
 from index.gallery import Gallery
 from index.search_result import SearchResult
-from index.shard import MISSING
 from index.space import space_from_json
 from index.version import Version
 from naive import reach, unit, weight_in

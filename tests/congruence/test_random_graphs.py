@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 
 from index.calibration import Calibration
 from index.edge_maps import map_key
+from index.engines.base import MISSING
 from index.errors import ModeUnavailable, NoRoute
 from index.gallery import Gallery
 from index.graph import Route
 from index.search_result import SearchResult, ShardTrace
-from index.shard import MISSING
 from index.version import Edge, EdgeKind, Score, Version
 from naive import paths, reach
 

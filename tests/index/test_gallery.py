@@ -13,13 +13,13 @@ import pytest
 
 from index.attempts import GalleryChanged
 from index.calibration import Calibration
+from index.engines.base import MISSING
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.filter import parse_filter
 from index.gallery import Ask, Encode, Gallery
 from index.merge import Mode
 from index.metadata import Item
 from index.search_result import Missing
-from index.shard import MISSING
 from index.space import Vectors
 from index.transform import slerp
 from index.version import Edge, EdgeKind, Version

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.calibration import Calibration
+from index.engines.base import MISSING
 from index.errors import InvalidArgument, ModeUnavailable
 from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
-from index.shard import MISSING
 from index.space import Cosine, Euclidean, Lorentz
 
 

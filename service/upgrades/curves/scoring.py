@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
+from index.engines.base import MISSING, Keys
 from index.errors import InvalidArgument
 from index.evaluation.measures import first_items, recall
 from index.evaluation.metrics import Compared, mean_interval, retrieval_from_rankings
 from index.filter import value_at
-from index.shard import MISSING, Keys
 from index.space import Vectors, space_from_json
 from index.version import Score
 from service.registry.registry import LoadedVersion

@@ -12,8 +12,8 @@ import service.http.search
 import service.http.search_request
 from index.calibration import Calibration
 from index.encoder import Encoder
+from index.engines.flat import FlatShard
 from index.image import decode_image
-from index.shard import FaissShard
 from index.version import Version
 
 Problem = Callable[..., dict[str, Any]]
@@ -108,13 +108,13 @@ def test_an_empty_gallery_answers_legal_queries_that_nothing_matches(
 def test_few_functions_lie_between_the_route_and_the_scan(
     served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths, scan = [], FaissShard.search
+    paths, scan = [], FlatShard.search
 
     def spy(*args: Any) -> Any:
         paths.append([frame.name for frame in traceback.extract_stack()])
         return scan(*args)
 
-    monkeypatch.setattr(FaissShard, "search", spy)
+    monkeypatch.setattr(FlatShard, "search", spy)
     served.query(filled, pictures[0])
 
     ((*path, _),) = paths
@@ -333,7 +333,9 @@ def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: lis
     shown = [{key: shard[key] for key in shard if key != "seconds"} for shard in told["shards"]]
     edge = {"new": "v2", "old": "v1", "kind": "truncate"}
     scores = {"cmc@1": {"value": 0.9, "low": pytest.approx(0.85), "high": pytest.approx(0.95)}}
+    scanned = {"exact": 10, "approximate": 0, "effort": 0}
     same = {"queries": ["/images/0"], "origin": "encoded", "items": 10, "encoders": ["v2"], "calibration": None}
+    same |= {"scanned": scanned}
     assert shown == [
         {"version": "v1", "route": [{**edge, "scores": scores}], **same},
         {"version": "v2", "route": [], **same},

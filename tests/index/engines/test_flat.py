@@ -1,4 +1,4 @@
-"""index.shard: FaissShard does what a dictionary of vectors would do, under any operations."""
+"""index.engines.flat: FlatShard does what a dictionary of vectors would do, under any operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import naive
-from index.shard import MISSING, FaissShard
+from index.engines.base import MISSING
+from index.engines.flat import FlatShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 DIM = 3
@@ -26,11 +27,11 @@ def vectors(seeds: list[int], space: Space) -> np.ndarray:
     return np.concatenate([vector(seed, space) for seed in seeds]) if seeds else np.empty((0, DIM), np.float32)
 
 
-def assert_same(shard: FaissShard, model: dict[int, int], space: Space, k: int) -> None:
+def assert_same(shard: FlatShard, model: dict[int, int], space: Space, k: int) -> None:
     """The shard ranks what the model holds; keys may swap where scores tie."""
     assert shard.count() == len(model)
     queries = vectors([1001, 1002], space)
-    scores, keys = shard.search(queries, k)
+    scores, keys, _ = shard.search(queries, k)
     assert scores.shape == keys.shape == (2, k)
     found = min(k, len(model))
     assert (keys[:, found:] == MISSING).all()
@@ -59,7 +60,7 @@ operations = st.lists(
 def test_a_shard_equals_a_dictionary_after_any_operations(
     operations: list[tuple[str, list[int], int]], space: Space, k: int
 ) -> None:
-    shard, model = FaissShard(DIM, space), {}
+    shard, model = FlatShard(DIM, space), {}
     for name, keys, seed in operations:
         if name == "upsert":
             seeds = [seed + i for i in range(len(keys))]
@@ -78,12 +79,12 @@ ROWS = 20_000
 
 
 @pytest.fixture(scope="module", params=SPACES, ids=lambda space: space.kind)
-def large(request: pytest.FixtureRequest) -> tuple[FaissShard, np.ndarray, np.ndarray]:
+def large(request: pytest.FixtureRequest) -> tuple[FlatShard, np.ndarray, np.ndarray]:
     """A shard of ROWS items with keys from 0 on, its vectors and 24 queries; FAISS takes another path from 20 on."""
     space: Space = request.param
     generator = np.random.default_rng(3)
     x = space.normalise(generator.normal(size=(ROWS, 8)).astype(np.float32))
-    shard = FaissShard(8, space)
+    shard = FlatShard(8, space)
     shard.upsert(range(ROWS), x)
     return shard, x, space.normalise(generator.normal(size=(24, 8)).astype(np.float32))
 
@@ -91,13 +92,13 @@ def large(request: pytest.FixtureRequest) -> tuple[FaissShard, np.ndarray, np.nd
 @pytest.mark.parametrize("many", [0, 1, 2, 20, 200, 1900, 2100, 10_000, 19_999, 20_000])
 @pytest.mark.parametrize("queries", [1, 5, 24])
 def test_a_restricted_search_is_exact_at_every_selectivity(
-    large: tuple[FaissShard, np.ndarray, np.ndarray], many: int, queries: int
+    large: tuple[FlatShard, np.ndarray, np.ndarray], many: int, queries: int
 ) -> None:
     shard, x, all_queries = large
     q, k = all_queries[:queries], 7
     allowed = np.zeros(ROWS, np.bool_)
     allowed[np.random.default_rng(many).permutation(ROWS)[:many]] = True
-    scores, keys = shard.search(q, k, allowed)
+    scores, keys, _ = shard.search(q, k, allowed)
     assert scores.shape == keys.shape == (queries, k)
     found = min(k, many)
     assert (keys[:, found:] == MISSING).all()
@@ -116,11 +117,11 @@ def test_a_restricted_search_is_exact_at_every_selectivity(
 @pytest.mark.parametrize("queries", [1, 24])
 @pytest.mark.parametrize("many", [3000, 15_000])
 def test_a_restricted_search_can_return_everything_that_is_allowed(
-    large: tuple[FaissShard, np.ndarray, np.ndarray], many: int, queries: int
+    large: tuple[FlatShard, np.ndarray, np.ndarray], many: int, queries: int
 ) -> None:
     shard, _, all_queries = large
     allowed = np.arange(ROWS) < many
-    scores, keys = shard.search(all_queries[:queries], ROWS, allowed)
+    scores, keys, _ = shard.search(all_queries[:queries], ROWS, allowed)
     np.testing.assert_array_equal(np.sort(keys[:, :many], axis=1), np.tile(np.arange(many), (queries, 1)))
     assert (keys[:, many:] == MISSING).all()
     order = np.diff(scores[:, :many], axis=1)
@@ -128,7 +129,7 @@ def test_a_restricted_search_can_return_everything_that_is_allowed(
 
 
 def test_restriction_looks_at_slots_and_follows_rows_that_move() -> None:
-    shard = FaissShard(2, Euclidean())
+    shard = FlatShard(2, Euclidean())
     shard.upsert([10, 11, 12], np.array([[0, 0], [1, 0], [2, 0]], np.float32), np.array([2, 0, 1]))
     query, only = np.array([[0, 0]], np.float32), np.eye(3, dtype=np.bool_)
     assert [shard.search(query, 1, only[slot])[1][0, 0] for slot in range(3)] == [11, 12, 10]
@@ -141,32 +142,32 @@ def test_restriction_looks_at_slots_and_follows_rows_that_move() -> None:
 def test_a_shard_grows_past_its_first_reservation() -> None:
     generator = np.random.default_rng(0)
     x = generator.normal(size=(5000, DIM)).astype(np.float32)
-    shard = FaissShard(DIM, Euclidean())
+    shard = FlatShard(DIM, Euclidean())
     for start in range(0, 5000, 700):
         shard.upsert(range(start, min(start + 700, 5000)), x[start : start + 700])
     assert shard.count() == 5000
-    _, keys = shard.search(x[[0, 1023, 1024, 4999]], 1)
+    _, keys, _ = shard.search(x[[0, 1023, 1024, 4999]], 1)
     np.testing.assert_array_equal(keys[:, 0], [0, 1023, 1024, 4999])
 
 
 def test_replacing_leaves_nothing_of_the_old_vector() -> None:
-    shard = FaissShard(2, Euclidean())
+    shard = FlatShard(2, Euclidean())
     shard.upsert([7], np.array([[0, 0]], np.float32))
     shard.upsert([7], np.array([[5, 0]], np.float32))
-    scores, keys = shard.search(np.array([[0, 0]], np.float32), 2)
+    scores, keys, _ = shard.search(np.array([[0, 0]], np.float32), 2)
     np.testing.assert_array_equal(keys, [[7, MISSING]])
     assert scores[0, 0] == pytest.approx(5)
 
 
 def test_large_keys_are_kept() -> None:
-    shard = FaissShard(2, Cosine())
+    shard = FlatShard(2, Cosine())
     shard.upsert([2**62], np.array([[1, 0]], np.float32))
     assert shard.search(np.array([[1, 0]], np.float32), 1)[1][0, 0] == 2**62
 
 
 def test_an_empty_shard_and_no_queries_give_padding_and_nothing() -> None:
-    shard = FaissShard(DIM, Cosine())
-    scores, keys = shard.search(vectors([1], Cosine()), 3)
+    shard = FlatShard(DIM, Cosine())
+    scores, keys, _ = shard.search(vectors([1], Cosine()), 3)
     assert scores.shape == (1, 3)
     assert (keys == MISSING).all()
     shard.upsert([1], vectors([1], Cosine()))
@@ -175,11 +176,11 @@ def test_an_empty_shard_and_no_queries_give_padding_and_nothing() -> None:
 
 def test_fetching_an_unknown_key_is_an_error() -> None:
     with pytest.raises(KeyError):
-        FaissShard(DIM, Cosine()).fetch([1])
+        FlatShard(DIM, Cosine()).fetch([1])
 
 
 def test_a_shard_fetches_a_copy() -> None:
-    shard = FaissShard(DIM, Cosine())
+    shard = FlatShard(DIM, Cosine())
     shard.upsert([1], vectors([1], Cosine()))
     held: Any = shard.fetch([1])
     held[:] = 0
@@ -187,7 +188,7 @@ def test_a_shard_fetches_a_copy() -> None:
 
 
 def test_a_shard_of_one_item_is_small_and_grows_by_factors() -> None:
-    shard, x = FaissShard(1024, Cosine()), np.eye(1, 1024, dtype=np.float32)
+    shard, x = FlatShard(1024, Cosine()), np.eye(1, 1024, dtype=np.float32)
     tracemalloc.start()
     shard.upsert([0], x)
     size = tracemalloc.get_traced_memory()[0]
@@ -209,11 +210,11 @@ def test_lorentz_far_from_the_origin_ranks_as_float64_does(norm: float, filtered
     # Neighbours within a few units of hyperbolic distance, where float32 products tell nothing apart.
     x = np.float32(np.repeat(centres, 200, axis=0) + generator.standard_normal((800, 32)))
     q = np.float32(centres + generator.standard_normal((4, 32)))
-    shard = FaissShard(32, Lorentz(0.5))
+    shard = FlatShard(32, Lorentz(0.5))
     shard.upsert(np.arange(len(x)), x)
     allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), bool)
 
-    scores, keys = shard.search(q, 10, allowed if filtered else None)
+    scores, keys, _ = shard.search(q, 10, allowed if filtered else None)
 
     a, b = (v.astype(np.longdouble) for v in (q, x))
     times = [np.sqrt(2 + (v**2).sum(axis=1)) for v in (a, b)]

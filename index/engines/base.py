@@ -1,0 +1,80 @@
+"""The words of the query path for whatever searches a shard, and the options a gallery chooses its engine by.
+
+Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.scan import Mask
+from index.space import Vectors
+
+Keys = NDArray[np.int64]
+
+MISSING = -1
+"""The key that fills a result row when the shard holds fewer than k items."""
+
+
+@dataclass(frozen=True)
+class Scanned:
+    """How a shard found what it found.
+
+    Attributes:
+        exact: items that were compared one by one.
+        approximate: items that an approximate index answered for.
+        effort: the largest `efSearch` or `nprobe` used, 0 where none was.
+    """
+
+    exact: int = 0
+    approximate: int = 0
+    effort: int = 0
+
+    def __add__(self, other: Scanned) -> Scanned:
+        """Of two parts of one shard."""
+        return Scanned(self.exact + other.exact, self.approximate + other.approximate, max(self.effort, other.effort))
+
+
+class Hits(NamedTuple):
+    """What a shard found for Q queries, best first.
+
+    Attributes:
+        scores_QK: in the space's own score.
+        keys_QK: the items; MISSING where there are no more.
+        how: how it was found.
+    """
+
+    scores_QK: Vectors
+    keys_QK: Keys
+    how: Scanned
+
+
+class Shard(Protocol):
+    """What the gallery asks of any engine."""
+
+    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+        """Store or replace the vectors of `keys` (all different).
+
+        `slots_N` says where in `allowed` each item looks whether it may be found; by default at its key.
+        """
+
+    def delete(self, keys: Sequence[int] | Keys) -> None:
+        """Remove `keys`; unknown ones are ignored."""
+
+    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+        """The k best items per query.
+
+        Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING keys when there are fewer
+        than k of them. `exact`: every item is compared.
+        """
+
+    def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
+        """The stored vectors of `keys`, (N, W). Raises KeyError for an unknown one."""
+
+    def count(self) -> int:
+        """Number of items."""

@@ -1,0 +1,38 @@
+"""The options a gallery chooses its index by."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class IndexKind(StrEnum):
+    """What large sealed segments are searched by."""
+
+    AUTO = "auto"
+    EXACT = "exact"
+    HNSW = "hnsw"
+    IVF = "ivf"
+
+
+class Storage(StrEnum):
+    """How an approximate index keeps its vectors; candidates are always scored by the float32 rows."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+
+
+class IndexConfig(BaseModel):
+    """The index of a gallery."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    kind: IndexKind = IndexKind.AUTO
+    """what sealed segments are searched by; `auto`: a graph where it is faster than a scan and reaches the recall"""
+    storage: Storage = Storage.FLOAT32
+    """how an approximate index keeps vectors"""
+    recall: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """share of the exact ten best that approximate search is to find, measured when a segment is sealed"""

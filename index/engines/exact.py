@@ -1,0 +1,77 @@
+"""The nearest of some rows, compared one by one.
+
+Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index.engines.base import MISSING
+from index.scan import Mask, Rows, scan, scan_some
+from index.space import Lorentz, Space, Vectors
+
+MIN_CANDIDATES, CANDIDATES_GROW = 16, 8
+"""So many more than are wanted are scored exactly where the scan rounds, and so many times more where it may err."""
+
+
+def nearest_rows(
+    space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
+) -> tuple[Vectors, Rows]:
+    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more."""
+    scores_QK = np.zeros((len(queries_QD), k), np.float32)
+    at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
+    found = min(k, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+    if found and len(queries_QD):
+        if isinstance(space, Lorentz):
+            scores_QK[:, :found], at_QK[:, :found] = _rescored(space, queries_QD, rows_RW, allowed_R, found)
+        else:
+            scanned, at_QK[:, :found] = _scan(space, space.queries(queries_QD), rows_RW, allowed_R, found)
+            scores_QK[:, :found] = space.score(scanned)
+    return scores_QK, at_QK
+
+
+def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows, k: int) -> tuple[Vectors, Rows]:
+    """The k best of each query's own candidates `at_QC` (Q, C), MISSING among them left out; as `nearest_rows`."""
+    scores_QK = np.zeros((len(queries_QD), k), np.float32)
+    at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
+    queries_QW = space.queries(queries_QD)
+    for number, row_QC in enumerate(at_QC):
+        at_C = row_QC[row_QC != MISSING]
+        candidates_CW = rows_RW[at_C]
+        if isinstance(space, Lorentz):
+            scores_C = space.distances(queries_QD[number], candidates_CW).astype(np.float32)
+        elif space.inner_product:
+            scores_C = space.score(candidates_CW @ queries_QW[number])
+        else:
+            scores_C = space.score(np.square(candidates_CW - queries_QW[number]).sum(axis=1))
+        best = np.argsort(-scores_C if space.higher_is_better else scores_C, kind="stable")[:k]
+        scores_QK[number, : len(best)], at_QK[number, : len(best)] = scores_C[best], at_C[best]
+    return scores_QK, at_QK
+
+
+def _scan(space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int) -> tuple[Vectors, Rows]:
+    if allowed_R is None:
+        return scan(queries_QW, rows_RW, k, inner_product=space.inner_product)
+    return scan_some(queries_QW, rows_RW, allowed_R, k, inner_product=space.inner_product)
+
+
+def _rescored(
+    space: Lorentz, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
+) -> tuple[Vectors, Rows]:
+    """The k best by exact distance: as many candidates as it takes until no other row can be among them."""
+    count = len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+    queries_QW = space.queries(queries_QD)
+    scores_QK, at_QK = np.empty((len(queries_QD), k), np.float32), np.empty((len(queries_QD), k), np.int64)
+    waiting, depth = np.arange(len(queries_QD)), min(count, k + MIN_CANDIDATES)
+    while len(waiting):
+        scanned, at = _scan(space, queries_QW[waiting], rows_RW, allowed_R, depth)
+        left = []
+        for number, row_scanned, row_at in zip(waiting.tolist(), scanned, at, strict=True):
+            distances = space.distances(queries_QD[number], rows_RW[row_at])
+            best = np.argsort(distances, kind="stable")[:k]
+            scores_QK[number], at_QK[number] = distances[best], row_at[best]
+            if depth < count and space.nearest(queries_QD[number], float(row_scanned[-1])) < distances[best[-1]]:
+                left.append(number)
+        waiting, depth = np.array(left, np.int64), min(count, CANDIDATES_GROW * depth)
+    return scores_QK, at_QK

@@ -1,0 +1,80 @@
+"""`FlatShard`: exact search by FAISS's brute-force kernel over rows in memory.
+
+Rows are densely packed in one array (a removed row is overwritten by the last one), so that the kernel scans memory
+without tombstones or id translation tables. It is not thread-safe: the gallery locks around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.exact import nearest_rows
+from index.scan import Mask
+from index.space import Space, Vectors
+
+MIN_ROWS = 4
+"""A process may hold many galleries of a few items."""
+
+
+class FlatShard:
+    """Exact search by FAISS's brute-force kernel over one array in memory."""
+
+    def __init__(self, dim: int, space: Space) -> None:
+        self.space, self.dim = space, dim
+        self._rows_RW: Vectors = np.empty((0, space.width(dim)), np.float32)
+        self._keys_R: Keys = np.empty(0, np.int64)
+        self._slots_R: Keys = np.empty(0, np.int64)
+        self._row_of: dict[int, int] = {}
+
+    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+        """Store or replace; see Shard."""
+        self._reserve(len(self._row_of) + len(keys))
+        rows = [self._row_of.setdefault(int(key), len(self._row_of)) for key in keys]
+        self._rows_RW[rows] = self.space.items(vectors_ND)
+        self._keys_R[rows] = keys
+        self._slots_R[rows] = keys if slots_N is None else slots_N
+
+    def delete(self, keys: Sequence[int] | Keys) -> None:
+        """Remove; see Shard."""
+        for key in keys:
+            row = self._row_of.pop(int(key), None)
+            if row is None:
+                continue
+            last = len(self._row_of)
+            if row != last:
+                self._rows_RW[row], self._keys_R[row] = self._rows_RW[last], self._keys_R[last]
+                self._slots_R[row] = self._slots_R[last]
+                self._row_of[int(self._keys_R[row])] = row
+
+    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+        """Scan all rows, or those allowed; see Shard."""
+        count = len(self._row_of)
+        allowed_R = None if allowed_S is None else allowed_S[self._slots_R[:count]]
+        scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
+        keys_QK = np.where(at_QK == MISSING, MISSING, self._keys_R[at_QK]) if count else at_QK
+        return Hits(scores_QK, keys_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
+
+    def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
+        """Stored rows; see Shard."""
+        return self._rows_RW[[self._row_of[int(key)] for key in keys]]
+
+    def rows(self) -> tuple[Vectors, Keys, Keys]:
+        """Everything stored: rows (R, W), keys and slots (R,); good until the next change."""
+        count = len(self._row_of)
+        return self._rows_RW[:count], self._keys_R[:count], self._slots_R[:count]
+
+    def count(self) -> int:
+        """Number of items."""
+        return len(self._row_of)
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= len(self._keys_R):
+            return
+        grown = max(rows, 2 * len(self._keys_R), MIN_ROWS)
+        room = grown - len(self._keys_R)
+        self._rows_RW = np.concatenate([self._rows_RW, np.empty((room, self._rows_RW.shape[1]), np.float32)])
+        self._keys_R = np.concatenate([self._keys_R, np.empty(room, np.int64)])
+        self._slots_R = np.concatenate([self._slots_R, np.empty(room, np.int64)])

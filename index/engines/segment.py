@@ -1,0 +1,185 @@
+"""`Segment`: rows that do not change any more, which of them still count, and the index that was built over them.
+
+A segment answers exactly from the moment it is made; `index_by` gives it an index beside running queries. An item that
+is replaced or deleted is dead here: a bit. Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from index.engines.approximate import Approximate, build, selector
+from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.config import IndexConfig, IndexKind
+from index.engines.exact import nearest_rows, score_rows
+from index.scan import Mask, Rows
+from index.space import Lorentz, Space, Vectors
+
+MIN_APPROXIMATE = 10_000
+"""A scan of fewer rows takes no longer than what surrounds it."""
+REFINED = 2
+"""So many times the candidates wanted are scored exactly, where the index keeps codes or the space rounds."""
+AIM_K = 10
+"""The recall aim is of so many best."""
+SAMPLES = 256
+"""Queries the recall of an index is measured with."""
+VISITED = 20
+"""Rows a graph or lists compare, for each unit of effort, against one row copied together."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An index, and what was measured of it.
+
+    Attributes:
+        index: over the rows of one segment.
+        effort: the least that reaches the recall aim at k = 10.
+        recall: what was measured with it.
+    """
+
+    index: Approximate
+    effort: int
+    recall: float
+
+
+class Segment:
+    """Immutable rows; see the module. Not thread-safe, except that `index_by` may run beside searches."""
+
+    def __init__(self, space: Space, rows_RW: Vectors, keys_R: Keys, slots_R: Keys) -> None:
+        self.space = space
+        self._order_R = np.argsort(keys_R, kind="stable")  # fast where they ascend, and as a rule they do
+        self._sorted_R = keys_R[self._order_R]
+        self.rows_RW, self.keys_R, self.slots_R = rows_RW, keys_R, slots_R
+        self.alive_R: Mask = np.ones(len(keys_R), np.bool_)
+        self.dead = 0
+        self.tuned: Tuned | None = None
+        self.config: IndexConfig | None = None
+        self._selector: tuple[int, object] = (0, None)
+
+    def __len__(self) -> int:
+        """Rows that count."""
+        return len(self.keys_R) - self.dead
+
+    def find(self, keys: Keys) -> Rows:
+        """The rows of these keys that count, MISSING where there is none."""
+        if not len(self.keys_R):
+            return np.full(len(keys), MISSING, np.int64)
+        at = self._order_R[np.searchsorted(self._sorted_R, keys).clip(max=len(self.keys_R) - 1)]
+        return np.where((self.keys_R[at] == keys) & self.alive_R[at], at, MISSING)
+
+    def kill(self, keys: Keys) -> None:
+        """These do not count any more; unknown ones are ignored."""
+        at = self.find(keys)
+        at = np.unique(at[at != MISSING])
+        self.alive_R[at] = False
+        self.dead += len(at)
+
+    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
+        """As `Shard.search`."""
+        allowed_R = self._allowed(allowed_S)
+        among = len(self) if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
+        effort = 0 if exact or not among else self._effort(k, among)
+        found = self._approximate(queries_QD, k, effort, allowed_R, among, whole=allowed_S is None) if effort else None
+        if found is None:
+            found, effort = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), 0
+        scores_QK, at_QK = found
+        keys_QK = np.where(at_QK == MISSING, MISSING, self.keys_R[at_QK]) if len(self.keys_R) else at_QK
+        return Hits(scores_QK, keys_QK, Scanned(0, among, effort) if effort else Scanned(among))
+
+    def index_by(
+        self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
+    ) -> bool:
+        """Build an index as the gallery wants it, and measure what effort its recall takes; takes a while.
+
+        `queries_QD`: what is asked of these rows lately; else rows stand for queries. Where no effort reaches the aim,
+        the segment goes on being scanned. False: it was stopped before the end.
+        """
+        self.config = config
+        kind = IndexKind.HNSW if config.kind is IndexKind.AUTO else config.kind
+        if kind is IndexKind.EXACT or (config.kind is IndexKind.AUTO and len(self.keys_R) < MIN_APPROXIMATE):
+            return True
+        index = build(kind, config.storage, self.rows_RW, inner_product=self.space.inner_product, stopped=stopped)
+        if index is None:
+            return False
+        self.tuned = self._tune(index, config.recall, queries_QD)
+        if self.tuned is not None and (rows_RW := index.rows()) is not None:
+            self.rows_RW = rows_RW  # once, not beside a copy
+        return True
+
+    def _allowed(self, allowed_S: Mask | None) -> Mask | None:
+        if allowed_S is None:
+            return self.alive_R if self.dead else None
+        allowed_R: Mask = allowed_S[self.slots_R]
+        return allowed_R & self.alive_R if self.dead else allowed_R
+
+    def _effort(self, k: int, among: int) -> int:
+        """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
+        if self.tuned is None:
+            return 0
+        passed = len(self.keys_R) / among  # it looks at rows that are not allowed, too
+        effort = int(max(self.tuned.effort, REFINED * k) * passed)
+        return effort if effort * VISITED < among else 0
+
+    def _approximate(
+        self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None, among: int, *, whole: bool
+    ) -> tuple[Vectors, Rows] | None:
+        """None: it found fewer than there are."""
+        assert self.tuned is not None
+        chosen = None if allowed_R is None else self._alive() if whole else selector(allowed_R)
+        scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, chosen)
+        short = (np.count_nonzero(at_QK != MISSING, axis=1) < min(k, among)).any()
+        return None if short else (scores_QK, at_QK)
+
+    def _search(
+        self, index: Approximate, queries_QD: Vectors, k: int, effort: int, chosen: object
+    ) -> tuple[Vectors, Rows]:
+        queries_QW = np.ascontiguousarray(self.space.queries(queries_QD))
+        if index.lossy or isinstance(self.space, Lorentz):
+            candidates_QC = index.search(queries_QW, REFINED * k, effort, chosen)[1]
+            return score_rows(self.space, queries_QD, self.rows_RW, candidates_QC, k)
+        scanned_QK, at_QK = index.search(queries_QW, k, effort, chosen)
+        return np.where(at_QK == MISSING, np.float32(0), self.space.score(scanned_QK)), at_QK
+
+    def _alive(self) -> object:
+        """The selector of all that count, made once a change."""
+        dead, made = self._selector
+        if dead != self.dead:
+            dead, made = self.dead, selector(self.alive_R)
+            self._selector = (dead, made)
+        return made
+
+    def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
+        sample_QD = self._sample() if queries_QD is None else queries_QD
+        k = min(AIM_K, len(self.keys_R))
+        right_QK = nearest_rows(self.space, sample_QD, self.rows_RW, None, k)[1]
+        for effort in index.efforts:
+            found_QK = self._search(index, sample_QD, k, effort, None)[1]
+            hits = [np.isin(right, found).mean() for right, found in zip(right_QK, found_QK, strict=True)]
+            recall = float(np.mean(hits))
+            if recall >= aim:
+                return Tuned(index, effort, recall)
+        return None
+
+    def _sample(self) -> Vectors:
+        """Queries that lie where the rows do: halfway between a row and its neighbour, since a row finds itself."""
+        chosen = np.random.default_rng(0).choice(len(self.rows_RW), min(SAMPLES, len(self.rows_RW)), replace=False)
+        rows_QD = np.ascontiguousarray(self.rows_RW[np.sort(chosen), : self._dim()])
+        beside_Q = nearest_rows(self.space, rows_QD, self.rows_RW, None, min(2, len(self.rows_RW)))[1][:, -1]
+        between_QD = (rows_QD + self.rows_RW[beside_Q, : self._dim()]) * np.float32(0.5)
+        return self.space.normalise(np.ascontiguousarray(between_QD, np.float32))
+
+    def _dim(self) -> int:
+        return int(self.rows_RW.shape[1]) - (self.space.width(1) - 1)
+
+
+def merged(segments: Sequence[Segment]) -> Segment:
+    """One segment of the rows of several that count now."""
+    alive = [one.alive_R.copy() for one in segments]
+    keys_R, rows_RW, slots_R = (
+        np.concatenate([getattr(one, name)[alive_R] for one, alive_R in zip(segments, alive, strict=True)])
+        for name in ("keys_R", "rows_RW", "slots_R")
+    )
+    return Segment(segments[0].space, rows_RW, keys_R, slots_R)

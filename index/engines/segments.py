@@ -1,0 +1,152 @@
+"""`SegmentedShard`: an exact head that takes writes, and sealed segments that an approximate index may serve.
+
+Writes go to the head. When it is large, `freeze` turns it into a segment in one short step; `work` then builds indexes
+and merges segments beside queries and writes, and says what to swap in. Whoever owns the shard locks: `search` under a
+shared lock, `upsert`, `delete`, `freeze` and `finish` under its own, `Job.run` under none.
+
+Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.config import IndexConfig, IndexKind
+from index.engines.flat import FlatShard
+from index.engines.segment import SAMPLES, Segment, merged
+from index.scan import Mask
+from index.space import Space, Vectors
+
+SEAL_ROWS = 32_768
+"""A head of so many rows is sealed: a scan of it takes a millisecond."""
+MERGED_TOGETHER = 4
+"""So many segments of about one size become one."""
+MOST_DEAD = 0.3
+"""A segment with a larger share of dead rows is written anew."""
+
+
+@dataclass
+class Job:
+    """Segments to be replaced by one with an index; `run` takes seconds to minutes, and touches nothing served."""
+
+    replaced: tuple[Segment, ...]
+    config: IndexConfig
+    queries_QD: Vectors | None
+    made: Segment = field(init=False)
+
+    def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Merge what counts, and index it; False: it was stopped, and there is nothing to swap in."""
+        self.made = merged(self.replaced)
+        return self.made.index_by(self.config, self.queries_QD, stopped)
+
+
+class SegmentedShard:
+    """The vectors of one version in one gallery, at any size; see the module."""
+
+    def __init__(self, dim: int, space: Space, config: IndexConfig) -> None:
+        self.space, self.dim, self.config = space, dim, config
+        self.head = FlatShard(dim, space)
+        self.segments: tuple[Segment, ...] = ()
+        self._asked: deque[Vectors] = deque(maxlen=SAMPLES)
+
+    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+        """Store or replace; see Shard. What a segment holds already only learns its slot."""
+        keys_N = np.asarray(keys, np.int64)
+        slots_N = keys_N if slots_N is None else slots_N
+        new_N = np.ones(len(keys_N), np.bool_)
+        rows_NW = self.space.items(vectors_ND)
+        for segment in self.segments:
+            at_N = segment.find(keys_N)
+            (held_N,) = np.nonzero(at_N != MISSING)
+            same_N = held_N[(segment.rows_RW[at_N[held_N]] == rows_NW[held_N]).all(axis=1)]
+            segment.slots_R[at_N[same_N]] = slots_N[same_N]
+            new_N[same_N] = False
+            segment.kill(keys_N[np.setdiff1d(held_N, same_N)])
+        self.head.upsert(keys_N[new_N], vectors_ND[new_N], slots_N[new_N])
+
+    def delete(self, keys: Sequence[int] | Keys) -> None:
+        """Remove; see Shard."""
+        self.head.delete(keys)
+        for segment in self.segments:
+            segment.kill(np.asarray(keys, np.int64))
+
+    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+        """The best of head and segments; see Shard."""
+        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments]
+        if self.head.count() or not parts:
+            parts.insert(0, self.head.search(queries_QD, k, allowed_S))
+        if self.segments:
+            self._asked.extend(queries_QD[:SAMPLES])
+        return parts[0] if len(parts) == 1 else _best(parts, k, higher_is_better=self.space.higher_is_better)
+
+    def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
+        """Stored rows; see Shard."""
+        keys_N = np.asarray(keys, np.int64)
+        rows_NW = np.empty((len(keys_N), self.space.width(self.dim)), np.float32)
+        left_N = np.ones(len(keys_N), np.bool_)
+        for segment in self.segments:
+            at_N = segment.find(keys_N)
+            rows_NW[at_N != MISSING] = segment.rows_RW[at_N[at_N != MISSING]]
+            left_N &= at_N == MISSING
+        rows_NW[left_N] = self.head.fetch(keys_N[left_N])
+        return rows_NW
+
+    def count(self) -> int:
+        """Number of items."""
+        return self.head.count() + sum(len(segment) for segment in self.segments)
+
+    def indexed(self) -> int:
+        """Items that an approximate index answers for."""
+        return sum(len(segment) for segment in self.segments if segment.tuned)
+
+    def freeze(self) -> Job | None:
+        """Seal the head if it is large, and say what is to be built next; None: nothing is."""
+        if self.config.kind is IndexKind.EXACT:  # one array is scanned fastest
+            return None
+        if self.head.count() >= SEAL_ROWS:
+            self.segments += (Segment(self.space, *self.head.rows()),)
+            self.head = FlatShard(self.dim, self.space)
+        due = self._due()
+        if not due:
+            return None
+        queries_QD = np.array(self._asked, np.float32) if len(self._asked) == SAMPLES else None
+        return Job(due, self.config, queries_QD)
+
+    def finish(self, job: Job) -> None:
+        """Swap in what was built; what died meanwhile is dead in it too."""
+        made, alive_R = job.made, np.zeros(len(job.made.keys_R), np.bool_)
+        for old in job.replaced:
+            at_R = old.find(made.keys_R)
+            alive_R |= at_R != MISSING
+            made.slots_R[at_R != MISSING] = old.slots_R[at_R[at_R != MISSING]]
+        made.kill(made.keys_R[~alive_R])
+        self.segments = (*(one for one in self.segments if one not in job.replaced), made)
+
+    def _due(self) -> tuple[Segment, ...]:
+        """The segments to be made one, or made anew, first."""
+        tiers: dict[int, list[Segment]] = {}
+        for segment in self.segments:
+            tiers.setdefault(int(math.log(max(len(segment), 1), MERGED_TOGETHER)), []).append(segment)
+        for _, alike in sorted(tiers.items()):
+            if len(alike) >= MERGED_TOGETHER:
+                return tuple(alike)
+        for segment in self.segments:
+            if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
+                return (segment,)
+        return ()
+
+
+def _best(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
+    """The k best of several results, (Q, k) each."""
+    scores_QS = np.concatenate([hits.scores_QK for hits in parts], axis=1)
+    keys_QS = np.concatenate([hits.keys_QK for hits in parts], axis=1)
+    rank_QS = np.where(keys_QS == MISSING, np.inf, -scores_QS if higher_is_better else scores_QS)
+    order_QK = np.argsort(rank_QS, axis=1, kind="stable")[:, :k]
+    how = sum((hits.how for hits in parts), Scanned())
+    return Hits(np.take_along_axis(scores_QS, order_QK, axis=1), np.take_along_axis(keys_QS, order_QK, axis=1), how)

@@ -1,0 +1,189 @@
+"""index.engines.segments: a shard that seals, merges and indexes itself answers as a dictionary of vectors would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from index.engines import approximate, segment, segments
+from index.engines.base import MISSING
+from index.engines.config import IndexConfig, IndexKind, Storage
+from index.engines.flat import FlatShard
+from index.engines.segments import SegmentedShard
+from index.space import Cosine, Euclidean, Lorentz, Space
+
+DIM = 16
+SPACES = [Cosine(), Euclidean(), Lorentz(0.5)]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 30)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
+
+
+def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    around = np.random.default_rng(99).normal(size=(centres, DIM))
+    x = around[random.integers(0, centres, count)] + 0.4 * random.normal(size=(count, DIM))
+    return space.normalise(x.astype(np.float32))
+
+
+def work(shard: SegmentedShard, beside: Callable[[], None] = lambda: None) -> None:
+    """Everything that is due, with something else happening while each index is built."""
+    while (job := shard.freeze()) is not None:
+        job.run()
+        beside()
+        shard.finish(job)
+
+
+def recall(shard: SegmentedShard, queries: np.ndarray, allowed: np.ndarray | None = None, k: int = 10) -> float:
+    found, right = shard.search(queries, k, allowed)[1], shard.search(queries, k, allowed, exact=True)[1]
+    return float(
+        np.mean([len(set(a) & set(b)) / len(set(b)) for a, b in zip(found.tolist(), right.tolist(), strict=True)])
+    )
+
+
+class Twins:
+    """A segmented shard and a flat one that are given the same."""
+
+    def __init__(self, space: Space, kind: IndexKind) -> None:
+        self.space, self.writes = space, 0
+        self.shard = SegmentedShard(DIM, space, IndexConfig(kind=kind))
+        self.flat = FlatShard(DIM, space)
+
+    def put(self, keys: list[int]) -> None:
+        self.writes += 1
+        given = vectors(self.space, len(keys), seed=self.writes)
+        for one in (self.shard, self.flat):
+            one.upsert(keys, given, 2 * np.array(keys, np.int64))
+
+    def delete(self, keys: list[int]) -> None:
+        for one in (self.shard, self.flat):
+            one.delete(keys)
+
+    def work(self, keys: list[int]) -> None:
+        """Half of these are deleted, and half replaced, while indexes are built."""
+
+        def beside() -> None:
+            self.delete(keys[::2])
+            self.put(keys[1::2])
+
+        work(self.shard, beside)
+
+    def stored(self) -> list[int]:
+        return sorted(self.flat.rows()[1].tolist())
+
+
+keys = st.lists(st.integers(0, 120), max_size=60, unique=True)
+operations = st.lists(st.tuples(st.sampled_from([Twins.put, Twins.delete, Twins.work]), keys), max_size=12)
+
+
+@given(steps=operations, space=st.sampled_from(SPACES), kind=st.sampled_from(list(IndexKind)))
+def test_any_writes_sealing_and_merging_leave_what_a_flat_shard_holds(
+    steps: list[tuple[Callable[[Twins, list[int]], None], list[int]]], space: Space, kind: IndexKind
+) -> None:
+    twins = Twins(space, kind)
+    for step, keys in steps:
+        step(twins, keys)
+        assert twins.shard.count() == twins.flat.count()
+
+    stored, queries = twins.stored(), vectors(space, 5, seed=7)
+    assert np.array_equal(twins.shard.fetch(stored), twins.flat.fetch(stored))
+    for k, allowed in ((1, None), (10, np.random.default_rng(0).random(300) < 0.5), (200, None)):
+        right, right_keys, _ = twins.flat.search(queries, k, allowed)
+        np.testing.assert_allclose(twins.shard.search(queries, k, allowed, exact=True)[0], right, rtol=1e-4, atol=1e-4)
+        found = twins.shard.search(queries, k, allowed)[1]
+        assert set(found.ravel().tolist()) - {MISSING} <= {key for key in stored if allowed is None or allowed[2 * key]}
+        assert np.count_nonzero(found != MISSING) == np.count_nonzero(right_keys != MISSING)
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.kind)
+@pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
+@pytest.mark.parametrize("storage", list(Storage))
+def test_an_index_reaches_its_recall_at_every_share_of_items_that_may_be_found(
+    space: Space, kind: IndexKind, storage: Storage
+) -> None:
+    shard = SegmentedShard(DIM, space, IndexConfig(kind=kind, storage=storage, recall=0.95))
+    shard.upsert(range(4000), vectors(space, 4000, centres=200))
+    work(shard)
+    (sealed,) = shard.segments
+    assert sealed.tuned is not None
+    assert sealed.tuned.recall >= 0.95
+    queries = vectors(space, 50, seed=3, centres=200)
+
+    assert shard.search(queries, 10).how.approximate == 4000
+    assert recall(shard, queries) >= 0.92
+    for share in (0.5, 0.1, 0.01, 0.001):
+        allowed = np.random.default_rng(1).random(4000) < share
+        assert recall(shard, queries, allowed) >= 0.92
+    shard.delete(range(0, 4000, 2))
+    assert recall(shard, queries) >= 0.92
+    assert (shard.search(queries, 100)[1] % 2 == 1).all()
+
+
+def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(4000), vectors(Cosine(), 4000))
+    work(shard)
+    queries, allowed = vectors(Cosine(), 2, seed=3), np.zeros(4000, np.bool_)
+    allowed[:20] = True
+
+    assert shard.search(queries, 10, allowed).how.exact == 20
+    assert shard.search(queries, 10, ~allowed).how.approximate == 3980
+    assert shard.search(queries, 10, exact=True).how.approximate == 0
+
+
+def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blind(_: object, queries: np.ndarray, c: int, *rest: object) -> tuple[np.ndarray, np.ndarray]:
+        return np.zeros((len(queries), c), np.float32), np.zeros((len(queries), c), np.int64)
+
+    monkeypatch.setattr(approximate.Approximate, "search", blind)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(100), vectors(Cosine(), 100))
+
+    work(shard)
+
+    assert len(shard.segments) == 1
+    assert recall(shard, vectors(Cosine(), 5, seed=3)) == 1.0
+
+
+def test_the_same_vectors_again_only_move_their_slots() -> None:
+    shard, x = SegmentedShard(DIM, Cosine(), IndexConfig()), vectors(Cosine(), 100)
+    shard.upsert(range(100), x)
+    work(shard)
+    shard.upsert([3, 4], np.stack([x[3], x[5]]), np.array([200, 201]))
+    allowed = np.zeros(300, np.bool_)
+    allowed[[200, 201]] = True
+
+    assert shard.head.count() == 1
+    assert sorted(shard.search(x[:1], 5, allowed)[1][0].tolist()) == [MISSING] * 3 + [3, 4]
+
+
+def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start in range(0, 400, 100):
+        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+        work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [400]
+
+    shard.delete(range(200))
+    work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [200]
+
+
+def test_another_configuration_is_taken_up_while_it_serves() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    shard.config = IndexConfig(kind=IndexKind.IVF)
+    work(shard)
+
+    (sealed,) = shard.segments
+    assert sealed.tuned is not None
+    assert sealed.tuned.index.kind is IndexKind.IVF

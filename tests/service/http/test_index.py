@@ -1,0 +1,86 @@
+"""A gallery's index over HTTP: chosen, changed while it serves, built beside queries, and seen in `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.engines import segment, segments
+from staging.processes import until
+
+Problem = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 60)
+    monkeypatch.setattr(segment, "VISITED", 0)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 60)
+
+
+def ask(served: Any, path: str, query: list[float], **options: Any) -> dict[str, Any]:
+    answer = served.http.post(f"{path}/query", json={"version": "v1", "embeddings": [query], "k": 20, **options})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def ids(body: dict[str, Any]) -> list[str]:
+    return [match["id"] for match in body["results"][0]["matches"]]
+
+
+def scanned(body: dict[str, Any]) -> dict[str, int]:
+    (shard,) = body["explain"]["shards"]
+    found: dict[str, int] = shard["scanned"]
+    return found
+
+
+def test_a_large_gallery_is_indexed_while_it_serves_and_answers_as_an_exact_scan(served: Any) -> None:
+    path = served.gallery("v1")
+    assert served.http.patch(path, json={"index": {"kind": "hnsw", "recall": 0.999}}).status_code == 200
+    vectors = np.random.default_rng(0).normal(size=(80, 4))
+    items = [{"id": f"i{n}", "embedding": row.tolist()} for n, row in enumerate(vectors)]
+    most = served.runtime.settings.max_batch
+    for start in range(0, len(items), most):
+        assert (
+            served.http.post(f"{path}/items", json={"version": "v1", "items": items[start : start + most]}).status_code
+            == 200
+        )
+    until(lambda: served.http.get(path).json()["indexed"] == 80)
+
+    asked = vectors[7].tolist()
+    found, right = ask(served, path, asked, explain=True), ask(served, path, asked, exact=True, explain=True)
+    assert scanned(found)["approximate"] + scanned(found)["exact"] == scanned(right)["exact"] == 80
+    assert scanned(found)["effort"] > 0
+    assert ids(found) == ids(right)
+    assert ids(found)[0] == "i7"
+
+    assert served.http.delete(f"{path}/items/i7").status_code == 204
+    assert "i7" not in ids(ask(served, path, asked))
+
+    changed = served.http.patch(path, json={"index": {"kind": "ivf", "storage": "float16"}}).json()
+    assert changed["index"] == {"kind": "ivf", "storage": "float16", "recall": 0.99}
+    until(lambda: served.http.get(path).json()["indexed"] == 79)
+
+
+def test_an_index_that_there_is_not_is_refused_by_field(served: Any, problem: Problem) -> None:
+    path = served.gallery("v1")
+    for index, pointer in (
+        ({"kind": "lsh"}, "/index/kind"),
+        ({"recall": 1.5}, "/index/recall"),
+        ({"m": 3}, "/index/m"),
+    ):
+        problem(served.http.patch(path, json={"index": index}), 422, "invalid_request", pointer)
+    assert served.http.get(path).json()["index"]["kind"] == "auto"
+
+
+def test_a_dry_run_changes_no_index(served: Any) -> None:
+    path = served.gallery("v1")
+
+    said = served.http.patch(path, params={"dry_run": True}, json={"index": {"kind": "exact"}})
+
+    assert said.json()["index"]["kind"] == "exact"
+    assert served.http.get(path).json()["index"]["kind"] == "auto"
