@@ -27,6 +27,7 @@ from regraft.commands.options import (
     out,
     print_table,
     progress,
+    would,
 )
 from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, ItemError, SearchedShard
 

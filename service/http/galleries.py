@@ -55,9 +55,8 @@ def change(name: Name, body: GalleryChange, service: Service, context: RequestCo
         if context.dry_run:
             return describe(service.replica.get(gallery_id)).model_copy(update={"index": _index(body.index)})
         set_index(connection, gallery_id, body.index)
-        record(
-            connection, context.who, "gallery_changed", name, gallery=gallery_id, **body.index.model_dump(mode="json")
-        )
+        chosen = body.index.model_dump(mode="json")
+        record(connection, context.who, "gallery_changed", name, gallery=gallery_id, index=chosen)
     service.replica.refresh(gallery_id)
     return describe(service.replica.get(gallery_id))
 
