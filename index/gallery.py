@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -28,15 +27,12 @@ from index.graph import Graph, Route, follow
 from index.lock import ReadWriteLock
 from index.merge import Mode, choose_mode
 from index.metadata import Item, Metadata
-from index.query_plan import EmbeddedQueries, Plan, ShardKey
-from index.search_params import DEFAULTS, SearchParams
+from index.query_plan import Ask, EmbeddedQueries, Encode, Plan, ShardKey
+from index.search_params import SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
 from index.space import Space, Vectors, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKey, Version
-
-Encode = Callable[[str], Vectors]
-"""Version name -> this request's queries embedded by that version, (Q, D)."""
 
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
@@ -45,26 +41,6 @@ NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Ask:
-    """Queries that are embedded alike, and what is asked of them.
-
-    Attributes:
-        encode: embeds them by a version.
-        depth: results a query, at least 1: `params.k`, and what pages before and behind it need; never more than items.
-        params: the options; `mode` None: what was measured to be best, else what `edge_maps` says. With a filter there
-            may be fewer results.
-        encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
-        stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
-    """
-
-    encode: Encode
-    depth: int
-    params: SearchParams = DEFAULTS
-    encoders: frozenset[str] = frozenset()
-    stored: Mapping[int, int] = field(default_factory=dict)
 
 
 class Gallery:

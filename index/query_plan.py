@@ -5,7 +5,7 @@ Shape suffixes: Q queries, K results, D dimension.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from index.calibration import Calibration
@@ -14,11 +14,35 @@ from index.engines.segments import SegmentedShard
 from index.graph import Route
 from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
 from index.scan import Mask
+from index.search_params import DEFAULTS, SearchParams
 from index.search_result import Degraded
 from index.space import Space, Vectors
 
+Encode = Callable[[str], Vectors]
+"""Version name -> this request's queries embedded by that version, (Q, D)."""
+
 ShardKey = tuple[str, str]
 """(version, origin)."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Queries that are embedded alike, and what is asked of them.
+
+    Attributes:
+        encode: embeds them by a version.
+        depth: results a query, at least 1: `params.k`, and what pages before and behind it need; never more than items.
+        params: the options; `mode` None: what was measured to be best, else what `edge_maps` says. With a filter there
+            may be fewer results.
+        encoders: versions that can embed them besides the one that asks (for `slerp` and `dual` routes).
+        stored: of queries that are items of the gallery the key, and the feed number of the write they were read from.
+    """
+
+    encode: Encode
+    depth: int
+    params: SearchParams = DEFAULTS
+    encoders: frozenset[str] = frozenset()
+    stored: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 
 from index.attempts import attempts
-from index.gallery import Ask
 from index.merge import Mode
+from index.query_plan import Ask
 from index.search_params import SearchParams
 from index.search_result import SearchResult, ShardTrace
 from index.space import space_from_json

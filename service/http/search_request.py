@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from index.errors import InvalidArgument
-from index.gallery import Encode
+from index.query_plan import Encode
 from index.search_params import SearchParams, foreign_cursor
 from index.space import space_from_json
 from index.text import check_text

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.encoder import BATCH
-from index.gallery import Encode
+from index.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing

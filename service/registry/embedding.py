@@ -15,8 +15,8 @@ import numpy as np
 from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import NoTextEntrance, RegraftError
-from index.gallery import Encode
 from index.image import Pixels, preprocess
+from index.query_plan import Encode
 from index.space import Vectors
 from index.text import Tokens
 from index.version import Preprocess

@@ -16,9 +16,10 @@ from index.calibration import Calibration
 from index.engines.base import MISSING
 from index.errors import InvalidArgument, InvalidVersionFolder, ModeUnavailable, NoRoute
 from index.filter import parse_filter
-from index.gallery import Ask, Encode, Gallery
+from index.gallery import Gallery
 from index.merge import Mode
 from index.metadata import Item
+from index.query_plan import Ask, Encode
 from index.search_result import Missing
 from index.space import Vectors
 from index.transform import slerp

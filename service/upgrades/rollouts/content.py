@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from index.decoding import Decoder
-from index.gallery import Encode
+from index.query_plan import Encode
 from service.registry.embedding import embed_images, embed_texts
 from service.registry.registry import Registry
 from service.registry.sight import Sight

@@ -22,7 +22,7 @@ import numpy as np
 
 from index.attempts import GalleryChanged, attempts
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
-from index.gallery import Ask, Encode
+from index.query_plan import Ask, Encode
 from index.search_result import SearchResult
 from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
