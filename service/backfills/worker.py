@@ -22,7 +22,7 @@ from index.decoding import Decoder
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.completion import finish_or_replan
-from service.backfills.embedder import Embedder, outcome_of
+from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import BackfillState, Kind
@@ -73,22 +73,6 @@ class Worker:
         Pipeline(self._next, self._load, self._finish, self._let_go, self._stop).run()
         self._log("worker_stopped")
 
-    def step(self) -> bool:
-        """Move one chunk, or end or extend a backfill that has none left. False: there was nothing to do."""
-        chunk: Chunk | None = None
-        try:
-            chunk = self._patiently(self._claim)
-            if chunk is None:
-                return self._patiently(self._look_after)
-            self._leases.hold(chunk)
-            self._finish(chunk, self._move(chunk))
-        except Exception:
-            logger.exception("action=step_failed worker=%s", self.owner)
-            if chunk is not None:
-                self._let_go(chunk, failed=True)
-            return False
-        return True
-
     def close(self) -> None:
         """Close the database."""
         self._leases.close()
@@ -122,9 +106,6 @@ class Worker:
         if chunk.kind is Kind.REENCODE:
             return self._embedder.reencode(target, self._read(chunks.read_images, chunk))
         return self._embedder.transform(target, self._read(chunks.read_embeddings, chunk))
-
-    def _move(self, chunk: Chunk) -> Outcome:
-        return outcome_of(self._load(chunk))
 
     def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
         try:

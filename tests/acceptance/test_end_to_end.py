@@ -18,6 +18,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
+from staging.builders import image_bytes, make_image, make_version
 from staging.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
@@ -87,7 +88,7 @@ def running(tmp_path):
 
 
 @pytest.fixture
-def images(tmp_path, make_image, image_bytes):
+def images(tmp_path):
     for number, label in enumerate(LABELS):
         (tmp_path / "images" / label).mkdir(parents=True)
         for seed in range(4):
@@ -96,7 +97,7 @@ def images(tmp_path, make_image, image_bytes):
     return tmp_path / "images"
 
 
-def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images, make_version, tmp_path):
+def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images, tmp_path):
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     query = tmp_path / "query.png"

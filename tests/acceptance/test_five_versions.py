@@ -7,7 +7,7 @@ pixels - that reaches them along Procrustes edges which the service fits on item
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from index.version import Version
 from regraft import Client
 from regraft.client import ImageItem
 from regraft.models import BackfillInfo, EdgeUsed
+from staging.builders import image_bytes, make_version
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 OLD, BCT, OCA, FCT, OTHER = "v1", "v2-bct", "v2-oca", "v2-fct", "projection"
@@ -37,13 +38,13 @@ BATCHES = {"moved": OLD, "fct": FCT, "old": OLD, "bct": BCT, "oca": OCA, "other"
 
 
 @pytest.fixture(scope="module")
-def versions(tmp_path_factory: pytest.TempPathFactory, make_version: Callable[..., Version]) -> dict[str, Version]:
+def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
     known = {name: load_version(EXAMPLES / name) for name in (OLD, BCT, OCA, FCT)}
     return {**known, OTHER: make_version(tmp_path_factory.mktemp("other") / OTHER, OTHER, 24)}
 
 
 @pytest.fixture(scope="module")
-def digits(image_bytes: Callable[..., bytes]) -> list[tuple[bytes, int]]:
+def digits() -> list[tuple[bytes, int]]:
     """Real digits, in a fixed order: (image file, digit)."""
     drawn = load_digits()
     order = np.random.default_rng(0).permutation(len(drawn.target))[:400]

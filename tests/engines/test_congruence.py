@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 from fastapi.testclient import TestClient
 
 from index.archive import pack_version
-from index.version import Version
-from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
+from staging.builders import image_bytes, make_image, make_version
+from staging.working import SteppedWorker
 
 STEPS = int(os.environ.get("REGRAFT_CONGRUENCE_STEPS", "30"))
 SEED = int(os.environ.get("REGRAFT_CONGRUENCE_SEED", "0"))
@@ -26,9 +25,9 @@ UNSTABLE |= {"items_per_second", "eta_seconds", "active_seconds", "next_try"}
 
 
 @contextmanager
-def application(settings: Settings) -> Iterator[tuple[TestClient, Worker]]:
+def application(settings: Settings) -> Iterator[tuple[TestClient, SteppedWorker]]:
     with TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as http:
-        worker = Worker(settings, threading.Event())
+        worker = SteppedWorker(settings)
         try:
             yield http, worker
         finally:
@@ -49,7 +48,7 @@ def stable(value: Any) -> Any:
 class Run:
     """One application, and what it answered."""
 
-    def __init__(self, http: TestClient, worker: Worker, pictures: list[bytes]) -> None:
+    def __init__(self, http: TestClient, worker: SteppedWorker, pictures: list[bytes]) -> None:
         self.http, self.worker, self.pictures = http, worker, pictures
         self.heard: list[Any] = []
 
@@ -113,8 +112,7 @@ class Run:
         return self.http.post("/galleries/g/backfills", json=body)
 
     def work(self, draw: random.Random) -> None:
-        for _ in range(draw.randint(1, 8)):
-            self.worker.step()
+        self.worker.step(draw.randint(1, 8))
 
     def turn(self, draw: random.Random) -> Any:
         found = self.http.get("/galleries/g/backfills").json()["backfills"]
@@ -130,13 +128,7 @@ OPERATIONS = {"ingest": 5, "supply": 2, "remove": 2, "ask": 4, "deploy": 3, "rol
 OPERATIONS |= {"backfill": 3, "work": 5, "turn": 1, "fit": 1}
 
 
-def test_both_engines_give_the_same_answers_to_everything(
-    tmp_path: Path,
-    server: Any,
-    make_version: Callable[..., Version],
-    make_image: Callable[..., Any],
-    image_bytes: Callable[..., bytes],
-) -> None:
+def test_both_engines_give_the_same_answers_to_everything(tmp_path: Path, server: Any) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4, side_dim=3)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     v3 = make_version(tmp_path / "v3", "v3", 5, seed=4, edges=[(v1, "forward")])

@@ -17,10 +17,10 @@ import pytest
 from sqlalchemy import select, update
 
 from index.archive import pack_version
-from index.version import Version
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, embedding, item
+from staging.builders import image_bytes, make_image, make_version
 from staging.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -85,12 +85,7 @@ def until(holds: Callable[[], Any], *alive: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_rolled_back(
-    site: Site,
-    server: Any,
-    tmp_path: Path,
-    make_version: Callable[..., Version],
-    make_image: Callable[..., Any],
-    image_bytes: Callable[..., bytes],
+    site: Site, server: Any, tmp_path: Path
 ) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])

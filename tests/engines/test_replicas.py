@@ -12,9 +12,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from index.archive import pack_version
-from index.version import Version
 from service.http.app import create_app
 from service.settings import Settings
+from staging.builders import make_version
 from staging.together import together
 
 AT_ONCE = 4
@@ -28,7 +28,7 @@ def replicas(settings: Settings) -> Iterator[list[TestClient]]:
 
 
 @pytest.fixture
-def archives(tmp_path: Path, make_version: Callable[..., Version]) -> dict[str, bytes]:
+def archives(tmp_path: Path) -> dict[str, bytes]:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     v3 = make_version(tmp_path / "v3", "v3", 5, edges=[(v1, "truncate")])

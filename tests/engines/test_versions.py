@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,18 +12,16 @@ from fastapi.testclient import TestClient
 from sqlalchemy import Connection, update
 
 from index.archive import pack_version
-from index.version import Version
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import gallery
 from service.upgrades import removal
+from staging.builders import make_version
 
 
 @pytest.fixture
-def processes(
-    settings: Settings, tmp_path: Path, make_version: Callable[..., Version]
-) -> Iterator[tuple[TestClient, TestClient]]:
+def processes(settings: Settings, tmp_path: Path) -> Iterator[tuple[TestClient, TestClient]]:
     """Two that serve one database, with v1, v2 and a gallery of v1."""
     with (
         TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as one,

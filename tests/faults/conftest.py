@@ -6,15 +6,14 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
 from index.archive import pack_version
-from index.version import Version
 from service.http.app import create_app
 from service.settings import Settings
+from staging.builders import image_bytes, make_image, make_version, tell_variance
 from staging.processes import Site, until
 from staging.world import World
 
@@ -29,12 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="session")
-def template(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_version: Callable[..., Version],
-    make_image: Callable[..., Any],
-    image_bytes: Callable[..., bytes],
-) -> Path:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Versions v1 and v2 (truncate to v1); galleries g and h of the same items, encoded by v1, with v2 current."""
     root = tmp_path_factory.mktemp("template")
     v1 = make_version(root / "v1", "v1", 4)
@@ -70,13 +64,7 @@ def wait_until() -> Callable[..., None]:
 
 
 @pytest.fixture(scope="session")
-def world(
-    tmp_path_factory: pytest.TempPathFactory,
-    make_version: Callable[..., Version],
-    tell_variance: Callable[[Version, str], Version],
-    make_image: Callable[..., Any],
-    image_bytes: Callable[..., bytes],
-) -> World:
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """v1 <- v2 <- v3 by query edges, v1 -> v3 by an item edge with variance, v4 that only its own encoder reaches."""
     root = tmp_path_factory.mktemp("world")
     v1 = make_version(root / "v1", "v1", 4)

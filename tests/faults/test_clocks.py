@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time as real
 from typing import Any
 
@@ -11,10 +10,10 @@ import pytest
 from sqlalchemy import select, update
 
 from service.backfills import attempts, chunks, planner
-from service.backfills.worker import Worker
 from service.http import backfill_progress as progress
 from service.http import backfills as routes
 from service.store.tables import backfill, backfill_chunk, backfill_failure, item
+from staging.working import SteppedWorker, work
 
 V2 = 2
 DAY = 86_400.0
@@ -61,7 +60,7 @@ def test_a_jump_while_a_chunk_is_computed_moves_no_item_twice_and_loses_none(
     site: Any, clock: Clock, jump: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     number = site.start_backfill("g")
-    slow = Worker(site.settings, threading.Event())
+    slow = SteppedWorker(site.settings)
     persist = slow._persist
 
     def jumped(chunk: Any, outcome: Any) -> Any:
@@ -123,10 +122,7 @@ def test_an_item_that_failed_is_tried_again_at_once_and_not_never(
         return read(self, key)
 
     monkeypatch.setattr("service.store.blobs.Blobs.read", once)
-    worker = Worker(site.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
+    work(site.settings)
     with site.database.lookup() as connection:
         assert connection.execute(select(backfill_failure.c.attempts)).scalar_one() == 1
     assert site.backfill(number).state == "running"
@@ -147,9 +143,8 @@ def worker_reads() -> Any:
 @pytest.mark.parametrize("jump", [-DAY, -1.0, DAY])
 def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clock: Clock, jump: float) -> None:
     number = site.start_backfill("g")
-    worker = Worker(site.settings, threading.Event())
-    for _ in range(3):
-        worker.step()
+    worker = SteppedWorker(site.settings)
+    worker.step(3)
     worker.close()
 
     clock.jump = jump

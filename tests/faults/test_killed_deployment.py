@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy import func, select
 
 from service.store.tables import deployment, embedding, gallery, item
+from staging.builders import image_bytes, make_image
 
 V1, V2 = 1, 2
 WAY = ("registered", "verified", "shadow", "canary", "current")
@@ -117,9 +118,7 @@ def held(site: Any, name: str, version: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_canary_killed_while_it_rolls_itself_back_does_so_after_the_next_start(
-    site: Any, wait_until: Any, make_image: Callable[..., Any], image_bytes: Callable[..., bytes]
-) -> None:
+def test_a_canary_killed_while_it_rolls_itself_back_does_so_after_the_next_start(site: Any, wait_until: Any) -> None:
     process = doomed(site, wait_until, "rolled_back", 1)
     limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 1}
     body = {"version": "v1", "until": "canary", "canary": limits}

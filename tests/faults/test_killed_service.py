@@ -14,6 +14,7 @@ import numpy as np
 from index.encoder import Encoder
 from index.folder import load_version
 from service.store.vector_codec import from_bytes
+from staging.builders import image_bytes, make_image
 
 V1, V2 = 1, 2
 
@@ -67,9 +68,7 @@ class Client:
         return {name: number for name, number in self.live.items() if name not in self.unsure}
 
 
-def test_nothing_acknowledged_is_lost_and_nothing_deleted_returns(
-    site: Any, wait_until: Any, make_image: Callable[..., Any], image_bytes: Callable[..., bytes]
-) -> None:
+def test_nothing_acknowledged_is_lost_and_nothing_deleted_returns(site: Any, wait_until: Any) -> None:
     server, workers = site.server(), [site.worker(), site.worker()]
     number = site.http.post("/galleries/g/backfills", json={"chunk_size": 3, "rate": 25}).json()["id"]
     client = Client(site, lambda n: image_bytes(make_image(n % 5, n)))
@@ -140,9 +139,7 @@ def test_a_rollback_during_a_backfill_is_final_and_going_forward_again_resumes_w
     assert site.http.get("/galleries/g").json()["mix"] == {"v1": 48 - back["activated"], "v2": back["activated"]}
 
 
-def test_the_service_answers_every_query_while_workers_move_its_items_and_die(
-    site: Any, wait_until: Any, make_image: Callable[..., Any], image_bytes: Callable[..., bytes]
-) -> None:
+def test_the_service_answers_every_query_while_workers_move_its_items_and_die(site: Any, wait_until: Any) -> None:
     """Every query finds all items exactly once, whatever share of them has moved."""
     site.server()
     doomed = site.doomed_worker("written", 4)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -20,16 +19,19 @@ from fastapi.testclient import TestClient
 from index.archive import pack_version
 from service.backfills import attempts
 from service.backfills.chunks import ChunkLost
+from service.backfills.embedder import outcome_of
 from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.database import Database
 from staging.galleries import Model
 from staging.sight import look
+from staging.working import SteppedWorker
 from staging.world import World
 
 STEPS = 90
 ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]
+UNTIL = ["registered", "verified", "shadow", "current"]
 IDS = [f"i{n}" for n in range(14)]
 
 
@@ -76,8 +78,8 @@ class Run:
         self.life = ExitStack()
         self.http = self.life.enter_context(TestClient(app, base_url="http://127.0.0.1/v1"))
 
-    def _worker(self, lease_seconds: float) -> Worker:
-        made = Worker(self.settings.model_copy(update={"lease_seconds": lease_seconds}), threading.Event())
+    def _worker(self, lease_seconds: float) -> SteppedWorker:
+        made = SteppedWorker(self.settings.model_copy(update={"lease_seconds": lease_seconds}))
         made._embedder._images = Flaky(made._embedder._images)
         self.flaky.append(made._embedder._images)
         return made
@@ -101,9 +103,9 @@ class Run:
 
     # Operations: each changes the service and the model alike.
 
-    def post(self, code: str | None, path: str, **body: Any) -> Any:
+    def post(self, code: str | None, path: str, dry_run: bool = False, **body: Any) -> Any:
         """The service must answer as the model did: with the `code` of a refusal, or None."""
-        answer = self.http.post(path, json=body)
+        answer = self.http.post(path, json=body, params={"dry_run": "true"} if dry_run else {})
         assert (answer.json()["code"] if answer.status_code >= 400 else None) == code, answer.text
         return answer.json()
 
@@ -126,6 +128,53 @@ class Run:
             self.model.store_embedding(name, version, vector), "/galleries/g/items", version=version, items=listed
         )
 
+    def store_pictures(self) -> None:
+        """Several at once: some of them no pictures, or of an id that the same request has already."""
+        names, atomic = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.draw.random() < 0.3
+        broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
+        numbers = [self.pictures + n + 1 for n in range(len(names))]
+        self.pictures += len(names)
+        listed = json.dumps([{"id": name, "metadata": {"n": n}, "image": f"{n}"} for n, name in enumerate(names)])
+        images = [b"broken" if n in broken else self.world.as_bytes(numbers[n]) for n in range(len(names))]
+        answer = self.http.post(
+            "/galleries/g/items",
+            data={"items": listed},
+            files=[("images", (f"{n}", image)) for n, image in enumerate(images)],
+            params={"atomic": str(atomic).lower()},
+        )
+        for n in self._stored(answer, names, broken, atomic):
+            self.model.store_picture(names[n], numbers[n], {"n": n})
+
+    def store_embeddings(self) -> None:
+        """Several at once by the current version: some of length zero; with metadata or without."""
+        names, version = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.model.current
+        broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
+        self.pictures += 1
+        vectors = [self.world.encode(version, self.pictures) * (n not in broken) for n in range(len(names))]
+        about = self.draw.choice([None, {"e": self.pictures}])
+        listed = [{"id": name, "embedding": [float(x) for x in v]} for name, v in zip(names, vectors, strict=True)]
+        listed = [item if about is None else {**item, "metadata": about} for item in listed]
+        answer = self.http.post("/galleries/g/items", json={"version": version, "items": listed})
+        for n in self._stored(answer, names, broken, False):
+            assert self.model.store_embedding(names[n], version, vectors[n], about) is None
+
+    def _stored(self, answer: Any, names: list[str], broken: set[int], atomic: bool) -> list[int]:
+        """The places of what such a request must have stored; its answer names the others."""
+        bad = broken | {n for n, name in enumerate(names) if name in names[:n]}
+        told = answer.json()
+        assert {error["index"] for error in told["errors"]} == bad
+        if len(bad) == len(names) or (atomic and bad):
+            assert answer.status_code == 422
+            return []
+        assert (answer.status_code, told["stored"], told["failed"]) == (200, len(names) - len(bad), len(bad))
+        return [n for n in range(len(names)) if n not in bad]
+
+    def delete_several(self) -> None:
+        names = list(dict.fromkeys(self.draw.choices(IDS, k=3)))
+        missing = [name for name in names if self.model.delete(name) is not None]
+        told = self.post(None, "/galleries/g/items:delete", ids=names)
+        assert told == {"deleted": len(names) - len(missing), "missing": missing}
+
     def delete(self) -> None:
         name = self.pick()
         answer = self.http.delete(f"/galleries/g/items/{name}")
@@ -139,6 +188,8 @@ class Run:
         self._choose_anew()
 
     def upgrade(self) -> None:
+        if self.model.deployments.coming:
+            self.roll_back()
         self.deploy()
         self.start_backfill()
 
@@ -146,11 +197,46 @@ class Run:
         self.post(self.model.rollback(), "/galleries/g/rollback")
         self._choose_anew()
 
+    def step_deployment(self) -> None:
+        """A deployment begins, goes on, is undone or is retired; or it is only asked what would come of that."""
+        dry_run = self.draw.random() < 0.3
+        model = self.model.copy() if dry_run else self.model
+        version, until = self.draw.choice(list(self.world.versions)), self.draw.choice(UNTIL)
+        to = self.draw.choice(UNTIL[1:])
+        place = max(0, len(model.deployments.all) - self.draw.randint(1, 3))
+        number = self.http.get("/galleries/g/deployments").json()["deployments"][place]["id"]
+        choices: dict[str, tuple[Callable[[], str | None], dict[str, str]]] = {
+            "deployments": (lambda: model.begin(version, until), {"version": version, "until": until}),
+            f"deployments/{number}/advance": (lambda: model.advance(place, to), {"to": to}),
+            "rollback": (model.rollback, {}),
+            "retire": (lambda: model.retire(version), {"version": version}),
+        }
+        route = self.draw.choice(list(choices))
+        effect, body = choices[route]
+        before = self.shown()
+        code = effect()
+        self.post(code, f"/galleries/g/{route}", dry_run, **body)
+        if dry_run or code:
+            assert self.shown() == before
+
+    def shown(self) -> Any:
+        """What the service tells of the gallery, its deployments and items."""
+        told = self.http.get("/galleries/g").json()
+        deployments = self.http.get("/galleries/g/deployments").json()["deployments"]
+        items = self.http.get("/galleries/g/items", params={"limit": 1000}).json()["items"]
+        return (
+            (told["current"], told["mix"], told["items"], told["seq"]),
+            [(deployment["version"], deployment["state"]) for deployment in deployments],
+            {item["id"]: (item["active"], item["metadata"]) for item in items},
+        )
+
     def _choose_anew(self) -> None:
         self.choices += sum(len(held.vectors) > 1 for held in self.model.items.values())
 
     def deploy_and_roll_back(self) -> None:
         """Invariant 5."""
+        if self.model.deployments.coming:
+            return
         before = self.ask(1)
         self._begin(self.draw.choice([name for name in self.world.versions if name != self.model.current]))
         self.roll_back()
@@ -170,8 +256,7 @@ class Run:
             self.post(self.model.steer(action), f"/backfills/{self.backfill}/{action}")
 
     def work(self) -> None:
-        for _ in range(self.draw.randint(1, 3)):
-            self.worker.step()
+        self.worker.step(self.draw.randint(1, 3))
 
     def claim_and_die(self) -> None:
         self.others[0]._claim()
@@ -180,7 +265,7 @@ class Run:
         """A worker that has computed a chunk, and comes to commit it some other time."""
         for other in self.others:
             if chunk := other._claim():
-                self.late.append((other, chunk, other._move(chunk)))
+                self.late.append((other, chunk, outcome_of(other._load(chunk))))
 
     def commit_late(self) -> None:
         while self.late:
@@ -216,6 +301,26 @@ class Run:
         assert len(found) == count
         return {match["id"]: (match["version"], round(match["score"], 6)) for match in found}
 
+    def ask_for_best(self) -> None:
+        """The best few, and what they are; and pictures as they were stored."""
+        number, k = self.draw.randint(0, 50), self.draw.randint(1, len(IDS))
+        files = [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.http.post("/galleries/g/query", data={"k": str(k)}, files=files).json()
+        found, _ = self.model.by_picture(number)
+        matches = answer["results"][0]["matches"]
+        best = sorted((expected.score for expected in found.values()), reverse=True)[:k]
+        assert [match["score"] for match in matches] == pytest.approx(best, abs=1e-5)
+        assert len({match["id"] for match in matches}) == len(matches)
+        for match in matches:
+            expected = found[match["id"]]
+            about = (match["version"], match["origin"], match["metadata"])
+            assert about == (expected.version, expected.origin, expected.metadata)
+        for name, held in list(self.model.items.items())[:2]:
+            image = self.http.get(f"/galleries/g/items/{name}/image")
+            stored = None if held.picture is None else self.world.as_bytes(held.picture)
+            assert image.status_code == (200 if stored else 404)
+            assert stored in (None, image.content)
+
     def look(self) -> int:
         """See what workers moved since the last look, and check that each move was allowed and right."""
         sight = look(self.database, "g")
@@ -228,8 +333,10 @@ class Run:
 
     def check(self) -> None:
         self._wait_for_feed(self.look())
-        shown = self.http.get("/galleries/g").json()
-        assert (shown["current"], shown["mix"]) == (self.model.current, self.model.mix())
+        told, deployments, items = self.shown()
+        assert told[:3] == (self.model.current, self.model.mix(), len(self.model.items))
+        assert deployments == self.model.deployments.states()
+        assert items == {name: (self.model.active(name), held.metadata) for name, held in self.model.items.items()}
         expected, lost = self.model.by_picture(3)
         answered = self.ask(3)
         assert lost == {}
@@ -254,7 +361,7 @@ class Run:
         deadline = time.monotonic() + 30
         while self.http.get(f"/backfills/{self.backfill}").json()["state"] == "running":
             assert time.monotonic() < deadline
-            self.worker.step()
+            self.worker.drain()
         self.check()
         assert self.model.backfill == "done"
 
@@ -274,9 +381,14 @@ class _closing(ExitStack):  # noqa: N801
 OPERATIONS: dict[str, int] = {
     "store_picture": 3,
     "store_embedding": 1,
+    "store_pictures": 2,
+    "store_embeddings": 2,
     "delete": 2,
+    "delete_several": 1,
+    "ask_for_best": 2,
+    "step_deployment": 3,
     "deploy": 1,
-    "upgrade": 4,
+    "upgrade": 6,
     "roll_back": 3,
     "deploy_and_roll_back": 1,
     "start_backfill": 2,

@@ -24,6 +24,7 @@ from regraft.cli import app
 from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions, UnexpectedAnswer, Unreachable
 from regraft.models import Health
 from staging.answers import whole
+from staging.builders import make_version
 
 Handler = Callable[[httpx.Request], httpx.Response]
 
@@ -195,7 +196,7 @@ def test_client_and_command_have_the_options_of_a_search():
     assert set(fields) - {"cursor"} <= {name.lstrip("-") for option in command.params for name in option.opts}
 
 
-def test_a_version_folder_is_packed_with_its_card_at_the_root(make_version, tmp_path):
+def test_a_version_folder_is_packed_with_its_card_at_the_root(tmp_path):
     seen, handler = answering({"name": "v1"}, 201)
     version = make_version(tmp_path / "somewhere", "v1", 4)
 

@@ -13,6 +13,7 @@ from regraft import cli
 from regraft.commands.console import visible
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
+from staging.builders import make_version
 
 HOSTILE = "[/nobody][bold]:boom:\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202egnp.\u2066\u2028\x00"
 SHOWN = r"[/nobody][bold]:boom:\x1b]0;owned\x07\x1b[2J\r\x9b1m\u202egnp.\u2066\u2028\x00"
@@ -124,7 +125,7 @@ LOCAL = {
 
 
 @pytest.fixture
-def places(tmp_path, make_version):
+def places(tmp_path):
     """What commands that need something on this machine are given."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "[bold]\x1b[2J.png").write_bytes(b"x")

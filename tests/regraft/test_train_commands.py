@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from index.folder import load_version
+from staging.builders import make_image, make_version
 from training.recipes import GROUPS, RECIPES
 
 
 @pytest.fixture
-def images(make_image, tmp_path):
+def images(tmp_path):
     """An arrays data set: 60 training images, 20 queries, 30 items."""
     arrays = {}
     for part, count, seed in (("train", 60, 0), ("query", 20, 1000), ("gallery", 30, 2000)):
@@ -25,7 +26,7 @@ def images(make_image, tmp_path):
 
 
 @pytest.fixture
-def versions(make_version, tmp_path):
+def versions(tmp_path):
     v1 = make_version(tmp_path / "v1", "v1", 2)
     return v1, make_version(tmp_path / "v2", "v2", 4, drift=0.4, edges=[(v1, "truncate")])
 
@@ -45,7 +46,7 @@ def test_evaluate_prints_the_matrix_and_writes_what_it_measured(run, versions, i
     assert {c["order"] for c in written["curves"]} == {"random"}
 
 
-def test_evaluate_takes_orders_a_metric_and_independent_versions(run, versions, images, make_version, tmp_path):
+def test_evaluate_takes_orders_a_metric_and_independent_versions(run, versions, images, tmp_path):
     old, new = versions
     shared, own = (make_version(tmp_path / name, name, 8, seed=seed) for name, seed in (("shared", 1), ("own", 2)))
     third = make_version(tmp_path / "v3", "v3", 4, drift=0.2, edges=[(new, "identity")])
@@ -105,7 +106,7 @@ def test_fit_edge_writes_an_edge_and_warns_of_few_pairs(run, versions, images):
     assert f"new/old cmc@1: {edge.scores['cmc@1'].value:.3f} " in shown
 
 
-def test_fit_edge_takes_pairs_from_a_file(run, versions, make_version, tmp_path):
+def test_fit_edge_takes_pairs_from_a_file(run, versions, tmp_path):
     generator = np.random.default_rng(0)
     other = make_version(tmp_path / "other", "other", 3, encoder=False)
     bought = make_version(tmp_path / "bought", "bought", 5, encoder=False)

@@ -15,8 +15,9 @@ import pytest
 
 from index.decoding import Decoder
 from index.version import Version
-from service.backfills.worker import Worker
 from service.settings import Settings
+from staging.served import serving
+from staging.working import SteppedWorker
 
 ASKED = 3
 SECONDS = 30.0
@@ -49,7 +50,7 @@ def most(monkeypatch: pytest.MonkeyPatch) -> dict[Decoder, int]:
 
 
 @pytest.fixture
-def server(serving: Any, versions: dict[str, Version], tmp_path: Path) -> Iterator[Any]:
+def server(versions: dict[str, Version], tmp_path: Path) -> Iterator[Any]:
     with serving(Settings(data=tmp_path, max_decoded_bytes=1)) as running:
         for name in ("v1", "v2"):
             running.register(versions[name])
@@ -70,7 +71,7 @@ def test_every_path_waits_for_the_same_room_and_none_for_itself(
         return server.http.post(f"{path}/evaluations", data=data, files=files, params=params)
 
     number = evaluation().json()["id"]
-    assert server.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    server.deploy(path, "v2")
     curve = {"evaluation": number, "label": "label", "marks": 1}
     # Ids of its own each time: a gate may have drawn an item whose image another ingest is replacing.
     batches = itertools.count()
@@ -97,14 +98,11 @@ def test_every_path_waits_for_the_same_room_and_none_for_itself(
 
 
 def test_a_worker_has_a_bound_of_its_own(server: Any, pictures: list[bytes], most: dict[Decoder, int]) -> None:
-    path = server.gallery("v1")
-    server.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:ASKED])})
-    server.http.post(f"{path}/deployments", json={"version": "v2"})
+    path = server.filled(pictures[:ASKED], "v1", "v2")
     started = server.http.post(f"{path}/backfills", json={"kind": "reencode"}).json()
 
-    with closing(Worker(server.runtime.settings, threading.Event())) as worker:
-        while worker.step():
-            pass
+    with closing(SteppedWorker(server.runtime.settings)) as worker:
+        worker.drain()
 
     assert server.http.get(f"/backfills/{started['id']}").json()["done"] == ASKED
     assert list(most.values()) == [1, 1]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -10,11 +10,10 @@ import pytest
 
 from index.errors import RegraftError
 from service.replica.replica import Replica
+from staging.served import problem
 
-Problem = Callable[..., dict[str, Any]]
 
-
-def test_an_unknown_route_is_a_problem(served: Any, problem: Problem) -> None:
+def test_an_unknown_route_is_a_problem(served: Any) -> None:
     problem(served.http.get("/nowhere"), 404, "not_found")
     problem(served.http.get("/../nowhere"), 404, "not_found")
 
@@ -29,16 +28,14 @@ def test_an_unknown_route_is_a_problem(served: Any, problem: Problem) -> None:
         ("/health", "GET"),
     ],
 )
-def test_a_wrong_method_is_a_problem_that_names_the_right_ones(
-    served: Any, problem: Problem, path: str, methods: str
-) -> None:
+def test_a_wrong_method_is_a_problem_that_names_the_right_ones(served: Any, path: str, methods: str) -> None:
     response = served.http.put(path)
 
     problem(response, 405, "method_not_allowed")
     assert response.headers["allow"] == methods
 
 
-def test_a_wrong_media_type_is_a_problem(served: Any, problem: Problem) -> None:
+def test_a_wrong_media_type_is_a_problem(served: Any) -> None:
     path = served.gallery()
 
     for headers in ({}, {"content-type": "text/plain"}, {"content-type": "application/x-www-form-urlencoded"}):
@@ -70,7 +67,7 @@ def test_a_wrong_media_type_is_a_problem(served: Any, problem: Problem) -> None:
     ],
 )
 def test_a_bad_body_is_a_problem_that_names_the_field(
-    served: Any, problem: Problem, content: bytes, code: str, pointer: str | None
+    served: Any, content: bytes, code: str, pointer: str | None
 ) -> None:
     response = served.http.post("/galleries", content=content, headers={"content-type": "application/json"})
 
@@ -78,7 +75,7 @@ def test_a_bad_body_is_a_problem_that_names_the_field(
     problem(response, response.status_code, code, pointer)
 
 
-def test_a_bad_parameter_is_a_problem_that_names_it(served: Any, problem: Problem) -> None:
+def test_a_bad_parameter_is_a_problem_that_names_it(served: Any) -> None:
     path = served.gallery()
 
     for limit in ("0", "1001", "x", ""):
@@ -101,20 +98,20 @@ def operations(served: Any) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(served: Any, problem: Problem) -> None:
+def test_a_parameter_that_a_route_does_not_have_is_refused_by_every_route(served: Any) -> None:
     for method, path, about in operations(served):
         told = problem(served.http.request(method, path, params={"filtre": "x"}), 422, "unknown_parameter", "/filtre")
         for parameter in about.get("parameters", []):
             assert parameter["in"] != "query" or parameter["name"] in told["detail"], path
 
 
-def test_a_parameter_that_is_given_twice_is_refused(served: Any, problem: Problem) -> None:
+def test_a_parameter_that_is_given_twice_is_refused(served: Any) -> None:
     response = served.http.get("/audit", params=[("limit", "1"), ("limit", "2")])
 
     problem(response, 422, "unknown_parameter", "/limit")
 
 
-def test_a_body_without_the_type_json_is_refused_by_every_route_that_reads_json(served: Any, problem: Problem) -> None:
+def test_a_body_without_the_type_json_is_refused_by_every_route_that_reads_json(served: Any) -> None:
     reading = [(method, path) for method, path, about in operations(served) if "requestBody" in about]
 
     assert len(reading) > 10
@@ -125,7 +122,7 @@ def test_a_body_without_the_type_json_is_refused_by_every_route_that_reads_json(
             problem(refused, 415, "unsupported_media_type")
 
 
-def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any, problem: Problem) -> None:
+def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any) -> None:
     edges = {"moved": [], "edges": [0] * 500}
 
     told = problem(served.http.post("/work/1", json=edges, params={"lease": "x"}), 422, "invalid_request", "/edges/0")
@@ -134,7 +131,7 @@ def test_the_faults_of_a_body_are_named_up_to_a_hundred(served: Any, problem: Pr
 
 
 def test_a_failure_nobody_expected_tells_nothing_but_its_number(
-    served: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(replica: Replica) -> None:
         raise ZeroDivisionError("secret")
@@ -167,7 +164,7 @@ BAD_ALLOC = RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_
     ],
 )
 def test_where_memory_ends_it_is_said_whether_the_change_was_made(
-    served: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch, place: str, code: str, stored: int
+    served: Any, monkeypatch: pytest.MonkeyPatch, place: str, code: str, stored: int
 ) -> None:
     path = served.gallery("plain")
     items = {"items": [{"id": "a", "embedding": [1, 2, 3]}]}
@@ -182,7 +179,7 @@ def test_where_memory_ends_it_is_said_whether_the_change_was_made(
 @pytest.mark.parametrize("error", [MemoryError(), BAD_ALLOC], ids=["memory error", "bad_alloc"])
 @pytest.mark.parametrize("place", ["onnxruntime.InferenceSession.run", "PIL.Image.open", "PIL.ImageOps.exif_transpose"])
 def test_memory_that_ends_in_a_library_is_told_from_what_is_wrong_with_the_input(
-    served: Any, problem: Problem, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes], place: str, error: Exception
+    served: Any, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes], place: str, error: Exception
 ) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise error

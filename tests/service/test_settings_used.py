@@ -17,13 +17,15 @@ from index.isolated import Limits
 from index.version import Version
 from regraft.commands.processes import _work_remotely
 from service.settings import Settings
+from staging.builders import make_version
+from staging.served import problem, serving
 
 Problem = Any
 ARCHIVE = 200_000
 
 
 @pytest.fixture(scope="module")
-def limited(tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: dict[str, Version]) -> Iterator[Any]:
+def limited(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Any]:
     data = tmp_path_factory.mktemp("limited")
     settings = Settings(
         data=data / "data",
@@ -41,7 +43,7 @@ def limited(tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: di
         yield running
 
 
-def test_the_largest_archive(limited: Any, problem: Problem) -> None:
+def test_the_largest_archive(limited: Any) -> None:
     sent = limited.http.post("/versions", files={"archive": ("v.zip", bytes(ARCHIVE))})
     problem(sent, 413, "body_too_large")
 
@@ -56,7 +58,7 @@ def test_the_largest_metadata(limited: Any, pictures: list[bytes]) -> None:
     assert (made.status_code, made.json()["errors"][0]["pointer"]) == (422, "/entries/0/metadata")
 
 
-def test_the_most_results_and_the_place_of_the_images(limited: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_the_most_results_and_the_place_of_the_images(limited: Any, pictures: list[bytes]) -> None:
     path = limited.gallery("v1")
     assert limited.ingest(path, {str(n): pictures[n] for n in range(4)}).status_code == 200
     assert limited.query(path, pictures[0], k=3).status_code == 200
@@ -78,9 +80,7 @@ def test_the_number_of_threads(limited: Any) -> None:
     assert sorted(each.result() for each in [threads.submit(two.wait, 10) for _ in range(2)]) == [0, 1]
 
 
-def test_what_verifying_may_take(
-    limited: Any, make_version: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_verifying_may_take(limited: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ask, given = isolated._ask, list[Limits]()
     monkeypatch.setattr(isolated, "_ask", lambda asked, limits: given.append(limits) or ask(asked, limits))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,11 @@ from sqlalchemy import Connection, func, select
 
 from index.version import Version
 from service.backfills import attempts
-from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.blobs import MARKER, Blobs, StoreUnreachable
 from service.store.tables import backfill_failure, item
+from staging.served import problem, serving
+from staging.working import SteppedWorker
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def server(settings: Settings, serving: Any, versions: dict[str, Version]) -> Iterator[Any]:
+def server(settings: Settings, versions: dict[str, Version]) -> Iterator[Any]:
     with serving(settings) as running:
         for name in ("v1", "v2"):
             running.register(versions[name])
@@ -48,8 +48,8 @@ def served(server: Any, some: list[bytes]) -> Iterator[Any]:
 
 
 @pytest.fixture
-def a_worker(settings: Settings) -> Iterator[Worker]:
-    made = Worker(settings, threading.Event())
+def a_worker(settings: Settings) -> Iterator[SteppedWorker]:
+    made = SteppedWorker(settings)
     yield made
     made.close()
 
@@ -88,7 +88,7 @@ def shown(served: Any, number: int) -> tuple[str, int, int, int]:
     return found["state"], found["done"], found["failed"], found["retrying"]
 
 
-def drain(worker: Worker, served: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def drain(worker: SteppedWorker, served: Any, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Work to the end; pauses and leases are over at once."""
     monkeypatch.setattr(attempts, "PAUSE_SECONDS", 0.0)
     for _ in range(10_000):
@@ -99,7 +99,7 @@ def drain(worker: Worker, served: Any, number: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("size", [1, 6])
 def test_an_outage_uses_up_no_attempt_and_gives_no_item_up(
-    served: Any, a_worker: Worker, away: Any, size: int, monkeypatch: pytest.MonkeyPatch
+    served: Any, a_worker: SteppedWorker, away: Any, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     take, bring = away
     number = start(served, chunk_size=size, attempts=1)
@@ -117,7 +117,7 @@ def test_an_outage_uses_up_no_attempt_and_gives_no_item_up(
 
 
 def test_one_image_that_cannot_be_read_is_tried_again_and_given_up_alone(
-    served: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    served: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unreadable(served, "i3", monkeypatch)
     number = start(served, chunk_size=1, attempts=3)
@@ -141,7 +141,7 @@ def in_the_way(served: Any, *names: str) -> None:
 
 
 def test_a_chunk_of_nothing_but_unreadable_images_is_given_up_and_holds_up_no_other(
-    served: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    served: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_the_way(served, "i2", "i3")
     number = start(served, chunk_size=2, attempts=2, order="oldest")
@@ -156,7 +156,7 @@ def test_a_chunk_of_nothing_but_unreadable_images_is_given_up_and_holds_up_no_ot
     }
 
 
-def test_an_unreadable_image_is_one_clear_error_wherever_it_is_asked_for(served: Any, problem: Any) -> None:
+def test_an_unreadable_image_is_one_clear_error_wherever_it_is_asked_for(served: Any) -> None:
     names = [f"i{n}" for n in range(6)]
     in_the_way(served, "i2")
 
@@ -345,7 +345,7 @@ class TestMarker:
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"cut"], ids=["empty", "other", "cut"])
 def test_an_image_that_no_longer_decodes_is_given_up_alone_and_stays_reachable(
-    served: Any, a_worker: Worker, pictures: list[bytes], content: bytes, monkeypatch: pytest.MonkeyPatch
+    served: Any, a_worker: SteppedWorker, pictures: list[bytes], content: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served.runtime.database.lookup() as connection:
         key = blob_of(connection, "i4")

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
-from service.backfills.worker import Worker
 from service.http.backfills import BackfillIn, start
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
 from staging.ports import free_port
+from staging.working import SteppedWorker
 
 ROOT = Path(__file__).parents[3]
 LEASE_SECONDS = 0.5
@@ -91,12 +90,12 @@ class Site:
 
     def work(self) -> None:
         """Work in this process until nothing is left, also what dead workers hold."""
-        worker = Worker(self.settings, threading.Event())
+        worker = SteppedWorker(self.settings)
         deadline = time.monotonic() + 30
         while self.active():
             assert time.monotonic() < deadline, "the backfill does not end"
-            if not worker.step():
-                time.sleep(0.02)
+            worker.drain()
+            time.sleep(0.02)
         worker.close()
 
     def active(self) -> list[int]:

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +9,28 @@ from sqlalchemy import select, text
 
 from index.transform import load_transform
 from index.version import Version
-from service.backfills.worker import Worker
 from service.store.tables import backfill_chunk, item
+from staging.builders import make_version
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
+def more(served: Any) -> None:
     """fct has an item edge from v1."""
-    root = tmp_path_factory.mktemp("more")
-    assert served.register(make_version(root / "fct", "fct", 5, edges=[(versions["v1"], "forward")])).status_code == 201
+    served.add("fct", 5, edges=[("v1", "forward")])
 
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
     """Twenty items of v1, v2 current."""
-    path = served.gallery("v1")
-    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
+    path = served.filled(pictures)
     deploy(served, path, "v2")
     return path
 
 
 def deploy(served: Any, path: str, version: str) -> None:
-    assert served.http.post(f"{path}/deployments", json={"version": version}).status_code == 201
+    served.deploy(path, version)
 
 
 def start(served: Any, path: str, **fields: Any) -> Any:
@@ -49,15 +43,6 @@ def turn(served: Any, number: int, action: str) -> Any:
 
 def shown(served: Any, number: int) -> dict[str, Any]:
     return served.http.get(f"/backfills/{number}").json()
-
-
-def work(served: Any, steps: int = 1000) -> None:
-    worker = Worker(served.runtime.settings, threading.Event())
-    while steps and worker.step():
-        steps -= 1
-    worker.close()
-    for live in served.runtime.replica.all():
-        served.runtime.replica.refresh(live.id)
 
 
 def problem(response: Any) -> tuple[int, str, list[str]]:
@@ -105,13 +90,13 @@ class TestStart:
 
     def test_progress_and_time_left_are_shown_on_the_way(self, served: Any, filled: str) -> None:
         number = start(served, filled, chunk_size=5).json()["id"]
-        work(served, steps=1)
+        served.work(1)
 
         halfway = shown(served, number)
 
         assert (halfway["done"], halfway["remaining"], halfway["state"]) == (5, 15, "running")
         assert halfway["eta_seconds"] > 0
-        work(served)
+        served.work()
         end = shown(served, number)
         assert (end["done"], end["remaining"], end["state"], end["eta_seconds"]) == (20, 0, "done", None)
         assert end["finished"] > end["created"]
@@ -119,7 +104,7 @@ class TestStart:
     def test_a_rate_holds_from_the_first_chunk_on(self, served: Any, filled: str) -> None:
         """8 items a second: no more than 4 at a time, whatever was asked; the time left is that of the rate."""
         number = start(served, filled, chunk_size=20, rate=8).json()["id"]
-        work(served, steps=1)
+        served.work(1)
 
         begun = shown(served, number)
 
@@ -128,7 +113,7 @@ class TestStart:
 
     def test_without_anything_to_move_it_is_done_at_once(self, served: Any, filled: str) -> None:
         start(served, filled)
-        work(served)
+        served.work()
 
         again = start(served, filled).json()
 
@@ -175,21 +160,21 @@ class TestStart:
 class TestSteering:
     def test_a_paused_one_moves_nothing_until_it_is_resumed(self, served: Any, filled: str) -> None:
         number = start(served, filled, chunk_size=5).json()["id"]
-        work(served, steps=1)
+        served.work(1)
 
         assert turn(served, number, "pause").json()["state"] == "paused"
-        work(served)
+        served.work()
         assert served.http.get(filled).json()["mix"] == {"v1": 15, "v2": 5}
         assert turn(served, number, "resume").json()["state"] == "running"
-        work(served)
+        served.work()
         assert served.http.get(filled).json()["mix"] == {"v2": 20}
 
     def test_a_cancelled_one_keeps_what_it_moved_and_moves_no_more(self, served: Any, filled: str) -> None:
         number = start(served, filled, chunk_size=5).json()["id"]
-        work(served, steps=1)
+        served.work(1)
 
         ended = turn(served, number, "cancel").json()
-        work(served)
+        served.work()
 
         assert (ended["state"], ended["done"]) == ("cancelled", 5)
         assert ended["finished"] > ended["created"]
@@ -206,7 +191,7 @@ class TestSteering:
 
     def test_one_that_ended_cannot_be_steered(self, served: Any, filled: str) -> None:
         number = start(served, filled).json()["id"]
-        work(served)
+        served.work()
 
         for action in ("pause", "resume", "cancel"):
             assert problem(turn(served, number, action))[:2] == (409, "backfill_ended")
@@ -232,7 +217,7 @@ class TestFailures:
         path.write_bytes(pictures[7][:40])
         number = start(served, filled, chunk_size=4).json()["id"]
 
-        work(served)
+        served.work()
 
         ended = shown(served, number)
         assert (ended["state"], ended["done"], ended["failed"]) == ("done", 18, 2)
@@ -258,24 +243,23 @@ class TestFailures:
         path = served.runtime.settings.data / "blobs" / blob
         path.unlink()
         start(served, filled)
-        work(served)
+        served.work()
         path.write_bytes(pictures[19])
 
         assert start(served, filled).json()["total"] == 1
-        work(served)
+        served.work()
 
         assert served.http.get(filled).json()["mix"] == {"v2": 20}
 
 
 class TestTransform:
     def test_items_move_by_the_item_edge_without_their_images(self, served: Any, pictures: list[bytes]) -> None:
-        path = served.gallery("v1")
-        served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+        path = served.filled(pictures)
         served.http.post(f"{path}/items", json={"items": [{"id": "e", "metadata": {}, "embedding": [1, 2, 3, 4]}]})
         deploy(served, path, "fct")
 
         number = start(served, path, kind="transform").json()["id"]
-        work(served)
+        served.work()
 
         assert shown(served, number)["done"] == 21
         assert served.http.get(path).json()["mix"] == {"fct": 21}
@@ -291,7 +275,7 @@ class TestTransform:
         deploy(served, path, "fct")
         for kind in ("transform", "reencode"):
             assert start(served, path, kind=kind).json()["total"] == 1
-            work(served)
+            served.work()
 
         origins = [(e["version"], e["origin"]) for e in served.http.get(f"{path}/items/i").json()["embeddings"]]
         assert origins == [("v1", "encoded"), ("fct", "encoded")]
@@ -301,11 +285,10 @@ class TestTransform:
         self, served: Any, pictures: list[bytes]
     ) -> None:
         """v1 -> v2, backfilled -> back -> fct, which only an item edge from v1 leads to: items go to v2 by `dual`."""
-        path = served.gallery("v1")
-        served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:6])})
+        path = served.filled(pictures[:6])
         deploy(served, path, "v2")
         start(served, path)
-        work(served)
+        served.work()
         served.ingest(path, {"late": pictures[6]})
         served.http.post(f"{path}/rollback")
         deploy(served, path, "fct")
@@ -314,7 +297,7 @@ class TestTransform:
 
         number = start(served, path, kind="transform").json()["id"]
         reading = served.http.post(f"{path}/retire", json={"version": "v1"})
-        work(served)
+        served.work()
 
         assert (estimate["items"], estimate["sampled"]) == (6, 6)
         assert estimate["macs_per_item"]["transform"] > 0
@@ -332,12 +315,7 @@ class TestTransform:
         assert start(served, path, kind="transform").json()["total"] == 0
 
     def test_of_several_embeddings_it_reads_the_active_one(
-        self,
-        served: Any,
-        pictures: list[bytes],
-        versions: dict[str, Version],
-        make_version: Callable[..., Version],
-        tmp_path: Path,
+        self, served: Any, pictures: list[bytes], versions: dict[str, Version], tmp_path: Path
     ) -> None:
         edges = [(versions["v1"], "forward"), (versions["v2"], "forward")]
         assert served.register(make_version(tmp_path / "both", "both", 7, edges=edges)).status_code == 201
@@ -347,12 +325,12 @@ class TestTransform:
         served.ingest(path, {"i": pictures[0]})
         deploy(served, path, "v2")
         start(served, path)
-        work(served)
+        served.work()
         deploy(served, path, "both")
         assert served.http.get(path).json()["mix"] == {"v1": 1}
 
         start(served, path, kind="transform")
-        work(served)
+        served.work()
 
         row = """select vector from embedding join version on version.id = version_id
             where version.name = :name and item_id in (select id from item where gallery_id =
@@ -384,4 +362,4 @@ def test_deleting_a_gallery_takes_its_backfills_along(served: Any, filled: str) 
     with served.runtime.database.lookup() as connection:
         left = select(backfill_chunk).where(backfill_chunk.c.backfill_id == number)
         assert connection.execute(left).all() == []
-    work(served)
+    served.work()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,7 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from index.version import Version
 from service.backfills import orders
-from service.backfills.worker import Worker
 from service.store.tables import backfill_chunk, embedding, gallery, item, item_traffic
 from service.store.vector_codec import from_bytes
 
@@ -26,28 +22,16 @@ UNIT = base64.b64encode(np.float32([1, 0, 0, 0, 0]).tobytes()).decode()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any,
-    versions: dict[str, Version],
-    tmp_path_factory: Any,
-    make_version: Callable[..., Version],
-    tell_variance: Callable[[Version, str], Version],
-) -> None:
+def more(served: Any) -> None:
     """`unsure` has an item edge from v1 that tells a variance; `lorentz` and `near` lie in hyperbolic space."""
-    root = tmp_path_factory.mktemp("more")
-    unsure = tell_variance(make_version(root / "unsure", "unsure", 5, edges=[(versions["v1"], "forward")]), "v1")
+    served.add("unsure", 5, edges=[("v1", "forward")], variance="v1")
     space = {"kind": "lorentz", "curvature": 1.0}
-    lorentz = make_version(root / "lorentz", "lorentz", 4, space=space)
-    near = make_version(root / "near", "near", 4, space=space, drift=0.1, edges=[(lorentz, "identity")])
-    for version in (unsure, lorentz, near):
-        assert served.register(version).status_code == 201
+    served.add("lorentz", 4, space=space)
+    served.add("near", 4, space=space, drift=0.1, edges=[("lorentz", "identity")])
 
 
 def fill(served: Any, pictures: list[bytes], old: str = "v1", new: str = "v2") -> str:
-    path: str = served.gallery(old)
-    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-    assert served.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
-    return path
+    return served.filled(pictures, old, new)
 
 
 def ask(served: Any, path: str, dry_run: bool = False, **fields: Any) -> Any:
@@ -67,13 +51,6 @@ def stored(served: Any, path: str, version: str, column: Any) -> dict[str, Any]:
     statement = select(item.c.external_id, column).join(item, item.c.id == embedding.c.item_id).join(gallery)
     with served.runtime.database.lookup() as connection:
         return dict(tuple(row) for row in connection.execute(statement.where(*mine)))
-
-
-def work(served: Any) -> None:
-    worker = Worker(served.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
 
 
 class TestEstimate:
@@ -157,7 +134,7 @@ class TestEstimate:
         assert ask(served, path, dry_run=True, filter=where).json()["items"] == 6
         started = ask(served, path, filter=where).json()
         assert (started["filter"], sorted(planned(served, started["id"]))) == (where, [f"i{n}" for n in range(6)])
-        work(served)
+        served.work()
         assert served.http.get(f"/backfills/{started['id']}").json()["state"] == "done"
         served.runtime.replica.refresh(served.runtime.replica.find(path.rpartition("/")[2]).id)
         assert served.http.get(path).json()["mix"] == {"v1": 14, "v2": 6}
@@ -196,7 +173,7 @@ class TestUncertainty:
 
         number = ask(served, path, kind="transform", order="uncertainty").json()["id"]
         assert planned(served, number) == expected
-        work(served)
+        served.work()
         kept = stored(served, path, "unsure", embedding.c.uncertainty)
         assert kept == pytest.approx(variance)
 
@@ -223,7 +200,7 @@ class TestUncertainty:
         assert expected != sorted(expected)
 
         if claimed_by == "local":
-            work(served)
+            served.work()
         else:
             for count in (12, 8):
                 task = served.http.post("/work:claim", json={"worker": "w"}).json()
@@ -245,7 +222,7 @@ class TestUncertainty:
         number = ask(served, path, kind="transform", order="uncertainty", limit=5).json()["id"]
         monkeypatch.setattr(orders, "uncertainties", lambda *_: pytest.fail("asked in vain"))
 
-        work(served)
+        served.work()
 
         shown = served.http.get(f"/backfills/{number}").json()
         assert (shown["state"], shown["done"]) == ("done", 5)
@@ -306,7 +283,7 @@ def test_each_failure_says_where_the_item_can_still_be_found(
         last = connection.execute(select(item).order_by(item.c.id.desc()).limit(1)).one()
     served.runtime.blobs.remove([last.blob])
     number = ask(served, path).json()["id"]
-    work(served)
+    served.work()
 
     body = served.http.get(f"/backfills/{number}/failures").json()
 

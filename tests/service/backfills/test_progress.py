@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -14,8 +12,8 @@ import pytest
 from sqlalchemy import event
 
 from regraft.backfill_routes import events
-from service.backfills.worker import Worker
 from service.http import backfill_progress as progress
+from staging.served import problem, serving
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -30,9 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def started(served: Any, pictures: list[bytes]) -> int:
-    path = served.gallery("v1")
-    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-    served.http.post(f"{path}/deployments", json={"version": "v2"})
+    path = served.filled(pictures, "v1", "v2")
     number: int = served.http.post(f"{path}/backfills", json={"chunk_size": 5}).json()["id"]
     return number
 
@@ -42,24 +38,17 @@ def stream(served: Any, number: int, last: str | bytes = "") -> Any:
     return served.http.stream("GET", f"/backfills/{number}/events", headers=headers, timeout=WAIT)
 
 
-def work(served: Any, steps: int = 1000) -> None:
-    worker = Worker(served.runtime.settings, threading.Event())
-    while steps and worker.step():
-        steps -= 1
-    worker.close()
-
-
 def test_a_watcher_sees_each_state_until_the_end(served: Any, started: int) -> None:
     seen = []
     with stream(served, started) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         found = events(response.iter_lines())
-        for step in (lambda: work(served, 1), lambda: turn(served, started, "pause")):
+        for step in (lambda: served.work(1), lambda: turn(served, started, "pause")):
             seen.append(next(found))
             step()
         seen.append(next(found))
         turn(served, started, "resume")
-        work(served)
+        served.work()
         seen += list(found)
 
     shown = [json.loads(data) for name, _, data in seen if name == "progress"]
@@ -95,7 +84,7 @@ def test_whoever_comes_back_is_told_nothing_twice(served: Any, started: int) -> 
 
     with stream(served, started, last) as response:
         found = events(response.iter_lines())
-        work(served, 1)
+        served.work(1)
         assert json.loads(next(found)[2])["done"] > 0
 
 
@@ -110,7 +99,7 @@ def test_silence_is_broken_by_a_sign_of_life(served: Any, started: int, monkeypa
     with stream(served, started) as response:
         lines = response.iter_lines()
         assert next(line for line in lines if line.startswith(":"))
-        work(served)
+        served.work()
         assert "event: end" in list(lines)
 
 
@@ -134,7 +123,7 @@ def test_a_watcher_who_leaves_leaves_nothing_behind(served: Any, started: int, m
 
 
 def test_an_ended_one_says_so_and_ends(served: Any, started: int) -> None:
-    work(served)
+    served.work()
 
     with stream(served, started) as response:
         assert [name for name, _, _ in events(response.iter_lines())] == ["progress", "end"]
@@ -163,11 +152,11 @@ def test_a_gallery_deleted_meanwhile_ends_the_stream(served: Any, started: int) 
         assert list(found)[-1][0] == "gone"
 
 
-def test_an_unknown_one_is_a_problem(served: Any, problem: Callable[..., Any]) -> None:
+def test_an_unknown_one_is_a_problem(served: Any) -> None:
     problem(served.http.get("/backfills/999999/events"), 404, "unknown_backfill")
 
 
-def test_a_server_that_stops_ends_its_streams(tmp_path: Any, serving: Any, versions: Any, pictures: Any) -> None:
+def test_a_server_that_stops_ends_its_streams(tmp_path: Any, versions: Any, pictures: Any) -> None:
     from service.settings import Settings
 
     with serving(Settings(data=tmp_path)) as running:

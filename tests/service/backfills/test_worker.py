@@ -23,27 +23,25 @@ from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, gallery, item
 from service.store.vector_codec import from_bytes
+from staging.builders import make_image
+from staging.working import SteppedWorker
 
 pytestmark = pytest.mark.usefixtures("alone")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> dict[str, Version]:
+def more(served: Any) -> dict[str, Version]:
     """`sided` keeps side-information, and `fct` and `carrying` have item edges from it; `carrying` keeps some too."""
-    root = tmp_path_factory.mktemp("more")
-    sided = make_version(root / "sided", "sided", 3, side_dim=4)
-    fct = make_version(root / "fct", "fct", 5, edges=[(versions["v1"], "forward"), (sided, "forward")])
-    carrying = make_version(root / "carrying", "carrying", 5, side_dim=2, edges=[(sided, "forward")])
-    for version in (sided, fct, carrying):
-        assert served.register(version).status_code == 201
+    sided = served.add("sided", 3, side_dim=4)
+    fct = served.add("fct", 5, edges=[("v1", "forward"), ("sided", "forward")])
+    carrying = served.add("carrying", 5, side_dim=2, edges=[("sided", "forward")])
+
     return {"sided": sided, "fct": fct, "carrying": carrying}
 
 
 @pytest.fixture
-def a_worker(served: Any) -> Iterator[Worker]:
-    made = Worker(served.runtime.settings, threading.Event())
+def a_worker(served: Any) -> Iterator[SteppedWorker]:
+    made = SteppedWorker(served.runtime.settings)
     yield made
     made.close()
 
@@ -53,9 +51,7 @@ def filled(served: Any, pictures: list[bytes]) -> Callable[..., str]:
     """A gallery of twenty items of one version with another one current, and a backfill of it started."""
 
     def fill(old: str = "v1", new: str = "v2", **fields: Any) -> str:
-        path = served.gallery(old)
-        served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-        assert served.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
+        path = served.filled(pictures, old, new)
         assert served.http.post(f"{path}/backfills", json=fields).status_code == 202
         return path
 
@@ -74,17 +70,12 @@ def stored(served: Any, path: str, version: str, column: Any = embedding.c.vecto
         return dict(tuple(row) for row in connection.execute(statement.where(*mine)))
 
 
-def drain(a_worker: Worker) -> None:
-    while a_worker.step():
-        pass
-
-
 def test_reencoded_items_hold_what_the_encoder_gives_and_its_side_information(
-    served: Any, filled: Any, a_worker: Worker, more: dict[str, Version], make_image: Callable[..., Any]
+    served: Any, filled: Any, a_worker: SteppedWorker, more: dict[str, Version]
 ) -> None:
     path = filled("v1", "sided", chunk_size=7)
 
-    drain(a_worker)
+    a_worker.drain()
 
     expected = Encoder(more["sided"]).encode([make_image(n % 5, n) for n in range(20)])
     for column, width, rows in ((embedding.c.vector, 3, expected.vectors), (embedding.c.side, 4, expected.side)):
@@ -96,7 +87,7 @@ def test_reencoded_items_hold_what_the_encoder_gives_and_its_side_information(
 
 @pytest.mark.parametrize("old", ["v1", "sided"])
 def test_transformed_items_hold_what_the_edge_gives_from_what_was_stored(
-    served: Any, filled: Any, a_worker: Worker, versions: dict[str, Version], more: dict[str, Version], old: str
+    served: Any, filled: Any, a_worker: SteppedWorker, versions: dict[str, Version], more: dict[str, Version], old: str
 ) -> None:
     path = filled(old, "fct", kind="transform")
     source = {**versions, **more}[old]
@@ -104,7 +95,7 @@ def test_transformed_items_hold_what_the_edge_gives_from_what_was_stored(
     vectors, sides = stored(served, path, old), stored(served, path, old, embedding.c.side)
     edge = next(e for e in more["fct"].edges if e.old == old)
 
-    drain(a_worker)
+    a_worker.drain()
 
     side = from_bytes([sides[n] for n in names], 4) if source.card.side_dim else None
     expected = load_transform(edge, more["fct"].card, source.card)(
@@ -115,11 +106,11 @@ def test_transformed_items_hold_what_the_edge_gives_from_what_was_stored(
 
 
 def test_a_transformed_item_holds_the_side_information_that_the_edge_gives(
-    served: Any, filled: Any, a_worker: Worker, more: dict[str, Version]
+    served: Any, filled: Any, a_worker: SteppedWorker, more: dict[str, Version]
 ) -> None:
     path = filled("sided", "carrying", kind="transform")
     vectors, sides = stored(served, path, "sided"), stored(served, path, "sided", embedding.c.side)
-    drain(a_worker)
+    a_worker.drain()
 
     forward = load_forward(more["carrying"].edges[0], more["carrying"].card, more["sided"].card)
     expected = forward.carry(from_bytes(list(vectors.values()), 3), from_bytes(list(sides.values()), 4))
@@ -129,14 +120,14 @@ def test_a_transformed_item_holds_the_side_information_that_the_edge_gives(
 
 
 def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
-    served: Any, filled: Any, a_worker: Worker
+    served: Any, filled: Any, a_worker: SteppedWorker
 ) -> None:
     path = filled("sided", "fct", kind="transform")
     key = select(item.c.id).where(item.c.external_id == "i5").order_by(item.c.id.desc()).limit(1).scalar_subquery()
     with served.runtime.database.write() as connection:
         connection.execute(update(embedding).where(embedding.c.item_id == key).values(side=None))
 
-    drain(a_worker)
+    a_worker.drain()
 
     ended = last_backfill(served, path)
     assert (ended["state"], ended["done"], ended["failed"]) == ("done", 19, 1)
@@ -146,7 +137,7 @@ def test_an_item_without_the_side_information_its_edge_needs_fails_alone(
 
 
 def test_an_image_that_the_encoder_refuses_fails_alone(
-    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, make_image: Callable[..., Any]
+    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(attempts=1)
     whole = Encoder.encode_arrays
@@ -159,7 +150,7 @@ def test_an_image_that_the_encoder_refuses_fails_alone(
 
     monkeypatch.setattr(Encoder, "encode_arrays", picky)
 
-    drain(a_worker)
+    a_worker.drain()
 
     ended = last_backfill(served, path)
     failures = served.http.get(f"/backfills/{ended['id']}/failures").json()["failures"]
@@ -172,14 +163,14 @@ def test_several_workers_share_the_chunks_and_end_in_the_state_of_one(
     served: Any, filled: Any, pictures: list[bytes]
 ) -> None:
     alone, shared = filled(chunk_size=1), filled(chunk_size=1)
-    workers = [Worker(served.runtime.settings, threading.Event()) for _ in range(4)]
-    threads = [threading.Thread(target=drain, args=(each,), daemon=True) for each in workers]
+    workers = [SteppedWorker(served.runtime.settings) for _ in range(4)]
+    threads = [threading.Thread(target=each.drain, daemon=True) for each in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     for each in workers:
-        drain(each)
+        each.drain()
         each.close()
 
     ended = last_backfill(served, shared)
@@ -201,7 +192,7 @@ def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pyt
 
     monkeypatch.setattr(Encoder, "encode_arrays", slow)
     monkeypatch.setattr(Encoder, "_run_probe", lambda *_: None)
-    holder, other = Worker(settings, threading.Event()), Worker(settings, threading.Event())
+    holder, other = SteppedWorker(settings), SteppedWorker(settings)
     thread = threading.Thread(target=holder.step, daemon=True)
     thread.start()
     assert encoding.wait(10)
@@ -217,7 +208,7 @@ def test_a_long_chunk_keeps_its_lease(served: Any, filled: Any, monkeypatch: pyt
 
 
 def test_a_locked_database_is_waited_for(
-    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled()
     real, failures = chunks.commit, iter(range(3))
@@ -229,7 +220,7 @@ def test_a_locked_database_is_waited_for(
 
     monkeypatch.setattr(chunks, "commit", locked)
 
-    drain(a_worker)
+    a_worker.drain()
 
     assert next(failures, None) is None
     assert (last_backfill(served, path)["done"], last_backfill(served, path)["skipped"]) == (20, 0)
@@ -240,7 +231,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
 ) -> None:
     path = filled()
     settings = served.runtime.settings.model_copy(update={"lease_seconds": 0.05})
-    a_worker = Worker(settings, threading.Event())
+    a_worker = SteppedWorker(settings)
     with monkeypatch.context() as patch:
         patch.setattr("service.store.blobs.Blobs._read", _unreachable)
         assert not a_worker.step()
@@ -248,7 +239,7 @@ def test_blobs_out_of_reach_fail_no_item_but_wait_for_the_next_lease(
     assert last_backfill(served, path)["failed"] == 0
     time.sleep(0.06)
 
-    drain(a_worker)
+    a_worker.drain()
 
     a_worker.close()
     assert (last_backfill(served, path)["done"], last_backfill(served, path)["failed"]) == (20, 0)
@@ -259,7 +250,7 @@ def _unreachable(*_: Any) -> bytes:
 
 
 def test_pausing_while_a_chunk_is_computed_writes_nothing_and_frees_the_chunk(
-    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     path = filled(chunk_size=20)
@@ -280,12 +271,12 @@ def test_pausing_while_a_chunk_is_computed_writes_nothing_and_frees_the_chunk(
         states = select(backfill_chunk.c.state).where(backfill_chunk.c.backfill_id == number)
         assert connection.execute(states).scalars().all() == ["todo"]
     served.http.post(f"/backfills/{number}/resume")
-    drain(a_worker)
+    a_worker.drain()
     assert last_backfill(served, path)["done"] == 20
 
 
 def test_a_rollback_while_a_chunk_is_computed_wins(
-    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch
+    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = filled(chunk_size=20)
     whole = Encoder.encode_arrays
@@ -297,7 +288,7 @@ def test_a_rollback_while_a_chunk_is_computed_wins(
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "encode_arrays", rolled_back_meanwhile)
         a_worker.step()
-    drain(a_worker)
+    a_worker.drain()
 
     assert last_backfill(served, path)["state"] == "cancelled"
     assert stored(served, path, "v2") == {}
@@ -306,7 +297,7 @@ def test_a_rollback_while_a_chunk_is_computed_wins(
 
 
 def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
-    served: Any, filled: Any, a_worker: Worker, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes]
+    served: Any, filled: Any, a_worker: SteppedWorker, monkeypatch: pytest.MonkeyPatch, pictures: list[bytes]
 ) -> None:
     path = filled(chunk_size=20)
     whole, once = Encoder.encode_arrays, iter([True])
@@ -319,7 +310,7 @@ def test_what_is_deleted_or_replaced_while_its_chunk_is_computed_stays_so(
         return whole(self, batch)
 
     monkeypatch.setattr(Encoder, "encode_arrays", changed_meanwhile)
-    drain(a_worker)
+    a_worker.drain()
 
     ended = last_backfill(served, path)
     assert (ended["state"], ended["done"], ended["skipped"], ended["failed"]) == ("done", 18, 2, 0)

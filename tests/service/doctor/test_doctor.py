@@ -6,9 +6,8 @@ import json
 import os
 import shutil
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ import pytest
 from sqlalchemy import Engine, delete, event, insert, select, update
 
 from index.version import Version
-from service.backfills.worker import Worker
 from service.doctor import findings, vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
@@ -30,6 +28,9 @@ from service.store.database import Database, upgrade
 from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
 from service.store.vector_codec import from_bytes, to_bytes
+from staging.builders import make_version
+from staging.served import serving
+from staging.working import work
 
 
 class Ward:
@@ -66,21 +67,14 @@ UNUSABLE = [
 
 
 @pytest.fixture(scope="module")
-def healthy(
-    tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: dict[str, Version], pictures: list[bytes]
-) -> Path:
+def healthy(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version], pictures: list[bytes]) -> Path:
     settings = Settings(data=tmp_path_factory.mktemp("healthy"))
     with serving(settings) as running:
         for name in ("v1", "v2"):
             running.register(versions[name])
-        path = running.gallery("v1")
-        running.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:6])})
-        running.http.post(f"{path}/deployments", json={"version": "v2"})
+        path = running.filled(pictures[:6], "v1", "v2")
         running.http.post(f"{path}/backfills", json={"limit": 4, "order": "oldest"})
-        worker = Worker(settings, threading.Event())
-        while worker.step():
-            pass
-        worker.close()
+        work(settings)
     return settings.data
 
 
@@ -115,15 +109,12 @@ def reencode(ward: Ward, serving: Any) -> None:
     with serving(ward.settings) as running:
         started = running.http.post(f"/galleries/{ward.gallery}/backfills", json={})
         assert started.status_code == 202, started.text
-    worker = Worker(ward.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
+    work(ward.settings)
 
 
 @pytest.mark.parametrize(("vector", "code"), UNUSABLE)
 def test_what_cannot_be_compared_is_removed_and_a_backfill_makes_it_anew(
-    ward: Ward, serving: Any, vector: list[float], code: str
+    ward: Ward, vector: list[float], code: str
 ) -> None:
     """i5 holds nothing else, but an image; i0 is active in v2, where it is damaged too, and holds v1."""
     in_v2 = (embedding.c.item_id == ward.ids["i0"], embedding.c.version_id == 2)
@@ -309,7 +300,7 @@ def age_everything(ward: Ward) -> list[Path]:
 
 
 def test_images_of_evaluation_sets_are_no_orphans_and_missed_when_they_are_gone(
-    ward: Ward, serving: Any, pictures: list[bytes]
+    ward: Ward, pictures: list[bytes]
 ) -> None:
     with serving(ward.settings) as running:
         (gallery,) = running.http.get("/galleries").json()["galleries"]
@@ -386,9 +377,7 @@ def test_remains_of_uploads_go_when_nobody_fills_them(ward: Ward) -> None:
         assert (left.exists(), filled.exists()) == (False, True)
 
 
-def test_items_nobody_can_reach_and_versions_nobody_uses(
-    ward: Ward, tmp_path: Path, make_version: Callable[..., Version], serving: Any
-) -> None:
+def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: Path) -> None:
     apart = make_version(tmp_path / "apart", "apart", 3, encoder=False)
     with serving(ward.settings) as running:
         running.register(apart)

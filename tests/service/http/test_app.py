@@ -20,6 +20,7 @@ from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import EmbeddingReaper
 from staging.ports import free_port
+from staging.served import problem, zip_version
 
 SERVE = "from service.http.app import serve; from service.settings import Settings; serve(Settings())"
 
@@ -80,10 +81,7 @@ def fill(process: Process, archive: bytes) -> None:
 
 
 def test_every_acknowledged_write_survives_kill_9(
-    start: Callable[[], Process],
-    versions: dict[str, Version],
-    zip_version: Callable[[Path], bytes],
-    pictures: list[bytes],
+    start: Callable[[], Process], versions: dict[str, Version], pictures: list[bytes]
 ) -> None:
     process = start()
     fill(process, zip_version(versions["v1"].folder))
@@ -131,10 +129,7 @@ def test_every_acknowledged_write_survives_kill_9(
 
 
 def test_sigterm_lets_a_running_request_end_and_then_ends_well(
-    start: Callable[[], Process],
-    versions: dict[str, Version],
-    zip_version: Callable[[Path], bytes],
-    pictures: list[bytes],
+    start: Callable[[], Process], versions: dict[str, Version], pictures: list[bytes]
 ) -> None:
     process = start()
     fill(process, zip_version(versions["v1"].folder))
@@ -164,9 +159,7 @@ def test_sigterm_lets_a_running_request_end_and_then_ends_well(
     assert "Traceback" not in Path(process.log.name).read_text()
 
 
-def test_it_says_when_it_cannot_follow_its_database(
-    served: Any, problem: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_says_when_it_cannot_follow_its_database(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.http.get("/health/ready").json() == {"status": "ready", "problems": []}
 
     def fail() -> None:

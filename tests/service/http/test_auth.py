@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,13 @@ from pydantic import ValidationError
 from service.http.app import serve
 from service.http.auth import ExposedWithoutKey, Guard, check_exposure, is_loopback
 from service.settings import Settings
+from staging.served import problem, serving
 
 KEY = "correct horse battery"
 
-Problem = Callable[..., dict[str, Any]]
-
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[httpx.Client]:
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A server that asks for a key, and a client that has none."""
     settings = Settings(data=tmp_path_factory.mktemp("locked"), api_key=KEY, host="0.0.0.0")
     with serving(settings) as running:
@@ -30,7 +29,7 @@ def locked(tmp_path_factory: pytest.TempPathFactory, serving: Any) -> Iterator[h
 
 
 @pytest.mark.parametrize("sent", [None, "", KEY, f"Basic {KEY}", "Bearer", f"Bearer {KEY[:-1]}", "Bearer é"])
-def test_without_the_right_key_nothing_is_answered(locked: httpx.Client, problem: Problem, sent: str | None) -> None:
+def test_without_the_right_key_nothing_is_answered(locked: httpx.Client, sent: str | None) -> None:
     headers = {} if sent is None else {"authorization": sent.encode()}
     for method, path in [
         ("GET", "/galleries"),
@@ -87,7 +86,7 @@ def test_health_needs_no_key(locked: httpx.Client) -> None:
     ],
 )
 def test_without_a_key_only_this_machines_own_pages_are_answered(
-    served: Any, problem: Problem, headers: dict[str, str], status: int
+    served: Any, headers: dict[str, str], status: int
 ) -> None:
     response = served.http.get("/galleries", headers=headers)
 
@@ -141,7 +140,7 @@ def test_the_key_is_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     assert KEY not in repr(Settings())
 
 
-def test_a_body_beyond_the_limit_is_refused_however_it_is_sent(served: Any, problem: Problem) -> None:
+def test_a_body_beyond_the_limit_is_refused_however_it_is_sent(served: Any) -> None:
     path = served.gallery()
     large = b"x" * ((1 << 20) + 1)
     headers = {"content-type": "application/json"}
@@ -156,7 +155,7 @@ def test_a_body_beyond_the_limit_is_refused_however_it_is_sent(served: Any, prob
     problem(served.http.post(f"{path}/query", files=files), 413, "body_too_large")
 
 
-def test_json_has_smaller_limits_than_images(tmp_path: Path, serving: Any, problem: Problem) -> None:
+def test_json_has_smaller_limits_than_images(tmp_path: Path) -> None:
     def text(size: int) -> bytes:
         return b'"' + b"x" * (size - 2) + b'"'
 
@@ -199,7 +198,7 @@ def test_a_body_is_parsed_while_others_are_answered(served: Any, monkeypatch: py
         assert created.result().status_code == 201
 
 
-def test_a_version_archive_may_be_larger_than_other_bodies(served: Any, problem: Problem) -> None:
+def test_a_version_archive_may_be_larger_than_other_bodies(served: Any) -> None:
     files = {"archive": ("v.zip", b"x" * (2 << 20))}
 
     problem(served.http.post("/versions", files=files), 422, "invalid_version_folder")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,14 @@ import pytest
 from sqlalchemy import select, update
 
 from index.version import Version
-from service.backfills.worker import Worker
 from service.replica.feed import usable
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import embedding, item
 from service.store.vector_codec import DamagedEmbedding, from_bytes, to_bytes
+from staging.builders import make_version
+from staging.served import problem, serving
+from staging.working import work
 
 DAMAGE = {
     "i0": np.ones(8),
@@ -41,9 +41,7 @@ def damage(settings: Settings, vectors: dict[str, Any], **columns: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def prepared(
-    tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: dict[str, Version], pictures: list[bytes]
-) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version], pictures: list[bytes]) -> Path:
     made = Settings(data=tmp_path_factory.mktemp("damaged") / "data")
     with serving(made) as served:
         for name in ("v1", "v2"):
@@ -62,7 +60,7 @@ def settings(prepared: Path, tmp_path: Path) -> Settings:
     return Settings(data=tmp_path / "data")
 
 
-def test_a_start_leaves_them_out_and_says_so(settings: Settings, serving: Any, pictures: list[bytes]) -> None:
+def test_a_start_leaves_them_out_and_says_so(settings: Settings, pictures: list[bytes]) -> None:
     with serving(settings) as served:
         answered = served.query("/galleries/g", pictures[7], k=5).json()
         assert {m["id"] for m in answered["results"][0]["matches"]} == {f"i{n}" for n in range(5, 10)}
@@ -78,7 +76,7 @@ def test_a_start_leaves_them_out_and_says_so(settings: Settings, serving: Any, p
         assert served.http.get("/galleries/g").json()["mix"] == {"v1": 6}
 
 
-def test_a_running_service_takes_them_out(settings: Settings, serving: Any, pictures: list[bytes]) -> None:
+def test_a_running_service_takes_them_out(settings: Settings, pictures: list[bytes]) -> None:
     with serving(settings) as served:
         live = served.runtime.replica.find("g")
         damage(settings, {"i7": np.ones(3)}, seq=1000)
@@ -91,9 +89,7 @@ def test_a_running_service_takes_them_out(settings: Settings, serving: Any, pict
         assert {m["id"] for m in found} == {"i5", "i6", "i8", "i9"}
 
 
-def test_one_that_asks_is_asked_by_its_image_or_named(
-    settings: Settings, serving: Any, problem: Callable[..., Any]
-) -> None:
+def test_one_that_asks_is_asked_by_its_image_or_named(settings: Settings) -> None:
     damage(settings, {"i1": np.ones(32)}, blob=None)
     with serving(settings) as served:
 
@@ -104,14 +100,11 @@ def test_one_that_asks_is_asked_by_its_image_or_named(
         assert "'i1'" in problem(like("i1"), 503, "embedding_damaged", "/items/0")["detail"]
 
 
-def test_a_reencode_to_another_version_moves_them_like_any_item(settings: Settings, serving: Any) -> None:
+def test_a_reencode_to_another_version_moves_them_like_any_item(settings: Settings) -> None:
     with serving(settings) as served:
         served.http.post("/galleries/g/deployments", json={"version": "v2"})
         number = served.http.post("/galleries/g/backfills", json={}).json()["id"]
-        worker = Worker(settings, threading.Event())
-        while worker.step():
-            pass
-        worker.close()
+        work(settings)
 
         shown = served.http.get(f"/backfills/{number}").json()
         assert (shown["state"], shown["done"], shown["failed"]) == ("done", 10, 0)
@@ -119,9 +112,7 @@ def test_a_reencode_to_another_version_moves_them_like_any_item(settings: Settin
         assert served.http.get("/health/ready").json()["status"] == "ready"
 
 
-def test_a_transform_names_them_and_moves_the_others(
-    settings: Settings, serving: Any, tmp_path: Path, make_version: Callable[..., Version]
-) -> None:
+def test_a_transform_names_them_and_moves_the_others(settings: Settings, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     carrying = make_version(tmp_path / "v3", "v3", 4, seed=3, edges=[(v1, "forward")])
     with serving(settings) as served:
@@ -129,10 +120,7 @@ def test_a_transform_names_them_and_moves_the_others(
         served.http.post("/galleries/g/deployments", json={"version": "v3"})
         asked = {"kind": "transform", "chunk_size": 10, "attempts": 1}
         started = served.http.post("/galleries/g/backfills", json=asked)
-        worker = Worker(settings, threading.Event())
-        while worker.step():
-            pass
-        worker.close()
+        work(settings)
 
         shown = served.http.get(f"/backfills/{started.json()['id']}").json()
         assert (shown["state"], shown["done"], shown["failed"]) == ("done", 5, 5)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,10 +16,11 @@ from sqlalchemy import select
 
 from index.version import Version
 from regraft.cli import app as commands
-from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import metadata
+from staging.builders import make_version
+from staging.served import serving
 
 WITHOUT = {
     "POST /v1/galleries/{name}/query": "changes nothing",
@@ -70,12 +70,7 @@ def test_every_command_of_an_upgrade_that_changes_something_can_be_rehearsed() -
 
 
 @pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory,
-    serving: Any,
-    versions: dict[str, Version],
-    make_version: Callable[..., Version],
-) -> Iterator[Any]:
+def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Any]:
     root = tmp_path_factory.mktemp("rehearsed")
     v3 = make_version(root / "v3", "v3", 4, drift=0.1)
     forward = make_version(root / "f" / "v3", "v3", 4, drift=0.1, edges=[(versions["v1"], "forward")])
@@ -102,10 +97,7 @@ def filled(served: Any, pictures: list[bytes]) -> str:
     assert served.ingest(path, images, digit=1).status_code == 200
     served.http.post(f"{path}/deployments", json={"version": "v2"})
     served.http.post(f"{path}/backfills", json={})
-    worker = Worker(served.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
+    served.work()
     return path
 
 

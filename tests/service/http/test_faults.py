@@ -25,8 +25,8 @@ from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store import blobs, faults
 from service.store.database import Database, upgrade
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import make_version
+from staging.served import problem, serving
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -49,11 +49,9 @@ def edge_archive(version: Version) -> bytes:
 def test_a_full_disk_is_told_and_readiness_tells_it_until_there_is_space(
     served: Any,
     versions: dict[str, Version],
-    make_version: Callable[..., Version],
     pictures: list[bytes],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    problem: Problem,
     what: str,
 ) -> None:
     made = make_version(tmp_path / "v", f"full-{what}", 6, edges=[(versions["v1"], "truncate")])
@@ -85,7 +83,7 @@ def zero_padded(version: Version) -> Version:
     return version
 
 
-def test_a_database_without_space_is_a_full_disk(served: Any, problem: Problem) -> None:
+def test_a_database_without_space_is_a_full_disk(served: Any) -> None:
     """SQLite's own answer, from a file that may not grow."""
     path = served.gallery("v1")
     items = [{"id": str(n), "embedding": [1, 2, 3, 4], "metadata": {"note": "x" * 3000}} for n in range(50)]
@@ -224,7 +222,7 @@ def test_images_stay_while_the_commit_that_forgets_them_has_not_come(
 
 
 def test_a_database_that_is_damaged_while_the_service_runs_is_told(
-    tmp_path: Path, serving: Any, versions: dict[str, Version], problem: Problem
+    tmp_path: Path, versions: dict[str, Version]
 ) -> None:
     settings = Settings(data=tmp_path / "data")
     with serving(settings) as served:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from service.settings import Settings
+from staging.served import problem, serving
 
 ITEMS: dict[str, dict[str, Any]] = {
     "a": {"city": "Bern", "price": 3, "tags": ["new", "red"], "shop": {"open": True}},
@@ -79,7 +79,7 @@ def test_a_filter_goes_with_pages_thresholds_items_and_explain(served: Any, shop
     assert [ids(similar, 0), ids(similar, 1)] == [["b", "c"], ["c", "b", "a"]]
 
 
-def test_a_cursor_belongs_to_its_filter(served: Any, shop: str, problem: Callable[..., Any]) -> None:
+def test_a_cursor_belongs_to_its_filter(served: Any, shop: str) -> None:
     cursor = ask(served, shop, {"field": "city", "prefix": "B"}, k=1).json()["next"]
     problem(
         ask(served, shop, {"field": "city", "prefix": "Ba"}, k=1, cursor=cursor), 422, "invalid_argument", "/cursor"
@@ -98,12 +98,12 @@ def test_a_cursor_belongs_to_its_filter(served: Any, shop: str, problem: Callabl
     ],
 )
 def test_a_bad_filter_is_refused_with_what_is_legal(
-    served: Any, shop: str, problem: Callable[..., Any], filter_json: Any, pointer: str, said: str
+    served: Any, shop: str, filter_json: Any, pointer: str, said: str
 ) -> None:
     assert said in problem(ask(served, shop, filter_json), 422, "invalid_filter", pointer)["detail"]
 
 
-def test_a_filter_in_a_form_is_json(served: Any, pictures: list[bytes], problem: Callable[..., Any]) -> None:
+def test_a_filter_in_a_form_is_json(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery("v1")
     served.ingest(path, {"x": pictures[0]}, color="red")
     served.ingest(path, {"y": pictures[0]}, color="blue")
@@ -117,9 +117,7 @@ def test_a_filter_in_a_form_is_json(served: Any, pictures: list[bytes], problem:
     problem(asked('{"field": "color", "is": "blue"}'), 422, "invalid_filter", "/filter/is")
 
 
-def test_a_filter_follows_every_write(
-    tmp_path: Path, serving: Callable[..., Any], versions: dict[str, Any], pictures: list[bytes]
-) -> None:
+def test_a_filter_follows_every_write(tmp_path: Path, versions: dict[str, Any], pictures: list[bytes]) -> None:
     settings = Settings(data=tmp_path)
     red = {"field": "color", "eq": "red"}
     with serving(settings) as served:
@@ -139,7 +137,7 @@ def test_a_filter_follows_every_write(
         assert found() == {"a", "c"}
         served.http.delete(f"{path}/items/a")
         assert found() == {"c"}
-        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.deploy(path, "v2")
         served.ingest(path, {"d": pictures[0]}, color="red")
         assert found() == {"c", "d"}, "over two versions"
     with serving(settings) as served:

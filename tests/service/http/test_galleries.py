@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +8,7 @@ from sqlalchemy import func, select
 from service.settings import Settings
 from service.store.repository import delete_gallery
 from service.store.tables import metadata
-
-Problem = Callable[..., dict[str, Any]]
+from staging.served import problem, serving
 
 
 def test_a_new_gallery_is_empty_and_has_no_current_version(served: Any) -> None:
@@ -27,7 +25,7 @@ def test_a_new_gallery_is_empty_and_has_no_current_version(served: Any) -> None:
     assert created.json() in served.http.get("/galleries").json()["galleries"]
 
 
-def test_a_name_is_taken_once(served: Any, problem: Problem) -> None:
+def test_a_name_is_taken_once(served: Any) -> None:
     path = served.gallery(None)
 
     taken = served.http.post("/galleries", json={"name": path.rpartition("/")[2]})
@@ -35,7 +33,7 @@ def test_a_name_is_taken_once(served: Any, problem: Problem) -> None:
     problem(taken, 409, "gallery_exists", "/name")
 
 
-def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, problem: Problem, pictures: list[bytes]) -> None:
+def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, pictures: list[bytes]) -> None:
     path = "/galleries/nobody"
     one = {"items": [{"id": "a", "embedding": [1, 2, 3, 4]}]}
     asked = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 1}
@@ -55,7 +53,7 @@ def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, problem: Pr
         problem(response, 404, "unknown_gallery")
 
 
-def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: list[bytes]) -> None:
     kept, path = served.gallery(), served.gallery()
     for gallery in (kept, path):
         assert served.ingest(gallery, {"a": pictures[0], "b": pictures[1]}).status_code == 200
@@ -92,7 +90,7 @@ def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes])
 
 
 def test_a_gallery_that_another_process_deleted_is_not_the_next_one_of_its_name(
-    serving: Callable[..., Any], tmp_path: Path, versions: dict[str, Any], problem: Problem
+    tmp_path: Path, versions: dict[str, Any]
 ) -> None:
     asked = {"version": "plain", "embeddings": [[1, 0, 0]], "k": 1}
     with serving(Settings(data=tmp_path, poll_seconds=60)) as served:

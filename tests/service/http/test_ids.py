@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import posixpath
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -12,8 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from index.item_id import is_item_id
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import make_version
+from staging.served import problem
 
 CLIMBING = [".", "..", "../b", "a/..", "a/./b", r"a\..\b", "..\u00a0", "%2e%2E", "%252e.", "..%2fb", "..?x=1", "a/..#y"]
 
@@ -23,7 +22,7 @@ def listed(*ids: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("climbing", CLIMBING)
-def test_no_item_can_be_named_so_that_its_path_is_anothers(served: Any, problem: Problem, climbing: str) -> None:
+def test_no_item_can_be_named_so_that_its_path_is_anothers(served: Any, climbing: str) -> None:
     path = served.gallery()
 
     refused = problem(served.http.post(f"{path}/items", json=listed(climbing)), 422, "items_refused", "/items/0/id")
@@ -45,7 +44,7 @@ def test_a_client_that_joins_paths_deletes_the_items_and_not_their_gallery(serve
 @pytest.mark.parametrize("joined", ["..", "../", "a/../..", "../evaluations/{set}", "../../../versions/lone"])
 @pytest.mark.parametrize("shortened", [False, True], ids=["as it is", "shortened"])
 def test_an_id_that_is_joined_unchecked_deletes_nothing_else(
-    served: Any, make_version: Any, tmp_path: Path, joined: str, shortened: bool
+    served: Any, tmp_path: Path, joined: str, shortened: bool
 ) -> None:
     path = served.gallery()
     assert served.register(make_version(tmp_path / "lone", "lone", 4)).status_code in {200, 201}
@@ -62,7 +61,7 @@ def test_an_id_that_is_joined_unchecked_deletes_nothing_else(
         assert served.http.get(there).status_code == 200
 
 
-def test_a_deletion_of_more_than_an_item_says_twice_what_it_deletes(served: Any, problem: Problem) -> None:
+def test_a_deletion_of_more_than_an_item_says_twice_what_it_deletes(served: Any) -> None:
     path = served.gallery()
 
     problem(served.http.delete(path), 422, "invalid_request", "/confirm")
@@ -86,12 +85,12 @@ def test_no_path_below_a_gallery_deletes_it(served: Any, below: str) -> None:
     assert served.http.get(path).status_code == 200
 
 
-def test_a_gallery_cannot_be_named_so_that_its_path_is_anothers(served: Any, problem: Problem) -> None:
+def test_a_gallery_cannot_be_named_so_that_its_path_is_anothers(served: Any) -> None:
     for name in ("..", ".", "a/..", "%2e%2e", ""):
         problem(served.http.post("/galleries", json={"name": name}), 422, "invalid_argument", "/name")
 
 
-def test_ids_that_no_item_has_are_unknown_wherever_they_are_named(served: Any, problem: Problem) -> None:
+def test_ids_that_no_item_has_are_unknown_wherever_they_are_named(served: Any) -> None:
     path = served.gallery()
 
     assert served.http.post(f"{path}/items:delete", json={"ids": ["..", "a\tb"]}).json()["missing"] == ["..", "a\tb"]

@@ -5,7 +5,6 @@ import json
 import struct
 import threading
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ import service.http.ingest
 from index.version import Version
 from service.settings import Settings
 from service.store.tables import embedding, item
-
-Problem = Callable[..., dict[str, Any]]
+from staging.served import problem, serving
 
 JSON = {"content-type": "application/json"}
 
@@ -132,7 +130,7 @@ def test_a_bad_image_is_named_by_its_index_and_the_rest_is_stored(
 
 
 def test_images_have_the_largest_size_that_is_set(
-    tmp_path: Path, serving: Any, versions: dict[str, Version], pictures: list[bytes], problem: Problem
+    tmp_path: Path, versions: dict[str, Version], pictures: list[bytes]
 ) -> None:
     """A picture has 64 pixels."""
     with serving(Settings(data=tmp_path, max_image_pixels=63)) as small:
@@ -149,7 +147,7 @@ def test_images_have_the_largest_size_that_is_set(
         problem(small.http.post(f"{path}/evaluations", data=entries, files=files), 422, "invalid_image")
 
 
-def test_a_truncated_image_is_bad(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_a_truncated_image_is_bad(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
 
     refused = problem(served.ingest(path, {"a": pictures[0][:-30]}), 422, "items_refused", "/items/0/image")
@@ -157,7 +155,7 @@ def test_a_truncated_image_is_bad(served: Any, pictures: list[bytes], problem: P
     assert refused["errors"][0]["code"] == "invalid_image"
 
 
-def test_an_atomic_batch_with_a_bad_item_stores_nothing(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_an_atomic_batch_with_a_bad_item_stores_nothing(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, {"a": pictures[0]})
     before = state(served, path)
@@ -209,7 +207,7 @@ def test_of_a_duplicate_id_the_first_counts(served: Any, pictures: list[bytes]) 
     ids=str,
 )
 def test_a_badly_described_item_is_named_by_its_field(
-    served: Any, pictures: list[bytes], problem: Problem, bad: Any, pointer: str
+    served: Any, pictures: list[bytes], bad: Any, pointer: str
 ) -> None:
     path = served.gallery()
     before = state(served, path)
@@ -235,7 +233,7 @@ def test_a_badly_described_item_is_named_by_its_field(
         "[" * 20_000,
     ],
 )
-def test_what_is_no_list_of_items_is_refused(served: Any, pictures: list[bytes], problem: Problem, items: str) -> None:
+def test_what_is_no_list_of_items_is_refused(served: Any, pictures: list[bytes], items: str) -> None:
     path = served.gallery()
 
     problem(served.post_items(path, items, [("0", pictures[0])]), 422, "invalid_body")
@@ -290,7 +288,7 @@ def test_metadata_may_be_as_large_as_the_setting_says(served: Any) -> None:
     assert served.http.get(f"{path}/items/a").json()["metadata"] == largest
 
 
-def test_the_form_is_checked(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_the_form_is_checked(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     url, items, image = f"{path}/items", '[{"id": "a", "image": "0"}]', ("images", ("0", pictures[0]))
 
@@ -306,7 +304,7 @@ def test_the_form_is_checked(served: Any, pictures: list[bytes], problem: Proble
     problem(served.http.post(url, content=b"--b\r\nrubbish", headers=headers), 422, "invalid_body")
 
 
-def test_a_batch_has_a_largest_size(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_a_batch_has_a_largest_size(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     many = [{"id": f"{n}", "image": "0"} for n in range(101)]
 
@@ -316,7 +314,7 @@ def test_a_batch_has_a_largest_size(served: Any, pictures: list[bytes], problem:
     assert served.post_items(path, many[:100], [("0", pictures[0])]).json()["stored"] == 100
 
 
-def test_without_a_current_version_nothing_can_be_stored(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_without_a_current_version_nothing_can_be_stored(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery(None)
 
     problem(served.ingest(path, {"a": pictures[0]}), 409, "no_current_version")
@@ -324,7 +322,7 @@ def test_without_a_current_version_nothing_can_be_stored(served: Any, pictures: 
     problem(served.http.post(f"{path}/items", json=one), 409, "no_current_version")
 
 
-def test_a_version_without_encoder_takes_no_images(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_a_version_without_encoder_takes_no_images(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery("plain")
 
     problem(served.ingest(path, {"a": pictures[0]}), 409, "no_encoder")
@@ -333,7 +331,7 @@ def test_a_version_without_encoder_takes_no_images(served: Any, pictures: list[b
 # Embeddings
 
 
-def test_embeddings_are_stored_as_supplied(served: Any, problem: Problem) -> None:
+def test_embeddings_are_stored_as_supplied(served: Any) -> None:
     path = served.gallery("plain")
     items = [{"id": "a", "embedding": [1, 2, 3], "metadata": {"x": 1}}, {"id": "b", "embedding": [0, 0, 0]}]
 
@@ -366,9 +364,7 @@ def test_embeddings_are_stored_as_supplied(served: Any, problem: Problem) -> Non
     ],
     ids=str,
 )
-def test_a_bad_embedding_is_named_by_its_index_and_the_rest_is_stored(
-    served: Any, problem: Problem, value: Any, told: str
-) -> None:
+def test_a_bad_embedding_is_named_by_its_index_and_the_rest_is_stored(served: Any, value: Any, told: str) -> None:
     path = served.gallery()
     good = [{"id": "a", "embedding": [1, 2, 3, 4]}, {"id": "c", "embedding": [4, 3, 2, 1]}]
     items = [good[0], {"id": "bad", "embedding": value}, good[1]]
@@ -386,7 +382,7 @@ def test_a_bad_embedding_is_named_by_its_index_and_the_rest_is_stored(
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
-def test_json_has_no_nan_and_no_infinity(served: Any, problem: Problem, number: str) -> None:
+def test_json_has_no_nan_and_no_infinity(served: Any, number: str) -> None:
     path = served.gallery()
     headers = {"content-type": "application/json"}
 
@@ -398,7 +394,7 @@ def test_json_has_no_nan_and_no_infinity(served: Any, problem: Problem, number: 
     problem(refused, 422, "items_refused", "/items/0/embedding")
 
 
-def test_a_vector_too_long_for_its_space_is_bad(served: Any, problem: Problem) -> None:
+def test_a_vector_too_long_for_its_space_is_bad(served: Any) -> None:
     path = served.gallery("plain")
 
     refused = served.http.post(f"{path}/items", json={"items": [{"id": "a", "embedding": [1e30, 0, 0]}]})
@@ -421,13 +417,13 @@ def test_a_vector_too_long_for_its_space_is_bad(served: Any, problem: Problem) -
     ],
     ids=str,
 )
-def test_a_bad_body_names_its_field(served: Any, problem: Problem, body: Any, code: str, pointer: str | None) -> None:
+def test_a_bad_body_names_its_field(served: Any, body: Any, code: str, pointer: str | None) -> None:
     path = served.gallery()
 
     problem(served.http.post(f"{path}/items", json=body), 422, code, pointer)
 
 
-def test_embeddings_may_be_of_another_version_that_can_be_reached(served: Any, problem: Problem) -> None:
+def test_embeddings_may_be_of_another_version_that_can_be_reached(served: Any) -> None:
     path = served.gallery("v2")
 
     def send(version: str, embedding: list[float]) -> Any:
@@ -501,7 +497,7 @@ def test_any_legal_id_can_be_read_and_deleted(served: Any, pictures: list[bytes]
     assert served.http.get(f"{path}/items/other").status_code == 200
 
 
-def test_a_deleted_item_is_gone_at_once_with_all_it_had(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_a_deleted_item_is_gone_at_once_with_all_it_had(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, {"a": pictures[0], "b": pictures[1]})
     images = len(blobs(served))
@@ -516,7 +512,7 @@ def test_a_deleted_item_is_gone_at_once_with_all_it_had(served: Any, pictures: l
     assert len(blobs(served)) == images - 1
 
 
-def test_many_are_deleted_at_once_and_the_unknown_named(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_many_are_deleted_at_once_and_the_unknown_named(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
     served.ingest(path, dict.fromkeys("abcd", pictures[0]))
 

@@ -16,6 +16,8 @@ from index.version import Version
 from service.http.openapi import codes_by_status
 from service.http.openapi_file import written
 from service.settings import Settings
+from staging.builders import make_version
+from staging.served import serving
 
 HERE = Path(__file__).parent
 KEY = "the key of this whole server, forty letters"
@@ -71,7 +73,7 @@ Real = dict[str, list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def registered(tmp_path_factory: pytest.TempPathFactory, versions: Any, make_version: Any) -> list[Version]:
+def registered(tmp_path_factory: pytest.TempPathFactory, versions: Any) -> list[Version]:
     """The versions of other tests, and some that can be deleted."""
     root = tmp_path_factory.mktemp("spare")
     spare = [make_version(root / f"w{n}", f"w{n}", 6, edges=[(versions["v1"], "truncate")]) for n in range(3)]
@@ -175,7 +177,6 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
 def test_the_service_answers_as_it_describes(
     keyed: bool,
     drawn: tuple[str, ...],
-    serving: Any,
     registered: list[Version],
     pictures: Any,
     request: pytest.FixtureRequest,

@@ -24,11 +24,12 @@ from regraft.client import Client
 from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders
-from service.backfills.worker import Worker
 from service.registry import edge_archive
 from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
+from staging.builders import make_version
+from staging.served import serving
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
 
@@ -37,7 +38,7 @@ KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory, make_version: Callable[..., Version]) -> dict[str, Any]:
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """`sided`; `late`, whose folder has no edge; and archives of two different item edges between them."""
     root = tmp_path_factory.mktemp("drawn")
     sided = make_version(root / "sided", "sided", 3, side_dim=4)
@@ -56,7 +57,7 @@ def edge_zip(version: Version) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def keyed(tmp_path_factory: pytest.TempPathFactory, serving: Any, drawn: dict[str, Any]) -> Iterator[Any]:
+def keyed(tmp_path_factory: pytest.TempPathFactory, drawn: dict[str, Any]) -> Iterator[Any]:
     settings = Settings(
         data=tmp_path_factory.mktemp("remote") / "data", api_key=KEY, worker_key=WORKER_KEY, lease_seconds=1
     )
@@ -69,12 +70,8 @@ def keyed(tmp_path_factory: pytest.TempPathFactory, serving: Any, drawn: dict[st
 @pytest.fixture
 def fill(keyed: Any, pictures: list[bytes]) -> Callable[..., tuple[str, int]]:
     def filled(**fields: Any) -> tuple[str, int]:
-        path = keyed.gallery("sided")
-        keyed.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-        assert keyed.http.post(f"{path}/deployments", json={"version": "late"}).status_code == 201
-        started = keyed.http.post(f"{path}/backfills", json={"kind": "transform", "chunk_size": 6, **fields})
-        assert started.status_code == 202, started.text
-        return path, started.json()["id"]
+        path = keyed.filled(pictures, "sided", "late")
+        return path, keyed.backfill(path, **{"kind": "transform", "chunk_size": 6, **fields})
 
     return filled
 
@@ -96,10 +93,7 @@ def held(keyed: Any, path: str) -> dict[str, Any]:
 
 
 def locally(keyed: Any, path: str) -> dict[str, Any]:
-    worker = Worker(keyed.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
+    keyed.work()
     return held(keyed, path)
 
 

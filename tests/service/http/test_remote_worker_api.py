@@ -18,10 +18,12 @@ from index.version import Version
 from regraft.client import Client, Problem
 from regraft.remote import RemoteWorker
 from service.backfills import completion as drained
-from service.backfills.worker import Worker
 from service.http import remote_worker_api
 from service.settings import Settings
 from service.store.tables import backfill_chunk, embedding, item
+from staging.builders import make_version
+from staging.served import serving
+from staging.working import SteppedWorker
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
 
@@ -29,9 +31,7 @@ KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
 @pytest.fixture(scope="module")
-def keyed(
-    tmp_path_factory: pytest.TempPathFactory, serving: Any, versions: dict[str, Version], make_version: Any
-) -> Iterator[Any]:
+def keyed(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Any]:
     """A server with both keys; `fct` has an item edge from `sided`, which keeps side-information."""
     root = tmp_path_factory.mktemp("remote")
     sided = make_version(root / "sided", "sided", 3, side_dim=4)
@@ -46,12 +46,8 @@ def keyed(
 @pytest.fixture
 def filled(keyed: Any, pictures: list[bytes]) -> Callable[..., tuple[str, int]]:
     def fill(old: str = "v1", new: str = "v2", **fields: Any) -> tuple[str, int]:
-        path = keyed.gallery(old)
-        keyed.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
-        assert keyed.http.post(f"{path}/deployments", json={"version": new}).status_code == 201
-        started = keyed.http.post(f"{path}/backfills", json={"chunk_size": 6, **fields})
-        assert started.status_code == 202, started.text
-        return path, started.json()["id"]
+        path = keyed.filled(pictures, old, new)
+        return path, keyed.backfill(path, **{"chunk_size": 6, **fields})
 
     return fill
 
@@ -118,7 +114,7 @@ class TestKeys:
             == 401
         )
 
-    def test_without_a_worker_key_only_the_api_key_opens_work(self, tmp_path: Path, serving: Any) -> None:
+    def test_without_a_worker_key_only_the_api_key_opens_work(self, tmp_path: Path) -> None:
         with serving(Settings(data=tmp_path, api_key=KEY)) as running:
             for key, status in ((WORKER_KEY, 401), (KEY, 204)):
                 headers = {"authorization": f"Bearer {key}"}
@@ -135,10 +131,7 @@ class TestWorking:
         worker = RemoteWorker(remote, tmp_path, stop)
         run_until(worker, stop, lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
         local, _ = filled(old, new, kind=kind)
-        other = Worker(keyed.runtime.settings, threading.Event())
-        while other.step():
-            pass
-        other.close()
+        keyed.work()
 
         shown = keyed.http.get(f"/backfills/{number}").json()
         assert (shown["done"], shown["skipped"], shown["failed"]) == (20, 0, 0)
@@ -148,7 +141,7 @@ class TestWorking:
         self, keyed: Any, filled: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         numbers = [filled(chunk_size=20)[1] for _ in range(2)]
-        worker = Worker(keyed.runtime.settings, threading.Event())
+        worker = SteppedWorker(keyed.runtime.settings)
         assert worker.step()
         assert worker.step()
         worker.close()
@@ -352,7 +345,7 @@ class TestChecks:
         ],
     )
     def test_a_wrong_vector_is_refused_and_named(
-        self, keyed: Any, task: Any, problem: Any, changes: dict[str, Any], pointer: str, says: str
+        self, keyed: Any, task: Any, changes: dict[str, Any], pointer: str, says: str
     ) -> None:
         place, params, items = task
 

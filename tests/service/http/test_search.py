@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,8 @@ from index.encoder import Encoder
 from index.engines.flat import FlatShard
 from index.image import decode_image
 from index.version import Version
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import make_version
+from staging.served import problem
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +81,14 @@ def test_fewer_items_than_k_are_fewer_matches(served: Any, filled: str, pictures
 
 
 @pytest.mark.parametrize("k", [0, -1, 10**9, 10**30])
-def test_k_is_at_least_one_and_bounded(
-    served: Any, filled: str, pictures: list[bytes], problem: Problem, k: int
-) -> None:
+def test_k_is_at_least_one_and_bounded(served: Any, filled: str, pictures: list[bytes], k: int) -> None:
     problem(served.query(filled, pictures[0], k=k), 422, "invalid_argument", "/k")
 
     body = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": k}
     problem(served.http.post(f"{filled}/query", json=body), 422, "invalid_argument", "/k")
 
 
-def test_an_empty_gallery_answers_legal_queries_that_nothing_matches(
-    served: Any, pictures: list[bytes], problem: Problem
-) -> None:
+def test_an_empty_gallery_answers_legal_queries_that_nothing_matches(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery()
 
     vectors = {"version": "v1", "embeddings": [[1, 2, 3, 4], [4, 3, 2, 1]], "explain": True}
@@ -121,9 +116,7 @@ def test_few_functions_lie_between_the_route_and_the_scan(
     assert len(path[path.index("respond") :]) + 1 <= 6, path
 
 
-def test_a_gallery_without_current_version_answers_no_images(
-    served: Any, pictures: list[bytes], problem: Problem
-) -> None:
+def test_a_gallery_without_current_version_answers_no_images(served: Any, pictures: list[bytes]) -> None:
     response = served.query(served.gallery(None), pictures[0], k=1)
 
     assert response.status_code in (409, 422)
@@ -146,7 +139,7 @@ def test_a_gallery_without_current_version_answers_no_images(
     ids=str,
 )
 def test_a_bad_field_of_the_form_is_named(
-    served: Any, filled: str, pictures: list[bytes], problem: Problem, fields: dict[str, str], pointer: str
+    served: Any, filled: str, pictures: list[bytes], fields: dict[str, str], pointer: str
 ) -> None:
     problem(served.query(filled, pictures[0], **fields), 422, "invalid_body", pointer)
 
@@ -180,7 +173,7 @@ def test_a_bad_field_of_the_form_is_named(
     ids=str,
 )
 def test_a_bad_field_of_the_json_is_named(
-    served: Any, filled: str, problem: Problem, body: dict[str, Any], code: str, pointer: str
+    served: Any, filled: str, body: dict[str, Any], code: str, pointer: str
 ) -> None:
     complete = {"version": "v1", "embeddings": [[1, 2, 3, 4]], "k": 1}
 
@@ -189,16 +182,14 @@ def test_a_bad_field_of_the_json_is_named(
     problem(response, 404 if code == "unknown_version" else 422, code, pointer)
 
 
-def test_nan_is_no_json(served: Any, filled: str, problem: Problem) -> None:
+def test_nan_is_no_json(served: Any, filled: str) -> None:
     body = '{"version": "v1", "k": 1, "embeddings": [[1, 2, 3, NaN]]}'
     headers = {"content-type": "application/json"}
 
     problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body")
 
 
-def test_a_bad_query_image_is_named_by_its_number(
-    served: Any, filled: str, pictures: list[bytes], problem: Problem
-) -> None:
+def test_a_bad_query_image_is_named_by_its_number(served: Any, filled: str, pictures: list[bytes]) -> None:
     problem(served.query(filled, pictures[0], b"no image", k=1), 422, "invalid_image", "/images/1")
     problem(served.query(filled, k=1), 415, "unsupported_media_type")
     empty = served.http.post(f"{filled}/query", data={"k": "1"}, files={"other": b"x"})
@@ -206,7 +197,7 @@ def test_a_bad_query_image_is_named_by_its_number(
 
 
 def test_there_is_a_largest_number_of_queries_and_of_matches(
-    served: Any, filled: str, pictures: list[bytes], problem: Problem, monkeypatch: pytest.MonkeyPatch
+    served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = {"version": "v1", "k": 1, "embeddings": [[1, 2, 3, 4]] * 101}
     problem(served.http.post(f"{filled}/query", json=many), 413, "body_too_large", "/embeddings")
@@ -223,9 +214,7 @@ def test_there_is_a_largest_number_of_queries_and_of_matches(
 def test_a_new_version_is_answered_over_old_items_by_its_edge(
     served: Any, pictures: list[bytes], versions: dict[str, Version]
 ) -> None:
-    path = served.gallery("v1")
-    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:15])})
-    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    path = served.filled(pictures[:15], "v1", "v2")
     served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures) if n >= 15})
 
     answer = served.query(path, pictures[17], pictures[3], k=20).json()
@@ -241,7 +230,7 @@ def test_a_new_version_is_answered_over_old_items_by_its_edge(
     assert {m["score"] for r in answer["results"] for m in r["matches"] if m["score"] > 1.00001} == set()
 
 
-def test_items_that_embeddings_cannot_reach_are_reported(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_items_that_embeddings_cannot_reach_are_reported(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery("v1")
     served.ingest(path, {"old": pictures[0]})
     served.http.post(f"{path}/deployments", json={"version": "v2"})
@@ -263,7 +252,7 @@ def test_items_that_embeddings_cannot_reach_are_reported(served: Any, pictures: 
 
 
 def test_a_version_can_ask_as_soon_as_it_is_registered(
-    served: Any, pictures: list[bytes], versions: dict[str, Version], make_version: Any, tmp_path: Any
+    served: Any, pictures: list[bytes], versions: dict[str, Version], tmp_path: Any
 ) -> None:
     path = served.gallery("v1")
     served.ingest(path, {"a": pictures[0], "b": pictures[1]})
@@ -278,8 +267,7 @@ def test_a_version_can_ask_as_soon_as_it_is_registered(
 
 
 def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: Any, pictures: list[bytes]) -> None:
-    path = served.gallery("v1")
-    served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)})
+    path = served.filled(pictures)
     stop, failures, answers = threading.Event(), [], []
 
     def ask() -> None:
@@ -294,7 +282,7 @@ def test_queries_are_whole_while_versions_change_and_items_come_and_go(served: A
     for thread in threads:
         thread.start()
     for turn in range(4):
-        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.deploy(path, "v2")
         served.ingest(path, {f"x{turn}": pictures[turn], f"i{turn}": pictures[turn]})
         served.http.delete(f"{path}/items/x{turn}")
         assert served.http.post(f"{path}/rollback", json={}).status_code == 201
@@ -313,7 +301,7 @@ def upgraded(served: Any, pictures: list[bytes]) -> str:
     path: str = served.gallery()
     for version, numbers in (("v1", range(10)), ("v2", range(10, 20))):
         if version == "v2":
-            assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+            served.deploy(path, "v2")
         items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in numbers]
         assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in numbers]).status_code == 200
     return path
@@ -344,7 +332,7 @@ def test_an_answer_explains_each_shard(served: Any, upgraded: str, pictures: lis
 
 
 def test_each_mode_ranks_by_its_own_score(
-    served: Any, upgraded: str, pictures: list[bytes], versions: dict[str, Version], problem: Problem
+    served: Any, upgraded: str, pictures: list[bytes], versions: dict[str, Version]
 ) -> None:
     told = problem(served.query(upgraded, pictures[3], k=20, mode="calibrated"), 409, "mode_unavailable", "/mode")
     assert "legal now: raw, rank" in told["detail"]
@@ -384,13 +372,13 @@ def test_each_mode_ranks_by_its_own_score(
 
 
 def test_slerp_is_served_to_images_and_out_of_reach_of_embeddings(
-    served: Any, pictures: list[bytes], versions: dict[str, Version], make_version: Any, tmp_path: Any, problem: Problem
+    served: Any, pictures: list[bytes], versions: dict[str, Version], tmp_path: Any
 ) -> None:
     assert served.register(make_version(tmp_path / "sl", "sl", 6, edges=[(versions["v1"], "slerp")])).status_code == 201
     path = served.gallery()
     items = [{"id": f"i{n}", "metadata": {}, "image": f"{n}"} for n in range(5)]
     assert served.post_items(path, items, [(f"{n}", pictures[n]) for n in range(5)]).status_code == 200
-    assert served.http.post(f"{path}/deployments", json={"version": "sl"}).status_code == 201
+    served.deploy(path, "sl")
 
     answer = served.query(path, *pictures[:5], k=1, explain=True).json()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,8 @@ import pytest
 from index.encoder import Encoder
 from index.image import decode_image
 from index.version import Version
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import make_version
+from staging.served import problem
 
 DEEP = base64.urlsafe_b64encode(b"[" * 100_000).decode()
 
@@ -32,7 +31,7 @@ def upgraded(served: Any, pictures: list[bytes]) -> str:
     """Ten items of v1, and ten of v2, which is current."""
     path: str = served.gallery()
     store(served, path, range(10), pictures)
-    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    served.deploy(path, "v2")
     store(served, path, range(10, 20), pictures)
     return path
 
@@ -79,7 +78,7 @@ class TestItems:
         path = served.gallery()
         bare = [{"id": f"e{n}", "embedding": [1.0, n, 0.0, 0.0]} for n in range(3)]
         assert served.http.post(f"{path}/items", json={"items": bare}).status_code == 200
-        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.deploy(path, "v2")
         store(served, path, range(2), pictures)
 
         answer = ask(served, path, items=["i0", "e0", "i1"], k=5).json()
@@ -91,23 +90,23 @@ class TestItems:
         assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v2", 2)]
         assert "no edge leads" in answer["degraded"][0]["reason"]
 
-    def test_an_item_whose_image_is_gone_is_named(self, served: Any, pictures: list[bytes], problem: Problem) -> None:
+    def test_an_item_whose_image_is_gone_is_named(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery()
         store(served, path, range(3), pictures)
-        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.deploy(path, "v2")
         service = served.runtime
         live = service.replica.find(path.rpartition("/")[2])
         service.blobs.remove_gallery(live.id)
 
         problem(ask(served, path, items=["i0"], k=1), 404, "no_image", "/items/0")
 
-    def test_an_item_that_is_not_there_is_named(self, served: Any, filled: str, problem: Problem) -> None:
+    def test_an_item_that_is_not_there_is_named(self, served: Any, filled: str) -> None:
         problem(ask(served, filled, items=["i3", "i99"], k=1), 404, "unknown_item", "/items/1")
 
     @pytest.mark.parametrize(
         ("items", "pointer"), [([], "/items"), ("i3", "/items"), (None, "/items"), (["i3", 4], "/items/1")], ids=str
     )
-    def test_a_bad_list_is_named(self, served: Any, filled: str, problem: Problem, items: Any, pointer: str) -> None:
+    def test_a_bad_list_is_named(self, served: Any, filled: str, items: Any, pointer: str) -> None:
         problem(ask(served, filled, items=items, k=1), 422, "invalid_body", pointer)
 
 
@@ -155,16 +154,14 @@ class TestPages:
         assert second.json()["next"] is None
 
     @pytest.mark.parametrize("cursor", ["", "x", "WzEsIDJd", 7, "WzEsICJ4Il0", "Z" * 5, DEEP])
-    def test_a_foreign_cursor_is_refused(self, served: Any, filled: str, problem: Problem, cursor: Any) -> None:
+    def test_a_foreign_cursor_is_refused(self, served: Any, filled: str, cursor: Any) -> None:
         problem(ask(served, filled, items=["i3"], k=1, cursor=cursor), 422, "invalid_argument", "/cursor")
 
     @pytest.mark.parametrize(
         "other",
         [{"mode": "rank"}, {"threshold": 0}, {"filter": {"field": "a", "exists": False}}, {"items": ["i3"] * 2}],
     )
-    def test_a_cursor_of_another_request_is_refused(
-        self, served: Any, filled: str, problem: Problem, other: dict[str, Any]
-    ) -> None:
+    def test_a_cursor_of_another_request_is_refused(self, served: Any, filled: str, other: dict[str, Any]) -> None:
         asked = {"items": ["i3"], "k": 1}
         cursor = ask(served, filled, **asked).json()["next"]
 
@@ -186,7 +183,7 @@ class TestThreshold:
         assert len(answer["results"][0]["matches"]) >= 7
         assert answer["next"] is None
 
-    def test_matches_of_a_distance_are_at_most_so_far(self, served: Any, make_version: Any, tmp_path: Any) -> None:
+    def test_matches_of_a_distance_are_at_most_so_far(self, served: Any, tmp_path: Any) -> None:
         assert served.register(make_version(tmp_path / "far", "far", 2, space={"kind": "l2"})).status_code == 201
         path = served.gallery("far")
         items = [{"id": f"e{n}", "embedding": [float(n), 0.0]} for n in range(5)]
@@ -197,5 +194,5 @@ class TestThreshold:
         assert ids(answer) == [["e0", "e1", "e2"]]
 
     @pytest.mark.parametrize("threshold", ["0.5", True, [1]])
-    def test_it_is_a_number(self, served: Any, filled: str, problem: Problem, threshold: Any) -> None:
+    def test_it_is_a_number(self, served: Any, filled: str, threshold: Any) -> None:
         problem(ask(served, filled, items=["i3"], k=1, threshold=threshold), 422, "invalid_body", "/threshold")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,18 +12,12 @@ from index.encoder import Encoder
 from index.image import decode_image
 from index.text import MAX_CHARACTERS, TextEncoder
 from index.version import Version
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import add_text, make_version
+from staging.served import problem
 
 
 @pytest.fixture(scope="module")
-def speaking(
-    served: Any,
-    tmp_path_factory: pytest.TempPathFactory,
-    make_version: Callable[..., Version],
-    add_text: Callable[..., Version],
-    pictures: list[bytes],
-) -> Version:
+def speaking(served: Any, tmp_path_factory: pytest.TempPathFactory, pictures: list[bytes]) -> Version:
     """A version whose words `class0` ... `class4` are where the first picture of the class is."""
     made = make_version(tmp_path_factory.mktemp("text") / "spoken", "spoken", 4)
     vectors = Encoder(made).encode([decode_image(picture) for picture in pictures[:5]]).vectors
@@ -35,9 +28,7 @@ def speaking(
 
 @pytest.fixture(scope="module")
 def filled(served: Any, speaking: Version, pictures: list[bytes]) -> str:
-    path: str = served.gallery("spoken")
-    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
-    return path
+    return served.filled(pictures, "spoken")
 
 
 def ask(served: Any, path: str, *texts: Any, **fields: Any) -> Any:
@@ -69,7 +60,7 @@ def test_a_version_tells_whether_it_reads_texts(served: Any, filled: str) -> Non
     assert not served.http.get("/versions/v1").json()["text"]
 
 
-def test_an_empty_gallery_answers_texts_that_nothing_matches(served: Any, filled: str, problem: Problem) -> None:
+def test_an_empty_gallery_answers_texts_that_nothing_matches(served: Any, filled: str) -> None:
     path = served.gallery("spoken")
 
     assert [result["matches"] for result in ask(served, path, "class1", "class2").json()["results"]] == [[], []]
@@ -96,27 +87,27 @@ def test_many_texts_are_answered_in_their_order(served: Any, filled: str) -> Non
     ],
     ids=lambda value: str(value)[:30],
 )
-def test_a_bad_text_is_named(served: Any, filled: str, problem: Problem, texts: Any, code: str, pointer: str) -> None:
+def test_a_bad_text_is_named(served: Any, filled: str, texts: Any, code: str, pointer: str) -> None:
     problem(served.http.post(f"{filled}/query", json={"texts": texts, "k": 1}), 422, code, pointer)
 
 
-def test_half_a_surrogate_pair_is_no_text(served: Any, filled: str, problem: Problem) -> None:
+def test_half_a_surrogate_pair_is_no_text(served: Any, filled: str) -> None:
     headers = {"content-type": "application/json"}
     body = '{"texts": ["\\ud800"], "k": 1}'
 
     problem(served.http.post(f"{filled}/query", content=body, headers=headers), 422, "invalid_body")
 
 
-def test_there_is_a_largest_number_of_texts(served: Any, filled: str, problem: Problem) -> None:
+def test_there_is_a_largest_number_of_texts(served: Any, filled: str) -> None:
     problem(ask(served, filled, *["class1"] * 101, k=1), 413, "body_too_large", "/texts")
 
 
-def test_a_version_with_texts_alone_names_nothing(served: Any, filled: str, problem: Problem) -> None:
+def test_a_version_with_texts_alone_names_nothing(served: Any, filled: str) -> None:
     problem(ask(served, filled, "class1", version="spoken"), 422, "invalid_body", "/version")
 
 
 @pytest.mark.parametrize("version", ["v1", "plain"])
-def test_a_version_that_reads_no_texts_says_which_do(served: Any, filled: str, problem: Problem, version: str) -> None:
+def test_a_version_that_reads_no_texts_says_which_do(served: Any, filled: str, version: str) -> None:
     path = served.gallery(version)
     dim = {"v1": 4, "plain": 3}[version]
     items = [{"id": "a", "embedding": [1.0] * dim}]
@@ -129,12 +120,7 @@ def test_a_version_that_reads_no_texts_says_which_do(served: Any, filled: str, p
 
 
 def test_old_items_are_reached_by_the_old_text_entrance_or_reported(
-    served: Any,
-    speaking: Version,
-    tmp_path: Path,
-    make_version: Callable[..., Version],
-    add_text: Callable[..., Version],
-    pictures: list[bytes],
+    served: Any, speaking: Version, tmp_path: Path, pictures: list[bytes]
 ) -> None:
     other = make_version(tmp_path / "other", "other", 4, seed=9)
     vector = Encoder(other).encode([decode_image(pictures[2])]).vectors[0]
@@ -143,7 +129,7 @@ def test_old_items_are_reached_by_the_old_text_entrance_or_reported(
     served.ingest(path, {"spoken": pictures[2]})
     served.http.post(f"{path}/deployments", json={"version": "v1"})
     served.ingest(path, {"silent": pictures[2]})
-    assert served.http.post(f"{path}/deployments", json={"version": "other"}).status_code == 201
+    served.deploy(path, "other")
     served.ingest(path, {"other": pictures[2]})
 
     answer = ask(served, path, "class2", k=3).json()
@@ -153,22 +139,14 @@ def test_old_items_are_reached_by_the_old_text_entrance_or_reported(
     assert [(d["version"], d["items"]) for d in answer["degraded"]] == [("v1", 1)]
 
 
-def test_a_folder_with_a_wrong_text_entrance_is_not_registered(
-    served: Any,
-    tmp_path: Path,
-    make_version: Callable[..., Version],
-    add_text: Callable[..., Version],
-    problem: Problem,
-) -> None:
+def test_a_folder_with_a_wrong_text_entrance_is_not_registered(served: Any, tmp_path: Path) -> None:
     version = add_text(make_version(tmp_path / "mute", "mute", 4), {"east": np.array([0, 0, 0, 1])}, limit=513)
 
     problem(served.register(version), 422, "invalid_version_folder", "/text/tokenizer.json")
     assert served.http.get("/versions/mute").status_code == 404
 
 
-def test_versions_with_nothing_but_a_text_entrance_reach_older_items_by_it(
-    served: Any, tmp_path: Path, make_version: Callable[..., Version], add_text: Callable[..., Version]
-) -> None:
+def test_versions_with_nothing_but_a_text_entrance_reach_older_items_by_it(served: Any, tmp_path: Path) -> None:
     for name in ("words1", "words2"):
         made = make_version(tmp_path / name, name, 4, encoder=False)
         assert served.register(add_text(made, {"class0": np.eye(1, 4, dtype=np.float32)[0]})).status_code == 201
@@ -176,7 +154,7 @@ def test_versions_with_nothing_but_a_text_entrance_reach_older_items_by_it(
     items = [{"id": f"e{n}", "embedding": np.eye(4)[n].tolist()} for n in range(2)]
     assert served.http.post(f"{path}/items", json={"items": items}).json()["stored"] == 2
 
-    assert served.http.post(f"{path}/deployments", json={"version": "words2"}).status_code == 201
+    served.deploy(path, "words2")
     late = {"version": "words1", "items": [{"id": "e2", "embedding": [0, 0, 1, 0]}]}
     assert served.http.post(f"{path}/items", json=late).status_code == 200
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import shutil
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,12 @@ from service.runtime import running
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database import Database
+from staging.builders import make_version
+from staging.served import problem, serving, zip_version
 
 
 @pytest.fixture(scope="module")
-def prepared(
-    tmp_path_factory: pytest.TempPathFactory,
-    serving: Any,
-    make_version: Callable[..., Version],
-    pictures: list[bytes],
-) -> Path:
+def prepared(tmp_path_factory: pytest.TempPathFactory, pictures: list[bytes]) -> Path:
     """Gallery `whole` of v1; `mixed` of v1 and then v2, which is current; v3 only registered, with an edge to v2."""
     root = tmp_path_factory.mktemp("aside")
     v1 = make_version(root / "v1", "v1", 4)
@@ -86,7 +82,7 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGES)
 def test_a_version_nobody_uses_is_named_and_no_gallery_suffers(
-    settings: Settings, serving: Any, problem: Any, pictures: list[bytes], damage: Any, named: str
+    settings: Settings, pictures: list[bytes], damage: Any, named: str
 ) -> None:
     damage(settings, "v3")
 
@@ -111,7 +107,7 @@ def test_a_version_nobody_uses_is_named_and_no_gallery_suffers(
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGES)
 def test_a_current_version_answers_no_images_and_everything_else(
-    settings: Settings, serving: Any, problem: Any, pictures: list[bytes], damage: Any, named: str
+    settings: Settings, pictures: list[bytes], damage: Any, named: str
 ) -> None:
     damage(settings, "v2")
 
@@ -142,13 +138,7 @@ def test_a_current_version_answers_no_images_and_everything_else(
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGES)
 def test_registering_it_again_makes_it_whole_without_a_restart(
-    settings: Settings,
-    serving: Any,
-    zip_version: Callable[[Path], bytes],
-    pictures: list[bytes],
-    tmp_path: Path,
-    damage: Any,
-    named: str,
+    settings: Settings, pictures: list[bytes], tmp_path: Path, damage: Any, named: str
 ) -> None:
     shutil.copytree(settings.versions / "v3", tmp_path / "v3")
     damage(settings, "v3")
@@ -166,9 +156,7 @@ def test_registering_it_again_makes_it_whole_without_a_restart(
         assert {path.name for path in settings.versions.iterdir()} == {"v1", "v2", "v3"}
 
 
-def test_nothing_rolls_back_to_a_version_that_is_set_aside(
-    settings: Settings, serving: Any, problem: Any, pictures: list[bytes]
-) -> None:
+def test_nothing_rolls_back_to_a_version_that_is_set_aside(settings: Settings, pictures: list[bytes]) -> None:
     change(settings, "v1")
 
     with serving(settings) as served:
@@ -178,9 +166,7 @@ def test_nothing_rolls_back_to_a_version_that_is_set_aside(
         assert best(served, "mixed", pictures[2]) == ("i2", "v1")
 
 
-def test_an_edge_of_a_version_that_is_set_aside_is_used_as_far_as_its_files_are_whole(
-    settings: Settings, serving: Any
-) -> None:
+def test_an_edge_of_a_version_that_is_set_aside_is_used_as_far_as_its_files_are_whole(settings: Settings) -> None:
     change(settings, "v3", "edges/v2/edge.json")
     change(settings, "v2")
 
@@ -203,7 +189,7 @@ def forward_zip(version: Version) -> bytes:
 
 class TestEdgeFolder:
     @pytest.fixture
-    def added(self, settings: Settings, serving: Any, make_version: Callable[..., Version], tmp_path: Path) -> Settings:
+    def added(self, settings: Settings, tmp_path: Path) -> Settings:
         """v4 with an edge to v2 that was added, and current in `mixed`."""
         v2 = make_version(tmp_path / "v2", "v2", 6)
         v4 = make_version(tmp_path / "v4", "v4", 6, seed=4)
@@ -217,9 +203,7 @@ class TestEdgeFolder:
         return settings
 
     @pytest.mark.parametrize("gone", [True, False], ids=["gone", "changed"])
-    def test_it_is_named_and_no_item_is_moved_along_it(
-        self, added: Settings, serving: Any, problem: Any, gone: bool
-    ) -> None:
+    def test_it_is_named_and_no_item_is_moved_along_it(self, added: Settings, gone: bool) -> None:
         if gone:
             shutil.rmtree(added.edges)
         else:
@@ -244,7 +228,7 @@ class TestEdgeFolder:
 
 
 def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
-    settings: Settings, serving: Any, pictures: list[bytes], caplog: pytest.LogCaptureFixture
+    settings: Settings, pictures: list[bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(settings) as served:
         for path in (settings.versions / "v3" / "edges" / "v2").iterdir():
@@ -266,7 +250,7 @@ def test_an_edge_that_is_damaged_while_the_service_runs_holds_up_no_new_gallery(
 
 @pytest.mark.parametrize(("damage", "named"), DAMAGES)
 def test_a_folder_that_changes_while_the_service_runs_is_sent_to_no_remote_worker(
-    settings: Settings, serving: Any, problem: Any, damage: Any, named: str
+    settings: Settings, damage: Any, named: str
 ) -> None:
     with serving(settings) as served:
         damage(settings, "v3")

@@ -14,6 +14,7 @@ from service.errors import UnknownVersion, VersionBroken
 from service.registry.registry import Registry, insert_version
 from service.settings import Settings
 from service.store.database import Database, upgrade
+from staging.builders import make_version
 
 
 @pytest.fixture
@@ -31,7 +32,7 @@ def database(settings: Settings) -> Iterator[Database]:
 
 
 @pytest.fixture
-def add(settings: Settings, database: Database, make_version: Callable[..., Version]) -> Callable[..., Version]:
+def add(settings: Settings, database: Database) -> Callable[..., Version]:
     """Register a version as another process would."""
 
     def register(name: str, *old: tuple[int, Version, str], **options: Any) -> Version:

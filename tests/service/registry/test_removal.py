@@ -17,13 +17,12 @@ from service.store.audit import ChangeContext
 from service.store.database import Database
 from service.store.tables import audit, edge, version
 from service.upgrades.removal import remove
-
-Problem = Callable[..., dict[str, Any]]
-MakeVersion = Callable[..., Version]
+from staging.builders import make_version
+from staging.served import problem
 
 
 @pytest.fixture
-def spare(served: Any, versions: dict[str, Version], make_version: MakeVersion, tmp_path: Path) -> Iterator[Version]:
+def spare(served: Any, versions: dict[str, Version], tmp_path: Path) -> Iterator[Version]:
     """A registered version, with an edge to v1, that nothing uses yet."""
     made = make_version(tmp_path / "spare", f"spare-{tmp_path.name}"[:60], 4, edges=[(versions["v1"], "identity")])
     assert served.register(made).status_code == 201
@@ -39,9 +38,7 @@ def rows(served: Any, name: str) -> tuple[list[str], list[int]]:
         return names, list(connection.execute(mine).scalars())
 
 
-def test_a_version_that_nothing_uses_goes_with_its_edges_and_its_folder(
-    served: Any, spare: Version, problem: Problem
-) -> None:
+def test_a_version_that_nothing_uses_goes_with_its_edges_and_its_folder(served: Any, spare: Version) -> None:
     folder = served.runtime.settings.versions / spare.name
     added = {"new": spare.name, "old": "v1", "kind": "zero_pad"}
     assert served.http.post("/edges", json=added).status_code == 201
@@ -102,9 +99,7 @@ def moving(served: Any, name: str) -> str:
 
 
 @pytest.mark.parametrize("use", [current, stored, gated, newer])
-def test_what_uses_a_version_is_named(
-    served: Any, spare: Version, problem: Problem, use: Callable[[Any, str], str]
-) -> None:
+def test_what_uses_a_version_is_named(served: Any, spare: Version, use: Callable[[Any, str], str]) -> None:
     named = use(served, spare.name)
     before = rows(served, spare.name)
 
@@ -157,7 +152,7 @@ def test_another_process_forgets_it_without_being_asked(served: Any, spare: Vers
     assert all(declared.edge.new != spare.name for declared in other.edges())
 
 
-def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersion, tmp_path: Path) -> None:
+def test_so_it_does_a_version_without_edges(served: Any, tmp_path: Path) -> None:
     made = make_version(tmp_path / "v", "edgeless", 3, encoder=False)
     assert served.register(made).status_code == 201
     other = Registry(served.runtime.database, served.runtime.settings)
@@ -170,7 +165,7 @@ def test_so_it_does_a_version_without_edges(served: Any, make_version: MakeVersi
 
 
 def test_one_that_another_process_deleted_at_this_moment_is_refused_as_such(
-    served: Any, spare: Version, problem: Problem, monkeypatch: pytest.MonkeyPatch
+    served: Any, spare: Version, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, settings = served.gallery(None), served.runtime.settings
     with monkeypatch.context() as patch, closing(Database(settings.database_url)) as other:

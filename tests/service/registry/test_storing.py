@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from index.version import Version
 from service.replica.replica import Replica
 from service.store.embeddings import put_embeddings
 from service.store.repository import gallery_named, live_item
+from staging.served import problem
 
-Problem = Callable[..., dict[str, Any]]
 A, B = [1.0, 2.0, 3.0, 4.0], [4.0, 3.0, 2.0, 1.0]
 LONG = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any,
-    versions: dict[str, Version],
-    tmp_path_factory: pytest.TempPathFactory,
-    make_version: Callable[..., Version],
-) -> None:
+def more(served: Any) -> None:
     """`lone` has an encoder and no edge; `bare` takes embeddings only, and no edge leads anywhere."""
-    root: Path = tmp_path_factory.mktemp("more")
-    for made in (make_version(root / "lone", "lone", 5, seed=9), make_version(root / "bare", "bare", 4, encoder=False)):
-        assert served.register(made).status_code == 201
+    served.add("lone", 5, seed=9)
+    served.add("bare", 4, encoder=False)
 
 
 def send(served: Any, path: str, version: str, embedding: Sequence[float], name: str = "a", **more: Any) -> Any:
@@ -115,7 +107,7 @@ def test_a_replacement_that_is_asked_for_leaves_nothing(served: Any, pictures: l
     assert shown(served, path, "b")[1] == {}
 
 
-def test_items_that_are_there_can_be_refused(served: Any, pictures: list[bytes], problem: Problem) -> None:
+def test_items_that_are_there_can_be_refused(served: Any, pictures: list[bytes]) -> None:
     path = served.gallery("v1")
     served.ingest(path, {"a": pictures[0]}, label=3)
     served.ingest(path, {"gone": pictures[0]}, label=3)
@@ -134,7 +126,7 @@ def test_items_that_are_there_can_be_refused(served: Any, pictures: list[bytes],
     assert served.http.get(f"{path}/items/a/image").content == pictures[0]
 
 
-def test_an_embedding_out_of_reach_is_taken_beside_one_in_reach_and_never_alone(served: Any, problem: Problem) -> None:
+def test_an_embedding_out_of_reach_is_taken_beside_one_in_reach_and_never_alone(served: Any) -> None:
     path = served.gallery("v1")
     five = [1.0, 0.0, 0.0, 0.0, 1.0]
     send(served, path, "v1", A)

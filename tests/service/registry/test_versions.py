@@ -19,8 +19,8 @@ from index.folder import write_card
 from index.version import Version
 from regraft.models import VersionInfo
 from service.store.tables import edge, version
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import make_version
+from staging.served import problem, serving, zip_version
 
 
 def send(served: Any, archive: bytes) -> Any:
@@ -68,9 +68,7 @@ def test_sending_it_again_changes_nothing(served: Any, versions: dict[str, Versi
     assert before == traces(served)
 
 
-def test_a_name_stands_for_one_content(
-    served: Any, make_version: Callable[..., Version], tmp_path: Path, problem: Problem
-) -> None:
+def test_a_name_stands_for_one_content(served: Any, tmp_path: Path) -> None:
     before = traces(served)
 
     problem(served.register(make_version(tmp_path / "v1", "v1", 4, seed=3)), 409, "version_exists", "/archive")
@@ -139,14 +137,7 @@ def rewrite(folder: Path) -> None:
     ],
 )
 def test_a_damaged_folder_is_refused_whole(
-    served: Any,
-    versions: dict[str, Version],
-    tmp_path: Path,
-    zip_version: Callable[[Path], bytes],
-    problem: Problem,
-    make_version: Callable[..., Version],
-    damage: Callable[[Path], None],
-    pointer: str,
+    served: Any, versions: dict[str, Version], tmp_path: Path, damage: Callable[[Path], None], pointer: str
 ) -> None:
     folder = make_version(tmp_path / "new", f"new-{damage.__name__}", 6, edges=[(versions["v1"], "truncate")]).folder
     damage(folder)
@@ -171,7 +162,7 @@ def half_a_pair(card: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("spoil", "pointer"), [(deep, "/metrics/a/0/0"), (half_a_pair, "/method")])
 def test_a_card_that_could_not_be_listed_is_not_registered(
-    served: Any, problem: Problem, spoil: Callable[[dict[str, Any]], None], pointer: str
+    served: Any, spoil: Callable[[dict[str, Any]], None], pointer: str
 ) -> None:
     before = traces(served)
     card: dict[str, Any] = {"format": 1, "name": "odd", "dim": 3, "space": {"kind": "l2"}}
@@ -187,9 +178,7 @@ def test_a_card_that_could_not_be_listed_is_not_registered(
     assert served.http.get("/versions").status_code == 200
 
 
-def test_what_cannot_be_answered_is_not_committed(
-    served: Any, make_version: Callable[..., Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_answered_is_not_committed(served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_version(tmp_path / "v", "unspeakable", 3, encoder=False)
     before = traces(served)
     monkeypatch.setattr(VersionInfo, "model_dump_json", lambda self: 1 / 0)
@@ -201,13 +190,7 @@ def test_what_cannot_be_answered_is_not_committed(
 
 @pytest.mark.parametrize("part", ["version", "edge"])
 def test_what_never_ends_holds_up_nobody_else(
-    served: Any,
-    versions: dict[str, Version],
-    make_version: Callable[..., Version],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    problem: Problem,
-    part: str,
+    served: Any, versions: dict[str, Version], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """Its models are run by another process, which has so much time; meanwhile others come and go."""
     place = {"version": "encoder.onnx", "edge": "edges/v1/edge.onnx"}[part]
@@ -268,7 +251,7 @@ def archived(*names: str, link: bool = False) -> bytes:
     ],
     ids=["empty", "no zip", "no file", "escaping", "absolute", "link", "nested", "truncated"],
 )
-def test_what_is_no_version_archive_is_refused(served: Any, problem: Problem, archive: bytes, tmp_path: Path) -> None:
+def test_what_is_no_version_archive_is_refused(served: Any, archive: bytes, tmp_path: Path) -> None:
     before = traces(served)
 
     problem(send(served, archive), 422, "invalid_version_folder")
@@ -277,7 +260,7 @@ def test_what_is_no_version_archive_is_refused(served: Any, problem: Problem, ar
     assert not list(Path(served.runtime.settings.data).rglob("escaped"))
 
 
-def test_the_archive_is_a_file_of_a_form(served: Any, problem: Problem) -> None:
+def test_the_archive_is_a_file_of_a_form(served: Any) -> None:
     for form in (
         {"data": {"archive": "text"}, "files": {"x": b""}},
         {"files": {"other": b"x"}},
@@ -290,7 +273,7 @@ def test_the_archive_is_a_file_of_a_form(served: Any, problem: Problem) -> None:
     problem(served.http.post("/versions", json={}), 415, "unsupported_media_type")
 
 
-def test_an_unknown_version_is_a_problem(served: Any, problem: Problem) -> None:
+def test_an_unknown_version_is_a_problem(served: Any) -> None:
     detail = problem(served.http.get("/versions/v9"), 404, "unknown_version")["detail"]
 
     assert "v9" in detail
@@ -299,11 +282,7 @@ def test_an_unknown_version_is_a_problem(served: Any, problem: Problem) -> None:
 
 @pytest.mark.parametrize("step", ["insert_version", "sync_all"])
 def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
-    served: Any,
-    make_version: Callable[..., Version],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    step: str,
+    served: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     made = make_version(tmp_path / step, f"after-{step.replace('_', '-')}", 4)
     rows = traces(served)[1:]
@@ -329,9 +308,7 @@ def test_a_crash_while_registering_leaves_no_version_and_can_be_repeated(
     assert not [name for name in traces(served)[0] if name.startswith(".")]
 
 
-def test_remains_of_a_killed_upload_are_swept_at_the_next_start(
-    tmp_path: Path, serving: Any, versions: dict[str, Version]
-) -> None:
+def test_remains_of_a_killed_upload_are_swept_at_the_next_start(tmp_path: Path, versions: dict[str, Version]) -> None:
     from service.settings import Settings
 
     settings = Settings(data=tmp_path)

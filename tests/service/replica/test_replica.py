@@ -19,6 +19,7 @@ from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding, gallery, item
+from staging.builders import make_version
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -57,7 +58,7 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, make_version: Callable[..., Version]) -> Iterator[World]:
+def world(tmp_path: Path) -> Iterator[World]:
     made = World(tmp_path, make_version)
     yield made
     made.database.close()

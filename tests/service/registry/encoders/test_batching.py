@@ -21,6 +21,7 @@ from index.version import Version
 from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
+from staging.builders import make_image
 
 LONG = 1000.0
 """Seconds: a test that really waited for so long would be stopped."""
@@ -242,10 +243,7 @@ def test_a_quick_encoder_is_not_batched_until_it_turns_slow(model: Model, pool: 
 
 
 def test_embeddings_in_batches_are_those_of_one_by_one(
-    pool: ThreadPoolExecutor,
-    versions: dict[str, Version],
-    make_image: Callable[..., Any],
-    monkeypatch: pytest.MonkeyPatch,
+    pool: ThreadPoolExecutor, versions: dict[str, Version], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service.registry.encoders.modalities, "free_runs", lambda threads: 1)
     encoder = Encoder(versions["v1"])

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.version import Version
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.settings import Settings
+from staging.builders import add_text, make_version
+from staging.served import serving
 
 
 class Thing:
@@ -72,7 +73,7 @@ def test_what_cannot_be_made_is_tried_again() -> None:
 
 
 @pytest.fixture(scope="module")
-def hasty(serving: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A server that forgets encoders almost at once."""
     with serving(Settings(data=tmp_path_factory.mktemp("hasty"), encoder_idle_seconds=0.2)) as running:
         yield running
@@ -88,9 +89,7 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def test_the_old_encoder_is_there_while_a_shard_needs_it(
-    hasty: Any, tmp_path: Path, make_version: Callable[..., Version], pictures: list[bytes]
-) -> None:
+def test_the_old_encoder_is_there_while_a_shard_needs_it(hasty: Any, tmp_path: Path, pictures: list[bytes]) -> None:
     for name, seed in (("old", 0), ("new", 5)):  # no edge: new reaches old by `dual` only
         assert hasty.register(make_version(tmp_path / name, name, 4, seed=seed)).status_code == 201
     assert (loaded(hasty, "old"), loaded(hasty, "new")) == ([], [])
@@ -116,9 +115,7 @@ def test_the_old_encoder_is_there_while_a_shard_needs_it(
     until(lambda: loaded(hasty, "new") == [])
 
 
-def test_an_encoder_that_was_forgotten_comes_back(
-    hasty: Any, tmp_path: Path, make_version: Callable[..., Version], pictures: list[bytes]
-) -> None:
+def test_an_encoder_that_was_forgotten_comes_back(hasty: Any, tmp_path: Path, pictures: list[bytes]) -> None:
     assert hasty.register(make_version(tmp_path / "back", "back", 4)).status_code == 201
     path = hasty.gallery("back")
     hasty.ingest(path, {"a": pictures[0]})
@@ -132,9 +129,7 @@ def test_an_encoder_that_was_forgotten_comes_back(
     assert loaded(hasty, "back") == ["images"]
 
 
-def test_an_encoder_uses_the_threads_of_the_settings(
-    make_version: Callable[..., Version], add_text: Callable[..., Version], tmp_path: Path
-) -> None:
+def test_an_encoder_uses_the_threads_of_the_settings(tmp_path: Path) -> None:
     version = add_text(make_version(tmp_path / "v", "v", 2), {"east": np.eye(2)[0]})
     settings = Settings(encoder_threads=3)
 

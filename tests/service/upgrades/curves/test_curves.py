@@ -15,14 +15,13 @@ import pytest
 from sqlalchemy import event, func, select, update
 
 from index.image import decode_image
-from index.version import Version
 from regraft.backfill_routes import events
-from service.backfills.worker import Worker
 from service.http import backfill_progress as progress
 from service.store.leases import Leases
 from service.store.tables import backfill_point, item
 from service.upgrades.curves import measure as curves
 from service.upgrades.curves import points, scoring
+from staging.served import problem, serving
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -38,17 +37,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
+def more(served: Any) -> None:
     """`new` sees other things than v1, which it reaches by its first 4 numbers; `apart` reaches v1 through v1 only."""
-    root = tmp_path_factory.mktemp("more")
-    v1 = versions["v1"]
-    for made in (
-        make_version(root / "new", "new", 6, drift=1.0, edges=[(v1, "truncate")]),
-        make_version(root / "apart", "apart", 5, seed=3),
-    ):
-        assert served.register(made).status_code == 201
+    served.add("new", 6, drift=1.0, edges=[("v1", "truncate")])
+    served.add("apart", 5, seed=3)
 
 
 def group(number: int) -> int:
@@ -72,16 +64,7 @@ def deploy(served: Any, path: str, version: str) -> None:
 
 
 def start(served: Any, path: str, curve: dict[str, Any], **fields: Any) -> int:
-    started = served.http.post(f"{path}/backfills", json={"chunk_size": 5, "curve": curve, **fields})
-    assert started.status_code == 202, started.text
-    return int(started.json()["id"])
-
-
-def work(served: Any, steps: int = 1000) -> None:
-    worker = Worker(served.runtime.settings, threading.Event())
-    while steps and worker.step():
-        steps -= 1
-    worker.close()
+    return served.backfill(path, **{"chunk_size": 5, "curve": curve, **fields})
 
 
 def turn(served: Any, number: int, action: str) -> None:
@@ -172,12 +155,12 @@ class TestValues:
         expected = [loops.value(metric, everyone)]
         number = start(served, filled, curve)
         at_start = curve_of(served, number)
-        work(served, steps=2)
+        served.work(2)
         turn(served, number, "pause")
         expected.append(loops.value(metric, everyone))
         middle = wait_for(served, number, lambda found: found["points"][-1]["moved"] == 10)
         turn(served, number, "resume")
-        work(served)
+        served.work()
         expected.append(loops.value(metric, everyone))
 
         whole = wait_for(served, number, ended)
@@ -220,7 +203,7 @@ class TestValues:
             )
             if number == by_images:
                 turn(served, started, "cancel")
-        work(served)
+        served.work()
 
         whole = wait_for(served, started, ended)
 
@@ -271,7 +254,7 @@ class TestValues:
 
     def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
-        work(served)
+        served.work()
 
         whole = wait_for(served, number, ended)
 
@@ -300,10 +283,10 @@ class TestMarks:
         number = start(served, filled, {"label": "group", "marks": 10}, chunk_size=7)
         shares = [0.0]
         for step in range(1, 3):
-            work(served, steps=1)
+            served.work(1)
             wait_for(served, number, points_are(step + 1))
             shares.append(7 * step / 20)
-        work(served)
+        served.work()
 
         whole = wait_for(served, number, ended)
 
@@ -312,7 +295,7 @@ class TestMarks:
 
     def test_a_backfill_without_anything_to_move_has_its_two_ends(self, served: Any, filled: str) -> None:
         first = start(served, filled, {"label": "group"})
-        work(served)
+        served.work()
         wait_for(served, first, ended)
 
         whole = wait_for(served, start(served, filled, {"label": "group"}), ended)
@@ -323,20 +306,20 @@ class TestMarks:
     def test_items_deleted_and_written_meanwhile(self, served: Any, filled: str, pictures: list[bytes]) -> None:
         loops = Loops(served, filled, pictures)
         number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
-        work(served, steps=1)
+        served.work(1)
         wait_for(served, number, points_are(2))
         served.http.post(f"{filled}/items:delete", json={"ids": ["i1", "i2", "i3"]})
         # Written anew: born in the new version, found by others, and no query any more.
         anew = [{"id": "i4", "metadata": {"group": group(4)}, "image": "a"}]
         assert served.post_items(filled, anew, [("a", pictures[4])]).status_code == 200
         left = [n for n in range(20) if n not in (1, 2, 3, 4)]
-        work(served, steps=1)
+        served.work(1)
         turn(served, number, "pause")
         expected = loops.value("mAP@1.0", left)
 
         middle = wait_for(served, number, points_are(3))["points"][-1]
         turn(served, number, "resume")
-        work(served)
+        served.work()
         whole = wait_for(served, number, ended)
 
         assert (middle["value"], middle["queries"]) == (pytest.approx(expected), len(left))
@@ -349,7 +332,7 @@ class TestMarks:
         made = evaluation(served, filled, pictures, range(6))
         number = start(served, filled, {"evaluation": made, "label": "group"})
         assert served.remove(f"{filled}/evaluations/{made}").status_code == 204
-        work(served)
+        served.work()
 
         curve = wait_for(served, number, ended)
 
@@ -360,7 +343,7 @@ class TestMarks:
     def test_a_cancelled_or_rolled_back_backfill_has_no_more_points(self, served: Any, filled: str) -> None:
         for end in (lambda n: turn(served, n, "cancel"), lambda _: served.http.post(f"{filled}/rollback", json={})):
             number = start(served, filled, {"label": "group"})
-            work(served, steps=1)
+            served.work(1)
             wait_for(served, number, points_are(2))
             end(number)
 
@@ -378,7 +361,7 @@ class TestMarks:
             assert connection.execute(left).scalar_one() == 0
 
     def test_a_version_deployed_while_the_first_point_is_measured_refuses_the_start(
-        self, served: Any, filled: str, problem: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Or the first point would be of one version, and all others of another."""
         whole = served.runtime.curves.begin
@@ -404,10 +387,10 @@ class TestFailure:
         monkeypatch.setattr(curves, "PAUSE_SECONDS", 0.2)
         with monkeypatch.context() as broken:
             broken.setattr(curves, "worth", out_of_order)
-            work(served, steps=1)
+            served.work(1)
             failing = wait_for(served, number, lambda curve: curve["error"])
             assert served.query(filled, pictures[0]).status_code == 200
-        work(served)
+        served.work()
 
         whole = wait_for(served, number, ended)
 
@@ -421,7 +404,7 @@ class TestFailure:
         number = start(served, filled, {"label": "group"})
         calls: list[int] = []
         monkeypatch.setattr(curves, "worth", lambda *_: calls.append(1) or out_of_order())
-        work(served)
+        served.work()
 
         curve = wait_for(served, number, ended)
 
@@ -440,7 +423,7 @@ class TestFailure:
 
         with monkeypatch.context() as ending:
             ending.setattr(curves, "worth", ends)
-            work(served)
+            served.work()
             wait_for(served, number, lambda _: len(calls) > curves.ATTEMPTS)
             assert curve_of(served, number)["error"] is None
 
@@ -457,7 +440,7 @@ class TestClaims:
         """A backfill that has reached a mark, while the server's own thread is looking away."""
         monkeypatch.setattr(served.runtime.curves, "_look", lambda: None)
         number = start(served, filled, {"label": "group"})
-        work(served, steps=1)
+        served.work(1)
         return number
 
     def standing(self, served: Any, number: int) -> Any:
@@ -465,7 +448,7 @@ class TestClaims:
             return next(job for job in points.standing(connection) if job.id == number)
 
     def test_two_servers_measure_each_mark_once_between_them(
-        self, served: Any, filled: str, serving: Any, monkeypatch: pytest.MonkeyPatch
+        self, served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         asked: list[Any] = []
         counted = curves.worth
@@ -473,9 +456,9 @@ class TestClaims:
             number = start(served, filled, {"label": "group", "metric": "mAP@1.0"})
             monkeypatch.setattr(curves, "worth", lambda *given: asked.append(1) or counted(*given))
             for step in range(1, 4):
-                work(served, steps=1)
+                served.work(1)
                 wait_for(other, number, points_are(step + 1))
-            work(served)
+            served.work()
             whole = wait_for(other, number, ended)
 
         assert whole == curve_of(served, number)
@@ -516,7 +499,7 @@ class TestClaims:
             return whole(*given)
 
         monkeypatch.setattr(curves, "worth", slow)
-        work(served)
+        served.work()
         try:
             assert wait_for(served, number, ended)["state"] == "complete"
         finally:
@@ -583,7 +566,7 @@ class TestClaims:
         standing = self.standing(served, job)
         with served.runtime.database.write() as connection:
             points.claim(connection, job, 5, "a")
-        work(served, steps=1)
+        served.work(1)
         with served.runtime.database.write() as connection:
             points.store(connection, standing, 5, "a", found, 7)
 
@@ -602,9 +585,9 @@ class TestEvents:
     ) -> None:
         number = start(served, filled, {"label": "group", "marks": 4})
         for step in range(1, 4):
-            work(served, steps=1)
+            served.work(1)
             wait_for(served, number, points_are(step + 1))
-        work(served)
+        served.work()
 
         whole = self.stream(served, number)
 
@@ -628,7 +611,7 @@ class TestEvents:
         seen: list[Any] = []
         watcher = threading.Thread(target=lambda: seen.extend(self.stream(served, number)), daemon=True)
         watcher.start()
-        work(served)
+        served.work()
         watcher.join(WAIT)
 
         assert json.loads(seen[-2][2])["curve"]["state"] == "complete"
@@ -665,15 +648,7 @@ class TestBadInput:
     @pytest.mark.parametrize(("curve", "status", "code", "pointer"), BAD)
     @pytest.mark.parametrize("dry_run", [False, True])
     def test_it_names_the_field_and_nothing_is_started(
-        self,
-        served: Any,
-        spread: str,
-        problem: Callable[..., Any],
-        curve: dict[str, Any],
-        status: int,
-        code: str,
-        pointer: str,
-        dry_run: bool,
+        self, served: Any, spread: str, curve: dict[str, Any], status: int, code: str, pointer: str, dry_run: bool
     ) -> None:
         answer = served.http.post(f"{spread}/backfills", json={"curve": curve}, params={"dry_run": dry_run})
 
@@ -681,7 +656,7 @@ class TestBadInput:
         assert served.http.get(f"{spread}/backfills").json() == {"backfills": []}
 
     def test_an_evaluation_set_must_say_what_is_right_and_hold_what_is_needed(
-        self, served: Any, filled: str, pictures: list[bytes], problem: Callable[..., Any]
+        self, served: Any, filled: str, pictures: list[bytes]
     ) -> None:
         vectors = {"v1": [[1.0, 0, 0, 0]] * 2}
         entries = [{"label": 0}, {"label": 1}]

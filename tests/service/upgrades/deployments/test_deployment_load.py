@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from service.backfills.worker import Worker
 from staging.load import Load
+from staging.working import SteppedWorker
 
 ITEMS = 20
 CLIENTS = 3
@@ -18,17 +18,13 @@ CLIENTS = 3
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
-    path = served.gallery("v1")
-    files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
-    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-    assert served.post_items(path, items, files).status_code == 200
-    return str(path)
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
 
 
 def test_no_query_fails_during_a_whole_upgrade(served: Any, filled: str, pictures: list[bytes]) -> None:
     url = f"{served.http.base_url}{filled.lstrip('/')}/query"
     load = Load(url, pictures, ITEMS, clients=CLIENTS)
-    worker = Worker(served.runtime.settings, threading.Event())
+    worker = SteppedWorker(served.runtime.settings)
 
     def do(route: str, **body: Any) -> dict[str, Any]:
         done = served.http.post(f"{filled}/{route}", json=body)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +8,6 @@ import numpy as np
 import pytest
 from sqlalchemy import select
 
-from index.version import Version
-from service.backfills.worker import Worker
 from service.registry.placement import preference
 from service.store.embeddings import put_embeddings
 from service.store.tables import gallery, gate_report, item
@@ -18,18 +15,11 @@ from service.upgrades.deployments.history import standing as standing_of
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
+def more(served: Any) -> None:
     """v3 reaches v2 and through it v1; `other` has an encoder and no edge; `weak` measured better on v1 than on v2."""
-    root = tmp_path_factory.mktemp("more")
-    v1, v2 = versions["v1"], versions["v2"]
-    for made in (
-        make_version(root / "v3", "v3", 6, drift=0.1, edges=[(v2, "identity", 0.8)]),
-        make_version(root / "other", "other", 5, seed=9),
-        make_version(root / "weak", "weak", 6, seed=3, edges=[(v1, "zero_pad", 0.7), (v2, "identity", 0.6)]),
-    ):
-        assert served.register(made).status_code == 201
+    served.add("v3", 6, drift=0.1, edges=[("v2", "identity", 0.8)])
+    served.add("other", 5, seed=9)
+    served.add("weak", 6, seed=3, edges=[("v1", "zero_pad", 0.7), ("v2", "identity", 0.6)])
 
 
 def deploy(served: Any, path: str, version: str, **fields: Any) -> Any:
@@ -49,18 +39,7 @@ def shown(served: Any, path: str) -> dict[str, Any]:
 
 
 def start_backfill(served: Any, path: str) -> int:
-    started = served.http.post(f"{path}/backfills", json={})
-    assert started.status_code == 202, started.text
-    return started.json()["id"]
-
-
-def work(served: Any) -> None:
-    worker = Worker(served.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
-    for live in served.runtime.replica.all():
-        served.runtime.replica.refresh(live.id)
+    return served.backfill(path)
 
 
 def matches(served: Any, path: str, picture: bytes, k: int) -> list[tuple[str, float, str]]:
@@ -87,9 +66,7 @@ def add_gate(served: Any, path: str, version: str, current: str, verdict: str) -
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
-    path = served.gallery("v1")
-    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
-    return path
+    return served.filled(pictures)
 
 
 class TestDeploy:
@@ -219,7 +196,7 @@ class TestRollback:
         old = [matches(served, filled, picture, 20) for picture in pictures[:4]]
         deploy(served, filled, "v2")
         start_backfill(served, filled)
-        work(served)
+        served.work()
         deploy_state = shown(served, filled)["mix"]
         new = [matches(served, filled, picture, 20) for picture in pictures[:4]]
 
@@ -276,7 +253,7 @@ class TestRollback:
         before = [matches(served, filled, picture, 20) for picture in pictures[:3]]
         deploy(served, filled, "v3")
         start_backfill(served, filled)
-        work(served)
+        served.work()
         assert deploy(served, filled, "other").json()["activated"] == 0
 
         rollback(served, filled)
@@ -302,7 +279,7 @@ class TestBackfillsOfOthers:
         ended = served.http.get(f"/backfills/{number}").json()
         assert ended["state"] == "cancelled"
         assert ended["finished"] >= ended["created"]
-        work(served)
+        served.work()
         assert shown(served, filled)["mix"] == {"v1": 20}
 
 
@@ -310,7 +287,7 @@ class TestPlacement:
     def test_moved_items_get_rising_numbers_of_the_feed_each_its_own(self, served: Any, filled: str) -> None:
         deploy(served, filled, "v2")
         start_backfill(served, filled)
-        work(served)
+        served.work()
         served.http.delete(f"{filled}/items/i4")
         before = shown(served, filled)["seq"]
 
@@ -330,7 +307,7 @@ class TestPlacement:
         for path in (filled, neighbour):
             deploy(served, path, "v2")
             start_backfill(served, path)
-        work(served)
+        served.work()
         served.http.delete(f"{filled}/items/i0")
 
         rollback(served, filled)
@@ -354,7 +331,7 @@ class TestPlacement:
     def test_a_deployment_moves_items_to_a_version_that_reaches_them_better(self, served: Any, filled: str) -> None:
         deploy(served, filled, "v2")
         start_backfill(served, filled)
-        work(served)
+        served.work()
 
         assert deploy(served, filled, "weak").json()["activated"] == 20
         assert shown(served, filled)["mix"] == {"v1": 20}

@@ -13,28 +13,24 @@ from sqlalchemy import func, select, update
 from sqlalchemy.exc import OperationalError
 
 from index.version import Version
-from service.backfills.worker import Worker
 from service.settings import Settings
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
+from staging.served import serving
 
 
 @pytest.fixture
 def moved(served: Any, pictures: list[bytes]) -> str:
     """Twenty items that hold v1, active in v2, which is current."""
-    path = served.gallery("v1")
-    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
+    path = served.filled(pictures)
     move(served, path)
     return path
 
 
 def move(served: Any, path: str) -> None:
-    assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+    served.deploy(path, "v2")
     assert served.http.post(f"{path}/backfills", json={}).status_code == 202
-    worker = Worker(served.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
+    served.work()
 
 
 def retire(served: Any, path: str, **options: Any) -> Any:
@@ -124,7 +120,7 @@ def test_asked_again_it_goes_on_with_the_retirement_under_way(
 
 
 def test_a_process_that_starts_answers_while_it_frees_what_another_left(
-    tmp_path: Path, serving: Any, versions: dict[str, Version], pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, versions: dict[str, Version], pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = Settings(data=tmp_path)
     with serving(settings) as running:

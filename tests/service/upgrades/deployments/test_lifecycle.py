@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 from sqlalchemy import func, select, update
 
-from index.version import Version
-from service.backfills.worker import Worker
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.tables import deployment, embedding, gallery, item
@@ -22,25 +20,15 @@ WAY = ("registered", "verified", "gated", "shadow", "canary", "current")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
-    root = tmp_path_factory.mktemp("more")
-    for made in (
-        make_version(root / "v3", "v3", 6, drift=0.1, edges=[(versions["v2"], "identity", 0.8)]),
-        make_version(root / "blind", "blind", 4, encoder=False, edges=[(versions["v1"], "identity")]),
-        make_version(root / "brittle", "brittle", 4, edges=[(versions["v1"], "identity")]),
-    ):
-        assert served.register(made).status_code == 201
+def more(served: Any) -> None:
+    served.add("v3", 6, drift=0.1, edges=[("v2", "identity", 0.8)])
+    served.add("blind", 4, encoder=False, edges=[("v1", "identity")])
+    served.add("brittle", 4, edges=[("v1", "identity")])
 
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
-    path = served.gallery("v1")
-    files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
-    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-    assert served.post_items(path, items, files).status_code == 200
-    return path
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
 
 
 def deploy(served: Any, path: str, version: str = "v2", params: Any = None, headers: Any = None, **body: Any) -> Any:
@@ -89,12 +77,7 @@ def at(served: Any, path: str, state: str) -> int:
 
 def reencode(served: Any, path: str) -> None:
     assert served.http.post(f"{path}/backfills", json={}).status_code == 202
-    worker = Worker(served.runtime.settings, threading.Event())
-    while worker.step():
-        pass
-    worker.close()
-    for live in served.runtime.replica.all():
-        served.runtime.replica.refresh(live.id)
+    served.work()
 
 
 def held(served: Any, path: str, version: str) -> int:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 
-from index.version import Version
+from staging.builders import make_version
+from staging.served import problem
 
-Problem = Callable[..., dict[str, Any]]
 OLD = np.random.default_rng(3).normal(size=(101, 4))
 NEW = OLD @ np.random.default_rng(4).normal(size=(4, 5))
 """The same items by both versions: a linear map leads from one to the other."""
 
 
 @pytest.fixture
-def upgraded(
-    served: Any, tmp_path_factory: pytest.TempPathFactory, make_version: Callable[..., Version], request: Any
-) -> Sequence[str]:
+def upgraded(served: Any, tmp_path_factory: pytest.TempPathFactory, request: Any) -> Sequence[str]:
     """(gallery, old, new): 100 items by the old version, of which 90 hold an embedding by the new one too."""
     root, tag = tmp_path_factory.mktemp("bare"), len(served.http.get("/versions").json()["versions"])
     old, new = f"old{tag}", f"new{tag}"
@@ -67,7 +65,7 @@ def ready(served: Any, path: str) -> tuple[str, list[str]]:
 
 
 def test_vectors_of_a_new_version_upgrade_a_gallery_and_a_roll_back_loses_nothing(
-    served: Any, upgraded: Sequence[str], problem: Problem
+    served: Any, upgraded: Sequence[str]
 ) -> None:
     path, old, new = upgraded
     before = ask(served, path, old)
@@ -86,7 +84,7 @@ def test_vectors_of_a_new_version_upgrade_a_gallery_and_a_roll_back_loses_nothin
     assert ready(served, path) == ("ready", [])
 
 
-def test_a_fit_says_how_to_get_pairs_and_it_is_true(served: Any, upgraded: Sequence[str], problem: Problem) -> None:
+def test_a_fit_says_how_to_get_pairs_and_it_is_true(served: Any, upgraded: Sequence[str]) -> None:
     path, old, new = upgraded
     name = path.rpartition("/")[2]
     fit = {"new": new, "old": old, "kind": "procrustes", "gallery": name}
@@ -101,9 +99,7 @@ def test_a_fit_says_how_to_get_pairs_and_it_is_true(served: Any, upgraded: Seque
     assert post(served, "/edges:fit", **fit).status_code == 201
 
 
-def test_a_roll_back_that_loses_reach_says_so_and_needs_force(
-    served: Any, upgraded: Sequence[str], problem: Problem
-) -> None:
+def test_a_roll_back_that_loses_reach_says_so_and_needs_force(served: Any, upgraded: Sequence[str]) -> None:
     path, old, new = upgraded
     upgrade(served, path, old, new)
     send(served, path, new, [100])

@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from sqlalchemy import insert, select, update
 
-from index.version import Version
 from service.store.tables import gate_report
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
-    root = tmp_path_factory.mktemp("more")
-    wrong = make_version(root / "wrong", "wrong", 4, seed=5, edges=[(versions["v1"], "identity")])
-    for version in (wrong, make_version(root / "far", "far", 5, seed=9)):
-        assert served.register(version).status_code == 201
+def more(served: Any) -> None:
+    served.add("wrong", 4, seed=5, edges=[("v1", "identity")])
+    served.add("far", 5, seed=9)
 
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
-    path = served.gallery("v1")
-    files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
-    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-    assert served.post_items(path, items, files).status_code == 200
-    return path
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
 
 
 @pytest.fixture

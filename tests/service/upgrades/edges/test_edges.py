@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
@@ -16,35 +15,29 @@ from sqlalchemy import select
 
 from index.errors import NoRoute
 from index.version import Version
-from service.backfills.worker import Worker
 from service.registry.incoming import INCOMING
 from service.runtime import Runtime, running
 from service.store.tables import calibration
-
-Problem = Callable[..., dict[str, Any]]
+from staging.builders import image_bytes, make_image
+from staging.served import problem
+from staging.working import SteppedWorker
 
 
 @pytest.fixture(scope="module")
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> dict[str, Version]:
+def more(served: Any) -> dict[str, Version]:
     """`other` has no edges, `twin` is v1 by another name, `near` almost, `third` leads to v2 and v1, `fct` carries v1.
 
     `bare` and `bare2` take embeddings only.
     """
-    root = tmp_path_factory.mktemp("more")
-    v1, v2 = versions["v1"], versions["v2"]
     made = [
-        make_version(root / "other", "other", 5, seed=9),
-        make_version(root / "twin", "twin", 4),
-        make_version(root / "near", "near", 4, drift=0.05),
-        make_version(root / "third", "third", 4, seed=3, edges=[(v2, "matrix", 0.9), (v1, "matrix", 0.7)]),
-        make_version(root / "fct", "fct", 4, seed=4, edges=[(v1, "forward")]),
-        make_version(root / "bare", "bare", 3, encoder=False),
-        make_version(root / "bare2", "bare2", 3, encoder=False),
+        served.add("other", 5, seed=9),
+        served.add("twin", 4),
+        served.add("near", 4, drift=0.05),
+        served.add("third", 4, seed=3, edges=[("v2", "matrix", 0.9), ("v1", "matrix", 0.7)]),
+        served.add("fct", 4, seed=4, edges=[("v1", "forward")]),
+        served.add("bare", 3, encoder=False),
+        served.add("bare2", 3, encoder=False),
     ]
-    for version in made:
-        assert served.register(version).status_code == 201
     return {version.name: version for version in made}
 
 
@@ -59,8 +52,8 @@ def restored(served: Any, more: dict[str, Version]) -> Iterator[None]:
 
 
 @pytest.fixture
-def worker(served: Any) -> Iterator[Worker]:
-    made = Worker(served.runtime.settings, threading.Event())
+def worker(served: Any) -> Iterator[SteppedWorker]:
+    made = SteppedWorker(served.runtime.settings)
     yield made
     made.close()
 
@@ -72,24 +65,24 @@ def held(served: Any, more: dict[str, Version], many: dict[str, bytes]) -> str:
     for label in range(5):
         some = {name: image for name, image in many.items() if int(name) % 5 == label}
         assert served.ingest(path, some, label=label).json()["failed"] == 0
-    worker = Worker(served.runtime.settings, threading.Event())
+    worker = SteppedWorker(served.runtime.settings)
     moved_to(served, worker, path, "other")
     worker.close()
     return str(path)
 
 
 @pytest.fixture(scope="module")
-def many(make_image: Callable[..., Any], image_bytes: Callable[..., bytes]) -> dict[str, bytes]:
+def many() -> dict[str, bytes]:
     """Sixty images by name; number n is of class n % 5."""
     return {str(number): image_bytes(make_image(number % 5, number)) for number in range(60)}
 
 
-def moved_to(served: Any, worker: Worker, path: str, version: str) -> None:
-    assert served.http.post(f"{path}/deployments", json={"version": version}).status_code == 201
+def moved_to(served: Any, worker: SteppedWorker, path: str, version: str) -> None:
+    served.deploy(path, version)
     started = served.http.post(f"{path}/backfills", json={"kind": "reencode"})
     assert started.status_code == 202, started.text
     while served.http.get(f"/backfills/{started.json()['id']}").json()["state"] == "running":
-        worker.step()
+        worker.drain()
 
 
 def edges(served: Any, **where: str) -> list[dict[str, Any]]:
@@ -173,7 +166,7 @@ class TestList:
         assert {e["new"] for e in edges(served, old="v1")} == {"v2", "third", "fct"}
         assert [key(e) for e in edges(served, new="third", old="v2")] == [("third", "v2", "matrix")]
 
-    def test_one_is_shown_by_its_key(self, served: Any, problem: Problem) -> None:
+    def test_one_is_shown_by_its_key(self, served: Any) -> None:
         shown = served.http.get("/edges/v2/v1/truncate")
 
         assert shown.json() == edges(served, new="v2")[0]
@@ -232,7 +225,7 @@ class TestFit:
         assert len(list((served.runtime.settings.edges / "other" / "v1" / "matrix").iterdir())) == 1
 
     def test_too_few_pairs_are_refused_with_how_many_there_are_and_how_to_get_more(
-        self, served: Any, held: str, problem: Problem, pictures: list[bytes]
+        self, served: Any, held: str, pictures: list[bytes]
     ) -> None:
         empty = served.gallery("v1").rpartition("/")[2]
         refused = problem(fit(served, gallery=empty), 422, "too_few_pairs", "/gallery")
@@ -243,14 +236,14 @@ class TestFit:
         assert edges(served, new="other") == []
 
     def test_what_a_forward_edge_made_is_no_evidence(
-        self, served: Any, worker: Worker, many: dict[str, bytes], problem: Problem
+        self, served: Any, worker: SteppedWorker, many: dict[str, bytes]
     ) -> None:
         path = served.gallery("v1")
         served.ingest(path, many)
         served.http.post(f"{path}/deployments", json={"version": "fct"})
         started = served.http.post(f"{path}/backfills", json={"kind": "transform"}).json()
         while served.http.get(f"/backfills/{started['id']}").json()["state"] == "running":
-            worker.step()
+            worker.drain()
 
         problem(fit(served, new="fct", gallery=path.rpartition("/")[2]), 422, "too_few_pairs")
 
@@ -276,7 +269,7 @@ BAD_FITS: list[tuple[dict[str, Any], int, str, str]] = [
 
 @pytest.mark.parametrize(("body", "status", "code", "pointer"), BAD_FITS)
 def test_a_bad_fit_is_refused_by_name(
-    served: Any, held: str, problem: Problem, body: dict[str, Any], status: int, code: str, pointer: str
+    served: Any, held: str, body: dict[str, Any], status: int, code: str, pointer: str
 ) -> None:
     problem(fit(served, **body), status, code, pointer or None)
 
@@ -302,7 +295,7 @@ class TestClaim:
         assert routes(served, path, many["0"], k=2) == {("identity",)}
 
     def test_items_that_hold_both_or_can_be_encoded_by_both_are_compared(
-        self, served: Any, many: dict[str, bytes], problem: Problem
+        self, served: Any, many: dict[str, bytes]
     ) -> None:
         path = served.gallery("v1")
         served.ingest(path, many)
@@ -321,9 +314,7 @@ class TestClaim:
         assert edge["made"]["items"]["distance"] < 1e-5
         assert edge["scores"]["cmc@1"]["value"] == 1.0
 
-    def test_held_embeddings_serve_where_there_is_no_encoder(
-        self, served: Any, problem: Problem, more: dict[str, Version]
-    ) -> None:
+    def test_held_embeddings_serve_where_there_is_no_encoder(self, served: Any, more: dict[str, Version]) -> None:
         problem(add(served, "bare2", "bare", "identity"), 422, "nothing_to_verify_on", "/verify/gallery")
         path = served.gallery("bare")
         gallery = path.rpartition("/")[2]
@@ -349,9 +340,7 @@ class TestClaim:
         assert accepted.status_code == 201
         assert set(accepted.json()["made"]) == {"tolerance", "items"}
 
-    def test_another_model_is_refused_with_the_worst_image(
-        self, served: Any, many: dict[str, bytes], problem: Problem
-    ) -> None:
+    def test_another_model_is_refused_with_the_worst_image(self, served: Any, many: dict[str, bytes]) -> None:
         path = served.gallery("v1")
         served.ingest(path, many)
         gallery = path.rpartition("/")[2]
@@ -388,7 +377,7 @@ def hold(served: Any, version: str, vectors: np.ndarray, path: str | None = None
 
 class TestAdd:
     def test_the_folder_of_an_edge_is_added_and_served(
-        self, served: Any, more: dict[str, Version], many: dict[str, bytes], problem: Problem
+        self, served: Any, more: dict[str, Version], many: dict[str, bytes]
     ) -> None:
         path = served.gallery("bare")
         shift = np.eye(3)[[1, 2, 0]]
@@ -400,7 +389,7 @@ class TestAdd:
 
         assert added.status_code == 201, added.text
         assert (added.json()["origin"], added.json()["kind"]) == ("added", "matrix")
-        assert served.http.post(f"{path}/deployments", json={"version": "bare2"}).status_code == 201
+        served.deploy(path, "bare2")
         body = {"version": "bare2", "embeddings": np.eye(3).tolist(), "k": 1}
         found = [r["matches"][0]["id"] for r in served.http.post(f"{path}/query", json=body).json()["results"]]
         assert found == ["1", "2", "0"]
@@ -453,15 +442,13 @@ BAD_JSON: list[tuple[dict[str, Any], int, str, str]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "code", "pointer"), BAD_JSON)
-def test_a_bad_edge_is_refused_by_name(
-    served: Any, problem: Problem, body: dict[str, Any], status: int, code: str, pointer: str
-) -> None:
+def test_a_bad_edge_is_refused_by_name(served: Any, body: dict[str, Any], status: int, code: str, pointer: str) -> None:
     problem(add(served, **{"new": "twin", "old": "v1", "kind": "identity", **body}), status, code, pointer or None)
 
     assert edges(served, new="twin") == []
 
 
-def test_a_body_that_is_no_edge_at_all_is_refused(served: Any, problem: Problem) -> None:
+def test_a_body_that_is_no_edge_at_all_is_refused(served: Any) -> None:
     typed = {"content-type": "application/json"}
     problem(served.http.post("/edges", content=b"{", headers=typed), 422, "invalid_body")
     problem(served.http.post("/edges", content=b"[]", headers=typed), 422, "invalid_request")
@@ -494,13 +481,7 @@ BAD_ARCHIVES: list[tuple[Callable[[], bytes], dict[str, str], int, str, str]] = 
 
 @pytest.mark.parametrize(("archive", "fields", "status", "code", "pointer"), BAD_ARCHIVES)
 def test_a_bad_archive_is_refused_by_file_and_field(
-    served: Any,
-    problem: Problem,
-    archive: Callable[[], bytes],
-    fields: dict[str, str],
-    status: int,
-    code: str,
-    pointer: str,
+    served: Any, archive: Callable[[], bytes], fields: dict[str, str], status: int, code: str, pointer: str
 ) -> None:
     given = {"new": "bare2", "old": "bare", **fields}
     sent = {name: value for name, value in given.items() if value}
@@ -525,11 +506,11 @@ class TestRemove:
         path = served.gallery("bare")
         items = [{"id": str(n), "embedding": row} for n, row in enumerate(EYE.tolist())]
         served.http.post(f"{path}/items", json={"items": items})
-        assert served.http.post(f"{path}/deployments", json={"version": "bare2"}).status_code == 201
+        served.deploy(path, "bare2")
         return str(path)
 
     def test_one_that_items_need_is_kept_unless_forced_with_a_reason_and_then_answers_are_degraded(
-        self, served: Any, needing: str, problem: Problem
+        self, served: Any, needing: str
     ) -> None:
         body = {"version": "bare2", "embeddings": [[0, 1, 0]], "k": 1}
         gallery = needing.rpartition("/")[2]
@@ -567,7 +548,7 @@ class TestRemove:
         assert before == edges(served)
 
     def test_items_move_to_another_embedding_they_hold_and_back_when_the_edge_returns(
-        self, served: Any, worker: Worker, more: dict[str, Version], many: dict[str, bytes]
+        self, served: Any, worker: SteppedWorker, more: dict[str, Version], many: dict[str, bytes]
     ) -> None:
         path = served.gallery("v1")
         served.ingest(path, {"a": many["0"], "b": many["1"]})
@@ -594,7 +575,7 @@ class TestRemove:
 
     @pytest.mark.parametrize("state", ["running", "paused"])
     def test_a_transform_that_is_not_over_keeps_its_item_edge_from_being_replaced(
-        self, served: Any, more: dict[str, Version], many: dict[str, bytes], problem: Problem, state: str
+        self, served: Any, more: dict[str, Version], many: dict[str, bytes], state: str
     ) -> None:
         path = served.gallery("v1")
         served.ingest(path, {"a": many["0"]})
@@ -613,7 +594,7 @@ class TestRemove:
         assert send(served, again, new="fct", old="v1", replace="true").status_code == 201
 
     def test_a_running_transform_keeps_its_item_edge_even_from_force(
-        self, served: Any, more: dict[str, Version], many: dict[str, bytes], problem: Problem
+        self, served: Any, more: dict[str, Version], many: dict[str, bytes]
     ) -> None:
         path = served.gallery("v1")
         served.ingest(path, {"a": many["0"]})
@@ -646,7 +627,7 @@ class TestRemove:
         assert [route for route in fitted if ["v2", "v1", "truncate"] not in route] == left
         assert send(served, zipped(folder_of(versions["v2"], "v1")), new="v2", old="v1").status_code == 201
 
-    def test_what_is_not_there_cannot_be_removed(self, served: Any, problem: Problem) -> None:
+    def test_what_is_not_there_cannot_be_removed(self, served: Any) -> None:
         problem(remove(served, "v2", "v1", "magic"), 404, "unknown_edge")
         problem(remove(served, "v2", "nobody", "truncate"), 404, "unknown_edge")
 

@@ -13,24 +13,18 @@ from sqlalchemy import func, select, update
 from index.encoder import Encoder
 from index.version import Version
 from service.store.tables import calibration, evaluation_entry, gate_report
+from staging.builders import make_image
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
-    root = tmp_path_factory.mktemp("more")
-    assert served.register(make_version(root / "far", "far", 5, seed=9)).status_code == 201
+def more(served: Any) -> None:
+    served.add("far", 5, seed=9)
 
 
 @pytest.fixture(scope="module")
 def filled(served: Any, pictures: list[bytes]) -> Callable[[], str]:
     def fill() -> str:
-        path = served.gallery("v1")
-        files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
-        listed = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-        assert served.post_items(path, listed, files).status_code == 200
-        return path
+        return served.filled(pictures, about=lambda n: {"digit": n % 5})
 
     return fill
 
@@ -94,12 +88,7 @@ class TestSets:
         assert served.http.get(f"{path}/gates/{on_set['id']}").json()["evaluation"] == number
 
     def test_embeddings_are_measured_like_the_images_they_came_from(
-        self,
-        served: Any,
-        filled: Callable[[], str],
-        pictures: list[bytes],
-        versions: dict[str, Version],
-        make_image: Callable[..., Any],
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes], versions: dict[str, Version]
     ) -> None:
         path = filled()
         images = [make_image(n % 5, n) for n in range(20)]
@@ -120,13 +109,7 @@ class TestSets:
 
     @pytest.mark.parametrize("kind", ["images", "embeddings"])
     def test_a_metadata_field_can_be_the_label(
-        self,
-        served: Any,
-        filled: Callable[[], str],
-        pictures: list[bytes],
-        versions: dict[str, Version],
-        make_image: Callable[..., Any],
-        kind: str,
+        self, served: Any, filled: Callable[[], str], pictures: list[bytes], versions: dict[str, Version], kind: str
     ) -> None:
         path = filled()
         own = [{"label": 0, "metadata": {"of": {"digit": n % 5}}, "image": str(n)} for n in range(20)]
@@ -259,11 +242,7 @@ class TestLeftOut:
         assert (same["old_old"], same["new_old"]) == (report["old_old"], report["new_old"])
 
     def test_embeddings_stay_with_their_entries(
-        self,
-        served: Any,
-        filled: Callable[[], str],
-        versions: dict[str, Version],
-        make_image: Callable[..., Any],
+        self, served: Any, filled: Callable[[], str], versions: dict[str, Version]
     ) -> None:
         path = filled()
         images = [make_image(n % 5, n) for n in range(20)]
@@ -292,7 +271,7 @@ class TestLeftOut:
 
 class TestMetrics:
     def test_without_labels_recall_is_measured_against_the_new_versions_own_ranking(
-        self, served: Any, filled: Callable[[], str], versions: dict[str, Version], make_image: Callable[..., Any]
+        self, served: Any, filled: Callable[[], str], versions: dict[str, Version]
     ) -> None:
         report = gate(served, filled(), k=3).json()
         images = [make_image(n % 5, n) for n in range(20)]

@@ -6,7 +6,6 @@ import base64
 import io
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,11 @@ from index.version import Version
 from service.http.gate_plots import differences, ticks
 from service.store.tables import item
 from service.upgrades.gates import measuring
+from staging.builders import image_bytes, make_image, make_version
 
 
 @pytest.fixture(scope="module", autouse=True)
-def wrong(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> Version:
+def wrong(served: Any, versions: dict[str, Version], tmp_path_factory: Any) -> Version:
     """A version whose queries are compared with v1's items as they are, and do not belong there."""
     folder = tmp_path_factory.mktemp("wrong") / "wrong"
     made = make_version(folder, "wrong", 4, seed=5, edges=[(versions["v1"], "identity")])
@@ -33,14 +31,10 @@ def wrong(
 
 
 @pytest.fixture
-def filled(served: Any, pictures: list[bytes], image_bytes: Any, make_image: Any) -> str:
+def filled(served: Any, pictures: list[bytes]) -> str:
     """A gallery of twenty labelled pictures; `i0` is large."""
     large = image_bytes(make_image(0, 0).resize((400, 200)))
-    path = served.gallery("v1")
-    files = [(f"{n}.png", picture) for n, picture in enumerate([large, *pictures[1:]])]
-    items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-    assert served.post_items(path, items, files).status_code == 200
-    return str(path)
+    return served.filled([large, *pictures[1:]], about=lambda n: {"digit": n % 5})
 
 
 def gate(served: Any, path: str, **body: Any) -> Any:

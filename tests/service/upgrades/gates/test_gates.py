@@ -17,12 +17,11 @@ from index.version import Version
 from service.http import gates as routes
 from service.store.tables import item
 from service.upgrades.gates import sides
+from staging.builders import make_image, make_version
 
 
 @pytest.fixture(scope="module")
-def made(
-    versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> dict[str, Version]:
+def made(versions: dict[str, Version], tmp_path_factory: Any) -> dict[str, Version]:
     """Versions over `poor`, which sees one component and knows the rest as side-information."""
     root = tmp_path_factory.mktemp("made")
     poor = make_version(root / "poor", "poor", 1, side_dim=62)
@@ -47,11 +46,7 @@ def labelled(served: Any, pictures: list[bytes]) -> Callable[..., str]:
     """A gallery of twenty labelled pictures with this version current."""
 
     def fill(version: str = "v1") -> str:
-        path = served.gallery(version)
-        files = [(f"{n}.png", picture) for n, picture in enumerate(pictures)]
-        items = [{"id": f"i{n}", "metadata": {"digit": n % 5}, "image": name} for n, (name, _) in enumerate(files)]
-        assert served.post_items(path, items, files).status_code == 200
-        return path
+        return served.filled(pictures, version, about=lambda n: {"digit": n % 5})
 
     return fill
 
@@ -82,9 +77,7 @@ def cmc(queries: np.ndarray, items: np.ndarray, space: Version) -> float:
 
 
 class TestReport:
-    def test_new_old_goes_by_the_query_edge(
-        self, served: Any, labelled: Any, versions: dict[str, Version], make_image: Callable[..., Any]
-    ) -> None:
+    def test_new_old_goes_by_the_query_edge(self, served: Any, labelled: Any, versions: dict[str, Version]) -> None:
         report = gate(served, labelled(), "v2").json()
         old, new = (vectors(versions[name], make_image) for name in ("v1", "v2"))
 
@@ -102,7 +95,7 @@ class TestReport:
         assert report["new_old"]["value"] > 0.5
 
     def test_an_item_edge_is_measured_as_its_backfill_would_leave_the_items(
-        self, served: Any, labelled: Any, made: dict[str, Version], make_image: Callable[..., Any]
+        self, served: Any, labelled: Any, made: dict[str, Version]
     ) -> None:
         report = gate(served, labelled("poor"), "fct").json()
         forward = load_transform(made["fct"].edges[0], made["fct"].card, made["poor"].card)
@@ -116,13 +109,7 @@ class TestReport:
         assert report["verdict"] == "pass"
 
     def test_slerp_is_measured_with_the_queries_of_both_encoders(
-        self,
-        served: Any,
-        labelled: Any,
-        versions: dict[str, Version],
-        make_version: Callable[..., Version],
-        make_image: Callable[..., Any],
-        tmp_path: Path,
+        self, served: Any, labelled: Any, versions: dict[str, Version], tmp_path: Path
     ) -> None:
         between = make_version(tmp_path / "between", "between", 6, drift=0.3, edges=[(versions["v1"], "slerp")])
         assert served.register(between).status_code == 201
@@ -207,7 +194,7 @@ class TestSample:
     ) -> None:
         """Too many pairs to compare; or a current version that has embedded none of the items itself."""
         path = labelled()
-        assert served.http.post(f"{path}/deployments", json={"version": "v2"}).status_code == 201
+        served.deploy(path, "v2")
         new = "chain" if current == "v2" else "v2"
         if current == "v1":
             served.http.post(f"{path}/rollback")

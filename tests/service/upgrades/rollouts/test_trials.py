@@ -14,28 +14,20 @@ import numpy as np
 import pytest
 from sqlalchemy.exc import OperationalError
 
-from index.version import Version
 from service.registry.rollout_records import Counters, bucket, counters_from_json, exceeded, quantile, summary
 from service.upgrades.rollouts import monitor as watching
 from service.upgrades.rollouts.monitor import RolloutMonitor, share_of
 
 
 @pytest.fixture(scope="module", autouse=True)
-def more(
-    served: Any, versions: dict[str, Version], tmp_path_factory: Any, make_version: Callable[..., Version]
-) -> None:
-    root = tmp_path_factory.mktemp("more")
-    drifted = make_version(root / "drifted", "drifted", 4, drift=2.0, edges=[(versions["v1"], "identity")])
-    twin = make_version(root / "twin", "twin", 4, edges=[(versions["v1"], "identity")])
-    for made in (drifted, twin):
-        assert served.register(made).status_code == 201
+def more(served: Any) -> None:
+    served.add("drifted", 4, drift=2.0, edges=[("v1", "identity")])
+    served.add("twin", 4, edges=[("v1", "identity")])
 
 
 @pytest.fixture
 def filled(served: Any, pictures: list[bytes]) -> str:
-    path = served.gallery("v1")
-    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures)}).status_code == 200
-    return path
+    return served.filled(pictures)
 
 
 def begin(served: Any, path: str, version: str, until: str, **body: Any) -> int:

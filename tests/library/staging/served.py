@@ -1,0 +1,167 @@
+"""A real server in a thread, on a free port, and what tests do with it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from sqlalchemy import update
+
+from index.archive import pack_version
+from index.version import Version
+from service.http.app import create_app
+from service.runtime import Runtime
+from service.settings import Settings
+from service.store.tables import backfill
+from staging.builders import make_version, tell_variance
+from staging.working import work
+
+Edges = Sequence[tuple[Any, ...]]
+
+names = (f"g{number}" for number in itertools.count())
+
+
+@dataclass
+class Served:
+    """A running server: `http` speaks to it, `runtime` is its inside."""
+
+    http: httpx.Client
+    runtime: Runtime
+    versions: dict[str, Version] = field(default_factory=dict)
+    """Those it was sent, by name."""
+
+    def add(self, name: str, dim: int, *, variance: str = "", edges: Edges = (), **about: Any) -> Version:
+        """Build and register a version; `edges` name the old versions, `variance` one whose item edge tells one."""
+        folder = self.runtime.settings.data.parent / f"{self.runtime.settings.data.name}-added" / name
+        known = [(self.versions[old], *kind) for old, *kind in edges]
+        made = make_version(folder, name, dim, edges=known, **about)
+        made = tell_variance(made, variance) if variance else made
+        assert self.register(made).status_code == 201
+        return made
+
+    def filled(
+        self,
+        pictures: Sequence[bytes],
+        version: str = "v1",
+        new: str = "",
+        about: Callable[[int], dict[str, Any]] = lambda number: {},
+    ) -> str:
+        """A new gallery of `version` with items i0, i1, ... of these pictures; then `new`, if any, becomes current."""
+        path = self.gallery(version)
+        files = [(f"{number}.png", picture) for number, picture in enumerate(pictures)]
+        items = [{"id": f"i{n}", "metadata": about(n), "image": name} for n, (name, _) in enumerate(files)]
+        stored = self.post_items(path, items, files)
+        assert stored.json()["failed"] == 0, stored.text
+        if new:
+            self.deploy(path, new)
+        return path
+
+    def deploy(self, path: str, version: str, **fields: Any) -> dict[str, Any]:
+        """A deployment that is accepted."""
+        answer = self.http.post(f"{path}/deployments", json={"version": version, **fields})
+        assert answer.status_code == 201, answer.text
+        return dict(answer.json())
+
+    def backfill(self, path: str, **fields: Any) -> int:
+        """Start a backfill; returns its number."""
+        answer = self.http.post(f"{path}/backfills", json=fields)
+        assert answer.status_code == 202, answer.text
+        return int(answer.json()["id"])
+
+    def remove(self, path: str, **params: Any) -> Any:
+        """Delete what is more than an item."""
+        return self.http.delete(path, params={"confirm": path.rpartition("/")[2], **params})
+
+    def gallery(self, version: str | None = "v1") -> str:
+        """A new gallery with `version` deployed; returns its path."""
+        path = f"/galleries/{next(names)}"
+        assert self.http.post("/galleries", json={"name": path.rpartition("/")[2]}).status_code == 201
+        if version:
+            self.deploy(path, version)
+        return path
+
+    def work(self, chunks: int | None = None) -> None:
+        """Let a worker do so many chunks, or all there is to do, and the replica follow."""
+        work(self.runtime.settings, chunks)
+        for live in self.runtime.replica.all():
+            self.runtime.replica.refresh(live.id)
+
+    def cancel_backfills(self) -> None:
+        """End what runs, behind the routes' back."""
+        with self.runtime.database.write() as connection:
+            connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
+
+    def ingest(self, path: str, images: dict[str, bytes], **metadata: Any) -> httpx.Response:
+        """Store images by id."""
+        items = [{"id": i, "metadata": metadata, "image": f"{n}.png"} for n, i in enumerate(images)]
+        return self.post_items(path, items, [(f"{n}.png", image) for n, image in enumerate(images.values())])
+
+    def post_items(self, path: str, items: Any, files: Sequence[tuple[str, bytes]], **params: Any) -> httpx.Response:
+        """A multipart ingest, word by word."""
+        data = {"items": items if isinstance(items, str) else json.dumps(items)}
+        return self.http.post(f"{path}/items", data=data, files=[("images", file) for file in files], params=params)
+
+    def query(self, path: str, *images: bytes, **fields: Any) -> httpx.Response:
+        """A multipart query."""
+        files = [("images", (f"{n}.png", image)) for n, image in enumerate(images)]
+        return self.http.post(
+            f"{path}/query",
+            data={k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in fields.items()},
+            files=files,
+        )
+
+    def register(self, version: Version) -> httpx.Response:
+        """Send a version folder."""
+        self.versions[version.name] = version
+        return self.http.post("/versions", files={"archive": ("v.zip", zip_version(version.folder))})
+
+
+@contextmanager
+def serving(settings: Settings, **headers: str) -> Iterator[Served]:
+    """Serve in a thread on a free port."""
+    app = create_app(settings)
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive(), "the server did not start"
+            time.sleep(0.005)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", headers=headers, timeout=30) as http:
+            yield Served(http, app.state.runtime)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def zip_version(folder: Path) -> bytes:
+    """A version folder as the bytes of its archive."""
+    archive = folder.parent / f"{folder.name}.zip"
+    pack_version(folder, archive)
+    return archive.read_bytes()
+
+
+def problem(response: httpx.Response, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:
+    """Assert that a response is the expected problem+json, and return it."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    told: dict[str, Any] = response.json()
+    assert told["status"] == status
+    assert told["code"] == code, told
+    assert told["detail"]
+    assert told["title"]
+    assert told["type"].endswith(code)
+    assert told["request_id"] == response.headers["x-request-id"]
+    if pointer is not None:
+        assert pointer in [error["pointer"] for error in told["errors"]], told
+    return told

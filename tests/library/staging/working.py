@@ -1,0 +1,69 @@
+"""The shipped worker, run until nothing is left to do, or a chunk at a time."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import closing
+
+from service.backfills.chunks import Chunk
+from service.backfills.worker import Worker
+from service.settings import Settings
+
+
+class Idle(Exception):
+    """Nothing is left to claim, and no backfill was extended."""
+
+
+class Impatient(threading.Event):
+    """Pauses are short: nothing that happens in one process gets better by waiting."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(0.01)
+
+
+class SteppedWorker(Worker):
+    """A worker whose pipeline ends after so many chunks, when it finds nothing to do, or when something fails."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, Impatient())
+        self._most, self._claimed, self._failed = 0, 0, False
+
+    def step(self, chunks: int = 1) -> bool:
+        """Do up to so many chunks. False: there was none, or one failed."""
+        self._most, self._claimed, self._failed = chunks, 0, False
+        self.work()
+        return self._claimed > 0 and not self._failed
+
+    def drain(self) -> None:
+        """Work until nothing is left, or something fails. A backfill whose chunks are all done is looked after last."""
+        while self.step(sys.maxsize):
+            pass
+
+    def _next(self) -> Chunk | None:
+        if self._failed or self._claimed == self._most:
+            return None
+        try:
+            chunk = super()._next()
+        except Idle:
+            return None
+        except Exception:
+            self._failed = True
+            raise
+        self._claimed += 1
+        return chunk
+
+    def _look_after(self) -> bool:
+        if super()._look_after():
+            return True
+        raise Idle
+
+    def _let_go(self, chunk: Chunk, failed: bool) -> None:
+        self._failed |= failed
+        super()._let_go(chunk, failed)
+
+
+def work(settings: Settings, chunks: int | None = None) -> None:
+    """Let a worker do so many chunks, or all there is to do."""
+    with closing(SteppedWorker(settings)) as worker:
+        worker.drain() if chunks is None else worker.step(chunks)
