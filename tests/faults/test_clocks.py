@@ -150,10 +150,10 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     clock.jump = jump
     running = told(site, number)
     with site.database.write() as connection:
-        planner.turn(connection, number, (planner.State.RUNNING,), planner.State.PAUSED)
+        planner.turn(connection, number, (planner.BackfillState.RUNNING,), planner.BackfillState.PAUSED)
     paused = told(site, number)
     with site.database.write() as connection:
-        planner.turn(connection, number, (planner.State.PAUSED,), planner.State.RUNNING)
+        planner.turn(connection, number, (planner.BackfillState.PAUSED,), planner.BackfillState.RUNNING)
     clock.jump = 0.0
     resumed = told(site, number)
 
