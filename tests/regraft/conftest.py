@@ -53,3 +53,12 @@ def run(monkeypatch, capsys):
         return ended.value.code or 0, captured.out, captured.err
 
     return command
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("cats/1.png", "cats/2.PNG", "dogs/3.jpg", "dogs/notes.txt", "dogs/old/4.webp"):
+        path = tmp_path / "images" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(name.encode())
+    return tmp_path / "images"

@@ -46,3 +46,10 @@ def filled(kind: Any, value: Any = None) -> Any:
     if origin in {list, tuple}:
         return [filled(inner[0], one) for one in value]
     return {key: filled(inner[1], one) for key, one in value.items()} if inner and isinstance(value, Mapping) else value
+
+
+GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3, "created": 0.0}
+
+
+def problem(status: int, **body: object) -> httpx.Response:
+    return httpx.Response(status, json=body)

@@ -1,0 +1,400 @@
+"""Random operations in one process, step by step, against the model of what docs/design.md promises (section 6).
+
+Workers are objects here, so that what happens between the claiming, computing and committing of a chunk is chosen too.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.backfills.chunks import ChunkLost
+from service.backfills.embedder import outcome_of
+from service.backfills.worker import Worker
+from service.http.app import create_app
+from service.settings import Settings
+from service.store.database import Database
+from staging.galleries import Model
+from staging.sight import look
+from staging.working import SteppedWorker
+from staging.world import World
+
+ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]
+UNTIL = ["registered", "verified", "shadow", "current"]
+IDS = [f"i{n}" for n in range(14)]
+
+
+class Flaky:
+    """Images of which now and then one cannot be read; never two in a row, or the store would seem out of reach."""
+
+    def __init__(self, images: Any) -> None:
+        self.images, self.reads, self.failures = images, 0, 0
+
+    def read(self, key: str) -> bytes:
+        self.reads += 1
+        if self.reads % 6 == 0:
+            self.failures += 1
+            raise TimeoutError("the store did not answer")
+        return bytes(self.images.read(key))
+
+    def check(self) -> None:
+        self.images.check()
+
+
+class Run:
+    """One random life of a gallery."""
+
+    def __init__(self, world: World, data: Path, seed: int, stack: ExitStack) -> None:
+        self.world, self.model, self.draw = world, Model(world), random.Random(seed)
+        self.settings = Settings(data=data)
+        data.mkdir()
+        self.stack = stack
+        self.flaky: list[Flaky] = []
+        self.database = stack.enter_context(_closing(Database(self.settings.database_url)))
+        self.worker = stack.enter_context(_closing(self._worker(3600.0)))
+        self.http: Any = None
+        # The lease of one runs out as soon as it has it, that of the other never: no clock decides what happens.
+        self.others = [stack.enter_context(_closing(self._worker(lease))) for lease in (1e-9, 3600.0)]
+        self.choices = 0
+        self.late: list[tuple[Worker, Any, Any]] = []
+        self.done: list[str] = []
+        self.pictures = 0
+        self.backfill: int | None = None
+        self.start()
+
+    def start(self) -> None:
+        app = create_app(self.settings)
+        self.life = ExitStack()
+        self.http = self.life.enter_context(TestClient(app, base_url="http://127.0.0.1/v1"))
+
+    def _worker(self, lease_seconds: float) -> SteppedWorker:
+        made = SteppedWorker(self.settings.model_copy(update={"lease_seconds": lease_seconds}))
+        made._embedder._images = Flaky(made._embedder._images)
+        self.flaky.append(made._embedder._images)
+        return made
+
+    def choose(self, weighted: dict[str, int]) -> Callable[[], None]:
+        """An operation by chance; it is noted as done."""
+        (name,) = self.draw.choices(list(weighted), list(weighted.values()))
+        self.done.append(name)
+        return getattr(self, name)  # type: ignore[no-any-return]
+
+    def pick(self) -> str:
+        """An id; while a chunk is computed, rather one of its items."""
+        at_work = [key for _, chunk, _ in self.late for key in chunk.item_ids]
+        if not at_work or self.draw.random() < 0.3:
+            return self.draw.choice(IDS)
+        names = {row.id: row.external_id for row in self._rows("select id, external_id from item")}
+        return str(names[self.draw.choice(at_work)])
+
+    def end(self) -> None:
+        self.life.close()
+
+    # Operations: each changes the service and the model alike.
+
+    def post(self, code: str | None, path: str, dry_run: bool = False, **body: Any) -> Any:
+        """The service must answer as the model did: with the `code` of a refusal, or None."""
+        answer = self.http.post(path, json=body, params={"dry_run": "true"} if dry_run else {})
+        assert (answer.json()["code"] if answer.status_code >= 400 else None) == code, answer.text
+        return answer.json()
+
+    def store_picture(self) -> None:
+        self.store(self.pick())
+
+    def store(self, name: str) -> None:
+        self.pictures += 1
+        listed = json.dumps([{"id": name, "metadata": {}, "image": "a"}])
+        files = [("images", ("a", self.world.as_bytes(self.pictures)))]
+        assert self.http.post("/galleries/g/items", data={"items": listed}, files=files).json()["stored"] == 1
+        self.model.store_picture(name, self.pictures, {})
+
+    def store_embedding(self) -> None:
+        self.pictures += 1
+        name, version = self.pick(), self.draw.choice(list(self.world.versions))
+        vector = self.world.encode(version, self.pictures)
+        listed = [{"id": name, "embedding": [float(x) for x in vector]}]
+        self.post(
+            self.model.store_embedding(name, version, vector), "/galleries/g/items", version=version, items=listed
+        )
+
+    def store_pictures(self) -> None:
+        """Several at once: some of them no pictures, or of an id that the same request has already."""
+        names, atomic = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.draw.random() < 0.3
+        broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
+        numbers = [self.pictures + n + 1 for n in range(len(names))]
+        self.pictures += len(names)
+        listed = json.dumps([{"id": name, "metadata": {"n": n}, "image": f"{n}"} for n, name in enumerate(names)])
+        images = [b"broken" if n in broken else self.world.as_bytes(numbers[n]) for n in range(len(names))]
+        answer = self.http.post(
+            "/galleries/g/items",
+            data={"items": listed},
+            files=[("images", (f"{n}", image)) for n, image in enumerate(images)],
+            params={"atomic": str(atomic).lower()},
+        )
+        for n in self._stored(answer, names, broken, atomic):
+            self.model.store_picture(names[n], numbers[n], {"n": n})
+
+    def store_embeddings(self) -> None:
+        """Several at once by the current version: some of length zero; with metadata or without."""
+        names, version = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.model.current
+        broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
+        self.pictures += 1
+        vectors = [self.world.encode(version, self.pictures) * (n not in broken) for n in range(len(names))]
+        about = self.draw.choice([None, {"e": self.pictures}])
+        listed = [{"id": name, "embedding": [float(x) for x in v]} for name, v in zip(names, vectors, strict=True)]
+        listed = [item if about is None else {**item, "metadata": about} for item in listed]
+        answer = self.http.post("/galleries/g/items", json={"version": version, "items": listed})
+        for n in self._stored(answer, names, broken, False):
+            assert self.model.store_embedding(names[n], version, vectors[n], about) is None
+
+    def _stored(self, answer: Any, names: list[str], broken: set[int], atomic: bool) -> list[int]:
+        """The places of what such a request must have stored; its answer names the others."""
+        bad = broken | {n for n, name in enumerate(names) if name in names[:n]}
+        told = answer.json()
+        assert {error["index"] for error in told["errors"]} == bad
+        if len(bad) == len(names) or (atomic and bad):
+            assert answer.status_code == 422
+            return []
+        assert (answer.status_code, told["stored"], told["failed"]) == (200, len(names) - len(bad), len(bad))
+        return [n for n in range(len(names)) if n not in bad]
+
+    def delete_several(self) -> None:
+        names = list(dict.fromkeys(self.draw.choices(IDS, k=3)))
+        missing = [name for name in names if self.model.delete(name) is not None]
+        told = self.post(None, "/galleries/g/items:delete", ids=names)
+        assert told == {"deleted": len(names) - len(missing), "missing": missing}
+
+    def delete(self) -> None:
+        name = self.pick()
+        answer = self.http.delete(f"/galleries/g/items/{name}")
+        assert answer.status_code == (204 if self.model.delete(name) is None else 404)
+
+    def deploy(self) -> None:
+        self._begin(self.draw.choice(list(self.world.versions)))
+
+    def _begin(self, version: str) -> None:
+        self.post(self.model.begin(version), "/galleries/g/deployments", version=version)
+        self._choose_anew()
+
+    def upgrade(self) -> None:
+        if self.model.deployments.coming:
+            self.roll_back()
+        self.deploy()
+        self.start_backfill()
+
+    def roll_back(self) -> None:
+        self.post(self.model.rollback(), "/galleries/g/rollback")
+        self._choose_anew()
+
+    def step_deployment(self) -> None:
+        """A deployment begins, goes on, is undone or is retired; or it is only asked what would come of that."""
+        dry_run = self.draw.random() < 0.3
+        model = self.model.copy() if dry_run else self.model
+        version, until = self.draw.choice(list(self.world.versions)), self.draw.choice(UNTIL)
+        to = self.draw.choice(UNTIL[1:])
+        place = max(0, len(model.deployments.all) - self.draw.randint(1, 3))
+        number = self.http.get("/galleries/g/deployments").json()["deployments"][place]["id"]
+        choices: dict[str, tuple[Callable[[], str | None], dict[str, str]]] = {
+            "deployments": (lambda: model.begin(version, until), {"version": version, "until": until}),
+            f"deployments/{number}/advance": (lambda: model.advance(place, to), {"to": to}),
+            "rollback": (model.rollback, {}),
+            "retire": (lambda: model.retire(version), {"version": version}),
+        }
+        route = self.draw.choice(list(choices))
+        effect, body = choices[route]
+        before = self.shown()
+        code = effect()
+        self.post(code, f"/galleries/g/{route}", dry_run, **body)
+        if dry_run or code:
+            assert self.shown() == before
+
+    def shown(self) -> Any:
+        """What the service tells of the gallery, its deployments and items."""
+        told = self.http.get("/galleries/g").json()
+        deployments = self.http.get("/galleries/g/deployments").json()["deployments"]
+        items = self.http.get("/galleries/g/items", params={"limit": 1000}).json()["items"]
+        return (
+            (told["current"], told["mix"], told["items"], told["seq"]),
+            [(deployment["version"], deployment["state"]) for deployment in deployments],
+            {item["id"]: (item["active"], item["metadata"]) for item in items},
+        )
+
+    def _choose_anew(self) -> None:
+        self.choices += sum(len(held.vectors) > 1 for held in self.model.items.values())
+
+    def deploy_and_roll_back(self) -> None:
+        """Invariant 5."""
+        if self.model.deployments.coming:
+            return
+        before = self.ask(1)
+        self._begin(self.draw.choice([name for name in self.world.versions if name != self.model.current]))
+        self.roll_back()
+        assert self.ask(1) == before
+
+    def start_backfill(self) -> None:
+        kind, order = self.draw.choice(["reencode", "reencode", "transform"]), self.draw.choice(ORDERS)
+        scope = self.draw.choice([{}, {}, {"limit": self.draw.randint(1, 8)}, {"share": 0.5}])
+        asked = {"kind": kind, "order": order, "chunk_size": self.draw.randint(1, 6), "attempts": 10, **scope}
+        code = self.model.start(kind, order, bool(scope))
+        answer = self.post(code, "/galleries/g/backfills", **asked)
+        self.backfill = answer.get("id", self.backfill)
+
+    def steer(self) -> None:
+        action = self.draw.choice(["pause", "resume", "cancel"])
+        if self.backfill is not None:
+            self.post(self.model.steer(action), f"/backfills/{self.backfill}/{action}")
+
+    def work(self) -> None:
+        self.worker.step(self.draw.randint(1, 3))
+
+    def claim_and_die(self) -> None:
+        self.others[0]._claim()
+
+    def compute_and_keep(self) -> None:
+        """A worker that has computed a chunk, and comes to commit it some other time."""
+        for other in self.others:
+            if chunk := other._claim():
+                self.late.append((other, chunk, outcome_of(other._load(chunk))))
+
+    def commit_late(self) -> None:
+        while self.late:
+            other, chunk, outcome = self.late.pop(self.draw.randrange(len(self.late)))
+            with suppress(ChunkLost):
+                other._persist(chunk, outcome)
+
+    def race(self) -> None:
+        """Something happens between the computing and the commit of a chunk."""
+        self.compute_and_keep()
+        self.choose(RACING)()
+        self.commit_late()
+
+    def restart(self) -> None:
+        """Invariant 7: a replica built anew answers as the one that followed."""
+        before = self.ask(2)
+        self.life.close()
+        self.start()
+        assert self.ask(2) == before
+
+    # What must hold after every step.
+
+    def ask(self, number: int) -> Any:
+        """A query by a picture for every live item: id -> (version, score)."""
+        count = len(self.model.items)
+        files = [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.http.post("/galleries/g/query", data={"k": str(max(count, 1))}, files=files)
+        body = answer.json()
+        assert body["degraded"] == []
+        found = body["results"][0]["matches"]
+        scores = [match["score"] for match in found]
+        assert scores == sorted(scores, reverse=True)
+        assert len(found) == count
+        return {match["id"]: (match["version"], round(match["score"], 6)) for match in found}
+
+    def ask_for_best(self) -> None:
+        """The best few, and what they are; and pictures as they were stored."""
+        number, k = self.draw.randint(0, 50), self.draw.randint(1, len(IDS))
+        files = [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.http.post("/galleries/g/query", data={"k": str(k)}, files=files).json()
+        found, _ = self.model.by_picture(number)
+        matches = answer["results"][0]["matches"]
+        best = sorted((expected.score for expected in found.values()), reverse=True)[:k]
+        assert [match["score"] for match in matches] == pytest.approx(best, abs=1e-5)
+        assert len({match["id"] for match in matches}) == len(matches)
+        for match in matches:
+            expected = found[match["id"]]
+            about = (match["version"], match["origin"], match["metadata"])
+            assert about == (expected.version, expected.origin, expected.metadata)
+        for name, held in list(self.model.items.items())[:2]:
+            image = self.http.get(f"/galleries/g/items/{name}/image")
+            stored = None if held.picture is None else self.world.as_bytes(held.picture)
+            assert image.status_code == (200 if stored else 404)
+            assert stored in (None, image.content)
+
+    def look(self) -> int:
+        """See what workers moved since the last look, and check that each move was allowed and right."""
+        sight = look(self.database, "g")
+        self.model.see(sight)
+        return sight.seq
+
+    def _rows(self, statement: str) -> list[Any]:
+        with self.database.read() as connection:
+            return list(connection.exec_driver_sql(statement))
+
+    def check(self) -> None:
+        self._wait_for_feed(self.look())
+        told, deployments, items = self.shown()
+        assert told[:3] == (self.model.current, self.model.mix(), len(self.model.items))
+        assert deployments == self.model.deployments.states()
+        assert items == {name: (self.model.active(name), held.metadata) for name, held in self.model.items.items()}
+        expected, lost = self.model.by_picture(3)
+        answered = self.ask(3)
+        assert lost == {}
+        assert {name: version for name, (version, _) in answered.items()} == {n: e.version for n, e in expected.items()}
+        for name, found in expected.items():
+            assert answered[name][1] == pytest.approx(found.score, abs=1e-4)
+
+    def _wait_for_feed(self, seq: int) -> None:
+        deadline = time.monotonic() + 10
+        while self.http.get("/galleries/g").json()["seq"] < seq:
+            assert time.monotonic() < deadline, "the replica does not follow the feed"
+            time.sleep(0.005)
+
+    def finish(self) -> None:
+        """Invariant 6: however it went so far, a backfill ends with everything moved that can be."""
+        self.commit_late()
+        self.look()
+        if self.model.backfill == "paused":
+            self.post(self.model.steer("resume"), f"/backfills/{self.backfill}/resume")
+        if self.model.backfill != "running":
+            self.backfill = self.post(self.model.start("reencode"), "/galleries/g/backfills", attempts=10)["id"]
+        deadline = time.monotonic() + 30
+        while self.http.get(f"/backfills/{self.backfill}").json()["state"] == "running":
+            assert time.monotonic() < deadline
+            self.worker.drain()
+        self.check()
+        assert self.model.backfill == "done"
+
+
+class _closing(ExitStack):  # noqa: N801
+    """`contextlib.closing` with the thing typed as it is."""
+
+    def __init__(self, thing: Any) -> None:
+        super().__init__()
+        self.thing = thing
+        self.callback(thing.close)
+
+    def __enter__(self) -> Any:
+        return self.thing
+
+
+OPERATIONS: dict[str, int] = {
+    "store_picture": 3,
+    "store_embedding": 1,
+    "store_pictures": 2,
+    "store_embeddings": 2,
+    "delete": 2,
+    "delete_several": 1,
+    "ask_for_best": 2,
+    "step_deployment": 3,
+    "deploy": 1,
+    "upgrade": 6,
+    "roll_back": 3,
+    "deploy_and_roll_back": 1,
+    "start_backfill": 2,
+    "steer": 1,
+    "work": 8,
+    "claim_and_die": 1,
+    "compute_and_keep": 1,
+    "commit_late": 1,
+    "race": 6,
+    "restart": 1,
+}
+RACING = {"store_picture": 3, "store_embedding": 1, "delete": 2, "upgrade": 1, "roll_back": 2, "steer": 2, "work": 1}

@@ -1,0 +1,29 @@
+"""What tests of backfills share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from service.backfills import chunks
+from service.settings import Settings
+from service.store.database import Database, upgrade
+from staging.plans import Clock, Planning
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Planning]:
+    settings = Settings(data=tmp_path)
+    upgrade(settings)
+    database = Database(settings.database_url)
+    yield Planning(database)
+    database.close()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(chunks, "time", clock)
+    return clock

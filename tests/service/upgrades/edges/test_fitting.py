@@ -1,0 +1,114 @@
+"""Edges fitted on stored items."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from service.registry.incoming import INCOMING
+from staging.edges import edges, fit, key, routes
+from staging.served import problem
+from staging.working import SteppedWorker
+
+
+class TestFit:
+    @pytest.mark.parametrize("kind", ["procrustes", "ridge", "low_rank", "slerp"])
+    def test_a_fitted_edge_is_measured_calibrated_and_served(
+        self, served: Any, held: str, many: dict[str, bytes], kind: str
+    ) -> None:
+        asking = served.gallery("v1")
+        served.ingest(asking, {"a": many["0"], "b": many["1"]})
+        served.http.post(f"{asking}/deployments", json={"version": "other"})
+        assert routes(served, asking, many["0"], k=2) == {("dual",)}
+        options = {"rank": 3} if kind == "low_rank" else {}
+
+        fitted = fit(served, kind=kind, gallery=held.rpartition("/")[2], label="label", options=options)
+
+        assert fitted.status_code == 201, fitted.text
+        edge = fitted.json()
+        served_as = "slerp" if kind == "slerp" else "matrix"
+        assert key(edge) == ("other", "v1", served_as)
+        assert (edge["origin"], edge["support"]) == ("fitted", 48)
+        assert edge["warning"].startswith("48 pairs: fewer than 4000")
+        assert set(edge["files"]) == {"edge.json", "edge.npz"}
+        assert set(edge["calibration"]) == {"edge", "own", "mode"}
+        for score in edge["scores"].values():
+            assert 0 <= score["low"] <= score["value"] <= score["high"] <= 1
+        assert edge["scores"]["cmc@1"]["value"] > 0.5
+        assert (edge["made"]["held"], edge["made"]["fitted"], edge["made"]["queries"]) == (60, 48, 12)
+        assert edge["made"]["old_old"]["cmc@1"]["value"] > 0.9
+        assert routes(served, asking, many["0"], k=2) == {(served_as,)}
+        assert edge == served.http.get(f"/edges/other/v1/{served_as}").json()
+        assert key(edge) in {("other", e["old"], e["kind"]) for e in served.http.get("/versions/other").json()["edges"]}
+
+    def test_without_a_label_an_item_must_find_itself(self, served: Any, held: str) -> None:
+        edge = fit(served, kind="ridge", options={"strength": 1e-4}).json()
+
+        assert edge["calibration"] is None
+        assert edge["made"]["old_old"] is None
+        assert edge["made"]["queries"] == edge["made"]["held"] // 5
+        assert edge["made"]["options"] == {"strength": 1e-4}
+
+    def test_the_same_seed_fits_the_same_edge(self, served: Any, held: str) -> None:
+        gallery = held.rpartition("/")[2]
+        first = fit(served, gallery=gallery, sample=30, seed=4).json()
+        again = fit(served, gallery=gallery, sample=30, seed=4, replace=True).json()
+        another = fit(served, gallery=gallery, sample=30, seed=5, replace=True).json()
+
+        assert first["scores"] == again["scores"]
+        assert first["files"] == again["files"]
+        assert another["files"]["edge.npz"] != first["files"]["edge.npz"]
+        assert len(list((served.runtime.settings.edges / "other" / "v1" / "matrix").iterdir())) == 1
+
+    def test_too_few_pairs_are_refused_with_how_many_there_are_and_how_to_get_more(
+        self, served: Any, held: str, pictures: list[bytes]
+    ) -> None:
+        empty = served.gallery("v1").rpartition("/")[2]
+        refused = problem(fit(served, gallery=empty), 422, "too_few_pairs", "/gallery")
+        assert refused["detail"].startswith(f"0 items of gallery '{empty}' hold embeddings by both 'other' and 'v1'")
+        assert "reencode backfill" in refused["detail"]
+        refused = problem(fit(served, label="colour"), 422, "too_few_pairs", "/label")
+        assert "0 of them with metadata field 'colour'; a fit needs 20" in refused["detail"]
+        assert edges(served, new="other") == []
+
+    def test_what_a_forward_edge_made_is_no_evidence(
+        self, served: Any, worker: SteppedWorker, many: dict[str, bytes]
+    ) -> None:
+        path = served.gallery("v1")
+        served.ingest(path, many)
+        served.http.post(f"{path}/deployments", json={"version": "fct"})
+        started = served.http.post(f"{path}/backfills", json={"kind": "transform"}).json()
+        while served.http.get(f"/backfills/{started['id']}").json()["state"] == "running":
+            worker.drain()
+
+        problem(fit(served, new="fct", gallery=path.rpartition("/")[2]), 422, "too_few_pairs")
+
+
+BAD_FITS: list[tuple[dict[str, Any], int, str, str]] = [
+    ({"new": "nobody"}, 404, "unknown_version", ""),
+    ({"new": "v1"}, 422, "invalid_argument", "/old"),
+    ({"gallery": "nowhere"}, 404, "unknown_gallery", ""),
+    ({"kind": "magic"}, 422, "invalid_request", "/kind"),
+    ({"kind": "slerp"}, 422, "invalid_argument", "/kind"),
+    ({"kind": "slerp", "label": "label", "sample": 10_001}, 422, "invalid_argument", "/sample"),
+    ({"options": {"rank": 3}}, 422, "invalid_argument", "/options/rank"),
+    ({"kind": "low_rank", "options": {"rank": 2.5}}, 422, "invalid_argument", "/options/rank"),
+    ({"kind": "low_rank", "options": {"rank": 99}}, 422, "invalid_argument", "/options/rank"),
+    ({"kind": "ridge", "options": {"strength": 0}}, 422, "invalid_argument", "/options/strength"),
+    ({"kind": "ridge", "options": {"strength": "much"}}, 422, "invalid_request", "/options/strength"),
+    ({"sample": 3}, 422, "invalid_request", "/sample"),
+    ({"label": ""}, 422, "invalid_request", "/label"),
+    ({"seed": -1}, 422, "invalid_request", "/seed"),
+    ({"colour": 1}, 422, "invalid_request", "/colour"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "code", "pointer"), BAD_FITS)
+def test_a_bad_fit_is_refused_by_name(
+    served: Any, held: str, body: dict[str, Any], status: int, code: str, pointer: str
+) -> None:
+    problem(fit(served, **body), status, code, pointer or None)
+
+    assert edges(served, new="other") == []
+    assert list(served.runtime.settings.edges.glob(f"{INCOMING}*")) == []
