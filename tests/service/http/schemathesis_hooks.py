@@ -29,7 +29,9 @@ def before_call(context: HookContext, case: Case[Any], kwargs: dict[str, Any]) -
     """Put something real in the place of what is only legal; the same request always becomes the same."""
     draw = Random(repr((case.operation.label, case.path_parameters, case.query, case.body)))
     known = REAL["paths"].get(case.operation.label) or REAL["paths"].get(case.path)
-    if known and _legal(case, ParameterLocation.PATH) and draw.random() > UNKNOWN:
+    # What a link leads to may be something real that others need: only what is spare is deleted.
+    real = case.method == "DELETE" or draw.random() > UNKNOWN
+    if known and _legal(case, ParameterLocation.PATH) and real:
         named = draw.choice(known)
         case.path_parameters = {name: value for name, value in named.items() if f"{{{name}}}" in case.path}
         if _legal(case, ParameterLocation.QUERY):
