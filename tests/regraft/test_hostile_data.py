@@ -51,6 +51,7 @@ COMMANDS = [
     ("version delete v1 --yes", {"DELETE /v1/versions/v1": {}}),
     ("gallery list", {"GET /v1/galleries": {"galleries": [GALLERY]}}),
     ("gallery show g", {"GET /v1/galleries/g": GALLERY}),
+    ("gallery index g auto", {"PATCH /v1/galleries/g": GALLERY}),
     ("gallery delete g --yes", {"DELETE /v1/galleries/g": {}}),
     (
         "ingest g {folder}",
@@ -108,6 +109,7 @@ COMMANDS = [
     ("backfill cancel 3", {"POST /v1/backfills/3/cancel": BACKFILL}),
 ]
 QUIET = {
+    "gallery index",
     "gallery create",
     "gallery delete",
     "version delete",
