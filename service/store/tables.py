@@ -107,6 +107,8 @@ item = Table(
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
     Index(None, "gallery_id", "active_id"),
+    # The order of pages.
+    Index(None, "gallery_id", "id"),
     sqlite_autoincrement=True,
 )
 

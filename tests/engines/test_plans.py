@@ -1,0 +1,48 @@
+"""What has to be quick at any size: read off the plan that the engine makes for the very statement."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, event, insert, text
+
+from service.settings import Settings
+from service.store.database import Database, upgrade
+from service.store.repository import insert_gallery, items_after
+from service.store.tables import item, version
+
+EXPLAIN = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}
+
+
+def plan_of_a_page(connection: Connection, gallery_id: int, after: int) -> str:
+    asked: list[tuple[str, object]] = []
+
+    def note(_: object, __: object, statement: str, parameters: object, *___: object) -> None:
+        asked.append((statement, parameters))
+
+    event.listen(connection, "before_cursor_execute", note)
+    assert len(items_after(connection, gallery_id, after, 10)) == 10
+    event.remove(connection, "before_cursor_execute", note)
+    ((statement, parameters),) = asked
+    plan = connection.exec_driver_sql(EXPLAIN[connection.dialect.name] + statement, parameters)  # type: ignore[arg-type]
+    return "\n".join(str(row) for row in plan)
+
+
+def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) -> None:
+    upgrade(settings)
+    database = Database(settings.database_url)
+    with database.write() as connection:
+        connection.execute(insert(version).values(name="v1", card={}, card_sha256="", created=0))
+        galleries = [insert_gallery(connection, name) for name in "gh"]
+        stored = {"metadata": {}, "active_id": 1, "deleted": False, "created": 0}
+        rows = [
+            {"gallery_id": galleries[n % 2], "external_id": str(n), "seq": n, **stored, "deleted": n % 10 > 3}
+            for n in range(4000)
+        ]
+        connection.execute(insert(item), rows)
+        connection.execute(text("ANALYZE"))
+    with database.read() as connection:
+        plan = plan_of_a_page(connection, galleries[1], 2000)
+    database.close()
+
+    assert "ix_item_gallery_id_id" in plan or "pk_item" in plan, "a gallery with many of all items may be read by key"
+    assert "sort" not in plan.lower()
+    assert "temp b-tree" not in plan.lower()
