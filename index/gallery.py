@@ -10,9 +10,11 @@ what the score of an encoded one means. Shape suffixes: Q queries, K results wan
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
@@ -46,8 +48,10 @@ T = TypeVar("T")
 class Gallery:
     """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
-    def __init__(self, config: IndexConfig = AUTO) -> None:
+    def __init__(self, config: IndexConfig = AUTO, folder: Path | None = None) -> None:
+        """`folder`: where sealed segments are kept for another start; None: in memory only."""
         self.config = config
+        self._folder = folder
         self._versions: dict[str, Version] = {}
         self._spaces: dict[str, Space] = {}
         self._graph = Graph()
@@ -234,7 +238,8 @@ class Gallery:
             for version, origin in placed:
                 if (version, origin) not in self._shards:
                     dim, space = self._versions[version].card.dim, self._spaces[version]
-                    self._shards[version, origin] = SegmentedShard(dim, space, self.config)
+                    folder = self._folder and self._folder / version / origin
+                    self._shards[version, origin] = SegmentedShard(dim, space, self.config, folder)
             for place, shard in self._shards.items():
                 leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
                 shard.delete([*leaving, *removed])
@@ -274,7 +279,17 @@ class Gallery:
             return False
         with self._lock.write():
             shard.finish(job)
+        job.clear()
         return True
+
+    def sweep_files(self) -> None:
+        """Remove the files of shards that there are not; by the caller of `build_index`."""
+        if self._folder is None:
+            return
+        with self._lock.read():
+            used = {self._folder / version / origin for version, origin in self._shards}
+        for place in set(self._folder.glob("*/*")) - used:
+            shutil.rmtree(place, ignore_errors=True)
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""

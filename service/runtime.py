@@ -68,7 +68,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
     settings.versions.mkdir(exist_ok=True)
     with closing(Database(settings.database_url)) as database, ThreadPoolExecutor(settings.threads, "query") as threads:
         registry = Registry(database, settings)
-        replica = Replica(database, registry, settings.poll_seconds)
+        replica = Replica(database, registry, settings.indexes, settings.poll_seconds)
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image

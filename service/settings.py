@@ -104,6 +104,11 @@ class Settings(BaseSettings):
         return self.data / "versions"
 
     @property
+    def indexes(self) -> Path:
+        """Folder of the galleries' sealed segments: a cache that may be deleted while nothing runs."""
+        return self.data / "indexes"
+
+    @property
     def edges(self) -> Path:
         """Folder of the files of edges that were added or fitted."""
         return self.data / "edges"

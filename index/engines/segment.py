@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
@@ -57,25 +58,49 @@ class Segment:
         self.dead = 0
         self.tuned: Tuned | None = None
         self.config: IndexConfig | None = None
-        self._selector: tuple[int, object] = (0, None)
+        self.folder: Path | None = None
+        self._selector: object = None
 
     def __len__(self) -> int:
         """Rows that count."""
         return len(self.keys_R) - self.dead
 
-    def find(self, keys: Keys) -> Rows:
-        """The rows of these keys that count, MISSING where there is none."""
+    def find(self, keys: Keys, *, dead: bool = False) -> Rows:
+        """The rows of these keys that count, or with `dead` of any; MISSING where there is none."""
         if not len(self.keys_R):
             return np.full(len(keys), MISSING, np.int64)
         at = self._order_R[np.searchsorted(self._sorted_R, keys).clip(max=len(self.keys_R) - 1)]
-        return np.where((self.keys_R[at] == keys) & self.alive_R[at], at, MISSING)
+        return np.where((self.keys_R[at] == keys) & (self.alive_R[at] | dead), at, MISSING)
 
     def kill(self, keys: Keys) -> None:
         """These do not count any more; unknown ones are ignored."""
         at = self.find(keys)
         at = np.unique(at[at != MISSING])
         self.alive_R[at] = False
-        self.dead += len(at)
+        self._count()
+
+    def take(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys) -> Mask:
+        """Have the rows count that are what these keys are given, and any other row of them not; which were (N,)."""
+        at_N = self.find(keys_N, dead=True)
+        (held_N,) = np.nonzero(at_N != MISSING)
+        same_N = held_N[(self.rows_RW[at_N[held_N]] == rows_NW[held_N]).all(axis=1)]
+        self.alive_R[at_N[held_N]] = False
+        self.alive_R[at_N[same_N]] = True
+        self.slots_R[at_N[same_N]] = slots_N[same_N]
+        self._count()
+        taken_N = np.zeros(len(keys_N), np.bool_)
+        taken_N[same_N] = True
+        return taken_N
+
+    def kill_all(self) -> None:
+        """No row counts."""
+        self.alive_R[:] = False
+        self._count()
+
+    def count_as(self, other: Segment) -> None:
+        """Count and look where the same rows of another one do."""
+        self.alive_R, self.slots_R = other.alive_R, other.slots_R
+        self._count()
 
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
         """As `Shard.search`."""
@@ -108,6 +133,10 @@ class Segment:
         if self.tuned is not None and (rows_RW := index.rows()) is not None:
             self.rows_RW = rows_RW  # once, not beside a copy
         return True
+
+    def _count(self) -> None:
+        self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
+        self._selector = None
 
     def _allowed(self, allowed_S: Mask | None) -> Mask | None:
         if allowed_S is None:
@@ -145,11 +174,9 @@ class Segment:
 
     def _alive(self) -> object:
         """The selector of all that count, made once a change."""
-        dead, made = self._selector
-        if dead != self.dead:
-            dead, made = self.dead, selector(self.alive_R)
-            self._selector = (dead, made)
-        return made
+        if self._selector is None:
+            self._selector = selector(self.alive_R)
+        return self._selector
 
     def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
         sample_QD = self._sample() if queries_QD is None else queries_QD
@@ -166,12 +193,14 @@ class Segment:
     def _sample(self) -> Vectors:
         """Queries that lie where the rows do: halfway between a row and its neighbour, since a row finds itself."""
         chosen = np.random.default_rng(0).choice(len(self.rows_RW), min(SAMPLES, len(self.rows_RW)), replace=False)
-        rows_QD = np.ascontiguousarray(self.rows_RW[np.sort(chosen), : self._dim()])
+        rows_QD = np.ascontiguousarray(self.rows_RW[np.sort(chosen), : self.dim])
         beside_Q = nearest_rows(self.space, rows_QD, self.rows_RW, None, min(2, len(self.rows_RW)))[1][:, -1]
-        between_QD = (rows_QD + self.rows_RW[beside_Q, : self._dim()]) * np.float32(0.5)
+        between_QD = (rows_QD + self.rows_RW[beside_Q, : self.dim]) * np.float32(0.5)
         return self.space.normalise(np.ascontiguousarray(between_QD, np.float32))
 
-    def _dim(self) -> int:
+    @property
+    def dim(self) -> int:
+        """Numbers of a vector."""
         return int(self.rows_RW.shape[1]) - (self.space.width(1) - 1)
 
 

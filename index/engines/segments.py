@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.flat import FlatShard
 from index.engines.segment import SAMPLES, Segment, merged
+from index.engines.snapshot import SegmentFiles, remove
 from index.scan import Mask
 from index.space import Space, Vectors
 
@@ -38,21 +40,34 @@ class Job:
     replaced: tuple[Segment, ...]
     config: IndexConfig
     queries_QD: Vectors | None
+    files: SegmentFiles | None
     made: Segment = field(init=False)
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
-        """Merge what counts, and index it; False: it was stopped, and there is nothing to swap in."""
-        self.made = merged(self.replaced)
-        return self.made.index_by(self.config, self.queries_QD, stopped)
+        """Merge what counts, index it and write it down; False: it was stopped, and there is nothing to swap in."""
+        self.made = made = merged(self.replaced)
+        if not made.keys_R.size:
+            return True
+        if not made.index_by(self.config, self.queries_QD, stopped):
+            return False
+        self.made = made if self.files is None else self.files.keep(made)
+        return True
+
+    def clear(self) -> None:
+        """Remove the files of what was replaced; after `finish`."""
+        for segment in self.replaced:
+            remove(segment)
 
 
 class SegmentedShard:
     """The vectors of one version in one gallery, at any size; see the module."""
 
-    def __init__(self, dim: int, space: Space, config: IndexConfig) -> None:
+    def __init__(self, dim: int, space: Space, config: IndexConfig, folder: Path | None = None) -> None:
+        """`folder`: where segments are kept; those there are count as soon as `upsert` brings their rows again."""
         self.space, self.dim, self.config = space, dim, config
         self.head = FlatShard(dim, space)
-        self.segments: tuple[Segment, ...] = ()
+        self._files = SegmentFiles(folder) if folder else None
+        self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._asked: deque[Vectors] = deque(maxlen=SAMPLES)
 
     def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
@@ -62,12 +77,9 @@ class SegmentedShard:
         new_N = np.ones(len(keys_N), np.bool_)
         rows_NW = self.space.items(vectors_ND)
         for segment in self.segments:
-            at_N = segment.find(keys_N)
-            (held_N,) = np.nonzero(at_N != MISSING)
-            same_N = held_N[(segment.rows_RW[at_N[held_N]] == rows_NW[held_N]).all(axis=1)]
-            segment.slots_R[at_N[same_N]] = slots_N[same_N]
-            new_N[same_N] = False
-            segment.kill(keys_N[np.setdiff1d(held_N, same_N)])
+            segment.kill(keys_N[~new_N])
+            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N])
+        self.head.delete(keys_N[~new_N])
         self.head.upsert(keys_N[new_N], vectors_ND[new_N], slots_N[new_N])
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
@@ -107,16 +119,15 @@ class SegmentedShard:
 
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
-        if self.config.kind is IndexKind.EXACT:  # one array is scanned fastest
-            return None
-        if self.head.count() >= SEAL_ROWS:
+        # One array is scanned fastest, so that an exact shard is its head.
+        if self.head.count() >= SEAL_ROWS and self.config.kind is not IndexKind.EXACT:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
         due = self._due()
         if not due:
             return None
         queries_QD = np.array(self._asked, np.float32) if len(self._asked) == SAMPLES else None
-        return Job(due, self.config, queries_QD)
+        return Job(due, self.config, queries_QD, self._files)
 
     def finish(self, job: Job) -> None:
         """Swap in what was built; what died meanwhile is dead in it too."""
@@ -126,7 +137,8 @@ class SegmentedShard:
             alive_R |= at_R != MISSING
             made.slots_R[at_R != MISSING] = old.slots_R[at_R[at_R != MISSING]]
         made.kill(made.keys_R[~alive_R])
-        self.segments = (*(one for one in self.segments if one not in job.replaced), made)
+        left = tuple(one for one in self.segments if one not in job.replaced)
+        self.segments = (*left, made) if made.keys_R.size else left
 
     def _due(self) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, first."""

@@ -34,6 +34,7 @@ class Indexer:
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):
+            self._replica.sweep_indexes()
             for live in self._replica.all():
                 try:
                     self._build(live)
@@ -41,6 +42,7 @@ class Indexer:
                     logger.exception("action=index_failed gallery=%s", live.name)
 
     def _build(self, live: LoadedGallery) -> None:
+        live.gallery.sweep_files()
         started = time.monotonic()
         while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
             seconds = time.monotonic() - started

@@ -8,9 +8,11 @@ processes; this process calls `refresh` after its own writes, so that whoever wr
 from __future__ import annotations
 
 import logging
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from index.edge_maps import Maps
 from index.errors import RegraftError
@@ -36,11 +38,11 @@ LOGGED = 10
 class LoadedGallery:
     """One gallery in memory."""
 
-    def __init__(self, row: GalleryRow) -> None:
+    def __init__(self, row: GalleryRow, indexes: Path) -> None:
         self.id = row.id
         self.name = row.name
         self.created = row.created
-        self.gallery = Gallery(index_of(row))
+        self.gallery = Gallery(index_of(row), indexes / str(row.id))
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None
         # The gates whose calibrations are in force.
@@ -66,8 +68,10 @@ class LoadedGallery:
 class Replica:
     """Every gallery, live."""
 
-    def __init__(self, database: Database, registry: Registry, poll_seconds: float) -> None:
+    def __init__(self, database: Database, registry: Registry, indexes: Path, poll_seconds: float) -> None:
+        """`indexes`: the folder of all galleries' sealed segments, a cache."""
         self._database = database
+        self._indexes = indexes
         self._registry = registry
         self._poll_seconds = poll_seconds
         self._by_id: dict[int, LoadedGallery] = {}
@@ -152,6 +156,12 @@ class Replica:
             live.gallery.remove_edge(key)
             live.edges.pop(key, None)
 
+    def sweep_indexes(self) -> None:
+        """Remove the segments of galleries that there are not."""
+        used = {self._indexes / str(gallery_id) for gallery_id in self._by_id}
+        for place in set(self._indexes.glob("*")) - used:
+            shutil.rmtree(place, ignore_errors=True)
+
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
         self._by_id.pop(gallery_id, None)
@@ -208,7 +218,7 @@ class Replica:
         """Build a gallery and only then let queries find it."""
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
-        if row is not None and self._catch_up(live := LoadedGallery(row), building=True):
+        if row is not None and self._catch_up(live := LoadedGallery(row, self._indexes), building=True):
             self._by_id[live.id] = live
 
     def _catch_up(self, live: LoadedGallery, *, building: bool = False) -> bool:

@@ -37,7 +37,7 @@ def counts(answer: Any) -> dict[str, int]:
 def shown(served: Any, path: str, name: str = "a") -> tuple[str, Any, dict[str, str]]:
     """(active, metadata, version -> origin of what is held), which a replica built anew must place alike."""
     item = served.http.get(f"{path}/items/{name}").json()
-    anew = Replica(served.runtime.database, served.runtime.registry, 1)
+    anew = Replica(served.runtime.database, served.runtime.registry, served.runtime.settings.indexes, 1)
     fresh = anew.find(path.rpartition("/")[2]).gallery.items_by_version()
     assert fresh == served.http.get(path).json()["mix"]
     assert item["active"] in fresh

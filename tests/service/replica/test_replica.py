@@ -39,7 +39,7 @@ class World:
         self.replica = self.new_replica()
 
     def new_replica(self) -> Replica:
-        return Replica(self.database, Registry(self.database, self.settings), 0.005)
+        return Replica(self.database, Registry(self.database, self.settings), self.settings.indexes, 0.005)
 
     def create(self, name: str = "g", current: int | None = 1) -> int:
         with self.database.write() as connection:

@@ -1,0 +1,144 @@
+"""Sealed segments on disk, so that a start maps indexes into memory instead of building them again.
+
+A segment's folder holds its keys, its index, its rows where the index keeps codes, and last of all a manifest with the
+sha256 of each file; it appears under its name in one step. What is loaded counts for nothing until the change feed says
+of each row that it is still the vector of its item: the files are a cache, and SQL is the truth.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from index.engines import approximate
+from index.engines.config import IndexConfig
+from index.engines.segment import Segment, Tuned
+from index.space import Space
+
+logger = logging.getLogger(__name__)
+
+MANIFEST, KEYS, ROWS, INDEX = "manifest.json", "keys.npy", "rows.npy", "index.faiss"
+INCOMING = ".incoming-"
+
+
+class Manifest(BaseModel):
+    """What lies beside a segment's files."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: Literal[1] = 1
+    space: dict[str, Any]
+    width: int
+    rows: int
+    config: IndexConfig
+    effort: int | None
+    recall: float | None
+    sha256: dict[str, str]
+
+
+class SegmentFiles:
+    """The segments of one shard, each a folder in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def keep(self, segment: Segment) -> Segment:
+        """Write a segment, and give back the same one mapped from its files. OSError: the disk is full, or worse."""
+        incoming = self._folder / f"{INCOMING}{uuid.uuid4().hex}"
+        incoming.mkdir(parents=True)
+        try:
+            self._write(segment, incoming)
+            name = self._folder / incoming.name.removeprefix(INCOMING)
+            incoming.rename(name)
+            _sync(self._folder)
+        except BaseException:
+            shutil.rmtree(incoming, ignore_errors=True)
+            raise
+        mapped = _open(name, segment.space, segment.dim)
+        mapped.count_as(segment)
+        return mapped
+
+    def load(self, space: Space, dim: int) -> list[Segment]:
+        """The segments there are, no row of which counts yet; damaged ones and those of another space are removed."""
+        found = []
+        for name in sorted(self._folder.glob("[!.]*")):
+            try:
+                found.append(_open(name, space, dim))
+            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
+                logger.warning("action=snapshot_dropped folder=%s: %s", name, error)
+                shutil.rmtree(name, ignore_errors=True)
+        return found
+
+    def _write(self, segment: Segment, folder: Path) -> None:
+        np.save(folder / KEYS, segment.keys_R)
+        tuned = segment.tuned
+        if tuned is not None:
+            tuned.index.write(folder / INDEX)
+        if tuned is None or tuned.index.rows() is None:
+            np.save(folder / ROWS, segment.rows_RW)
+        manifest = Manifest(
+            space=segment.space.as_json(),
+            width=segment.rows_RW.shape[1],
+            rows=len(segment.keys_R),
+            config=segment.config or IndexConfig(),
+            effort=tuned and tuned.effort,
+            recall=tuned and tuned.recall,
+            sha256={file.name: _sha256(file) for file in sorted(folder.iterdir())},
+        )
+        for file in folder.iterdir():
+            _sync(file)
+        (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
+        _sync(folder / MANIFEST)
+        _sync(folder)
+
+
+def remove(segment: Segment) -> None:
+    """Delete the files of a segment, if it has any; what is mapped from them stays readable."""
+    if segment.folder is not None:
+        shutil.rmtree(segment.folder, ignore_errors=True)
+
+
+def _open(folder: Path, space: Space, dim: int) -> Segment:
+    """ValueError, OSError or RuntimeError: it is not whole, or of another space."""
+    try:
+        manifest = Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except ValidationError as error:
+        raise ValueError(f"{MANIFEST}: {error.error_count()} wrong fields") from error
+    if (manifest.space, manifest.width) != (space.as_json(), space.width(dim)):
+        raise ValueError(f"space {manifest.space}, {manifest.width} numbers a row")
+    if changed := [name for name, digest in manifest.sha256.items() if _sha256(folder / name) != digest]:
+        raise ValueError(f"{changed[0]} changed")
+    keys_R = np.load(folder / KEYS)
+    index = approximate.read(folder / INDEX) if manifest.effort is not None else None
+    rows_RW = index.rows() if index is not None else None
+    if rows_RW is None:
+        rows_RW = np.load(folder / ROWS, mmap_mode="r")
+    if rows_RW.shape != (manifest.rows, manifest.width) or keys_R.shape != (manifest.rows,):
+        raise ValueError("files of different lengths")
+    segment = Segment(space, rows_RW, keys_R, keys_R.copy())
+    segment.config, segment.folder = manifest.config, folder
+    if index is not None:
+        segment.tuned = Tuned(index, manifest.effort or 0, manifest.recall or 0.0)
+    segment.kill_all()
+    return segment
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
