@@ -68,6 +68,8 @@ class SegmentFiles:
 
     def load(self, space: Space, dim: int) -> list[Segment]:
         """The segments there are, no row of which counts yet; damaged ones and those of another space are removed."""
+        for left in self._folder.glob(f"{INCOMING}*"):  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         found = []
         for name in sorted(self._folder.glob("[!.]*")):
             try:

@@ -1,4 +1,4 @@
-"""index.engines.snapshot: what was sealed is found at the next start, and trusted only as far as the feed says the same."""
+"""index.engines.snapshot: what was sealed is found at the next start, and counts as far as the feed says the same."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monk
     assert shard.indexed() == ROWS
     (tmp_path / ".incoming-killed").mkdir()
     assert len(SegmentedShard(DIM, Cosine(), shard.config, tmp_path).segments) == 1
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_the_files_of_what_was_merged_are_removed(tmp_path: Path) -> None:

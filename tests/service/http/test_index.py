@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from index.engines import segment, segments
+from index.version import Version
+from service.settings import Settings
 from staging.processes import until
-
-Problem = Callable[..., dict[str, Any]]
+from staging.served import problem, serving
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +67,25 @@ def test_a_large_gallery_is_indexed_while_it_serves_and_answers_as_an_exact_scan
     until(lambda: served.http.get(path).json()["indexed"] == 79)
 
 
-def test_an_index_that_there_is_not_is_refused_by_field(served: Any, problem: Problem) -> None:
+def test_another_start_finds_the_index_that_was_built(tmp_path: Path, versions: dict[str, Version]) -> None:
+    vectors = np.random.default_rng(0).normal(size=(80, 4))
+    with serving(Settings(data=tmp_path)) as first:
+        assert first.register(versions["v1"]).status_code == 201
+        path = first.gallery("v1")
+        items = [{"id": f"i{n}", "embedding": row.tolist()} for n, row in enumerate(vectors)]
+        assert first.http.post(f"{path}/items", json={"version": "v1", "items": items}).status_code == 200
+        until(lambda: first.http.get(path).json()["indexed"] == 80)
+        answer = ids(ask(first, path, vectors[7].tolist()))
+
+    with pytest.MonkeyPatch.context() as patch, serving(Settings(data=tmp_path)) as second:
+        patch.setattr(segment.Segment, "index_by", lambda *_: pytest.fail("an index was built again"))
+        assert second.http.get(path).json()["indexed"] == 80
+        assert ids(ask(second, path, vectors[7].tolist())) == answer
+        assert second.remove(path).status_code == 204
+        until(lambda: not list((tmp_path / "indexes").iterdir()))
+
+
+def test_an_index_that_there_is_not_is_refused_by_field(served: Any) -> None:
     path = served.gallery("v1")
     for index, pointer in (
         ({"kind": "lsh"}, "/index/kind"),
