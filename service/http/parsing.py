@@ -1,15 +1,18 @@
 """JSON out of requests, strictly, and in slices: however large a body is, other threads never wait long for it.
 
-Python's parser holds the interpreter's lock from the first character to the last, for a body of 25 MB several hundred
-milliseconds. Here a list or an object that is longer than a slice is read member by member, or many short members at a
-time, and only what is shorter goes to the parser as a whole.
+A parser holds the interpreter's lock from the first character to the last. Here a list or an object that is longer than
+a slice is read many short members at a time, or member by member, and only what is shorter goes to a parser as a whole:
+to orjson, which is fast, and where that refuses or would round, to Python's own, which says what is meant.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, NoReturn
+
+import orjson
 
 from service.errors import BodyTooLarge, InvalidBody
 
@@ -25,6 +28,14 @@ CUT_OFF = 16
 """What the end of a slice cuts in two is noticed at most so many characters before it; a string, at its beginning."""
 
 _SPACE = re.compile(r"[ \t\n\r]*")
+_CLOSING = {"[": "]", "{": "}"}
+_UNREAD = object()
+_SHAPES = bytes.maketrans(b"123456789-,:[ \t\n\r", b"000000000" + b"," * 8)
+_WIDE = b"," + b"0" * 19
+
+
+class NotForOrjson(Exception):
+    """What orjson refuses, or would round, where Python's parser says what is meant."""
 
 
 def parse_json(raw: bytes | str) -> Any:
@@ -43,12 +54,33 @@ def parse_json(raw: bytes | str) -> Any:
 def parse_any_json(raw: bytes | str) -> Any:
     """The same, for who looks for halves of surrogate pairs himself (`is_whole`). Raises as `parse_json`."""
     try:
+        with suppress(NotForOrjson):
+            if len(raw) <= SLICE and (value := _quickly(raw)) is not _UNREAD:
+                return value
         text = raw if isinstance(raw, str) else raw.decode()
         if (containers := text.count("[") + text.count("{")) > MAX_CONTAINERS:
             raise BodyTooLarge(f"the body holds {containers} lists and objects; at most {MAX_CONTAINERS}")
         return _Reader(text).whole()
     except (ValueError, RecursionError) as error:
         raise InvalidBody(f"this is not JSON: {error}") from error
+
+
+def _quickly(text: bytes | str) -> Any:
+    """A list or an object as orjson reads it; `_UNREAD` where it is neither, or not JSON.
+
+    Raises:
+        NotForOrjson: Python's parser may read it: it holds half of a surrogate pair, a number beyond float64, or an
+            integer of more than 64 bits, which would become a float; no number may begin with nineteen digits.
+    """
+    raw = text.encode() if isinstance(text, str) else text
+    if _WIDE in raw.translate(_SHAPES):
+        raise NotForOrjson
+    try:
+        return orjson.loads(raw) if raw.startswith((b"[", b"{")) else _UNREAD
+    except ValueError as error:
+        if b"\\u" in raw or "infinity" in str(error):
+            raise NotForOrjson from error
+        return _UNREAD
 
 
 def _may_hold_halves(raw: bytes | str) -> bool:
@@ -87,10 +119,20 @@ class _Reader:
 
     def whole(self) -> Any:
         """The value that the text is."""
-        value, at = self._value(self._skip(0), 0)
+        value, at = self._field(self._skip(0), 0)
         if self._skip(at) < len(self._text):
             raise JSONDecodeError("Extra data", self._text, at)
         return value
+
+    def _field(self, at: int, depth: int) -> tuple[Any, int]:
+        """A value that is often the most of the text: one that seems to go on behind the window is not tried whole."""
+        self._look_at(at)
+        opening, begin = self._text[at : at + 1], at - self._begin
+        # Nested as deep as may be it is tried: what is not long is legal.
+        if depth < MAX_LONG and opening in _CLOSING and self._begin + len(self._window) < len(self._text):
+            if self._window.count(opening, begin) > self._window.count(_CLOSING[opening], begin):
+                return self._long(at, depth)
+        return self._value(at, depth)
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that begins at `at`, and where it ends."""
@@ -127,8 +169,7 @@ class _Reader:
         if self._text[at : at + 1] == "]":  # long by its white space
             return found, at + 1
         while True:
-            # Cut in the middle, lists and objects would have to be read twice.
-            if self._text[at : at + 1] not in ("[", "{") and (many := self._many(at, "[]")) is not None:
+            if (many := self._many(at, "[]")) is not None:
                 members, at = many
                 found += members
                 continue
@@ -154,7 +195,7 @@ class _Reader:
             at = self._skip(at)
             if self._text[at : at + 1] != ":":
                 raise JSONDecodeError("Expecting ':' delimiter", self._text, at)
-            found[name], at = self._value(self._skip(at + 1), depth)
+            found[name], at = self._field(self._skip(at + 1), depth)
             at, ended = self._next(at, "}")
             if ended:
                 return found, at
@@ -162,20 +203,36 @@ class _Reader:
     def _many(self, at: int, brackets: str) -> tuple[Any, int] | None:
         """The members up to a comma that is between two of them, and where the next one begins; None: read one by one.
 
-        It is between two, if what is before it is JSON in itself.
+        It is between two, if what is before it is JSON in itself; of lists and objects, it is between two brackets.
         """
-        while self._step > FEW and (comma := self._text.rfind(",", at, at + self._step)) > at:
-            part = brackets[0] + self._text[at:comma] + brackets[1]
-            try:
-                members, end = self._parse(part)
-            except JSONDecodeError:
-                end = 0
-            if end == len(part):
+        opening = self._text[at : at + 1]
+        while self._step > FEW and (end := self._last_comma(at, opening)) > at:
+            members = self._whole(brackets[0] + self._text[at:end] + brackets[1])
+            if members is not _UNREAD:
                 self._step = min(2 * self._step, SLICE)
-                return members, self._skip(comma + 1)
+                return members, self._skip(end + 1)
             self._step //= 2
         self._step = min(2 * max(self._step, FEW), SLICE)
         return None
+
+    def _last_comma(self, at: int, opening: str) -> int:
+        """The last one within a step that may be between two members, the first of which begins like this."""
+        if opening not in _CLOSING:
+            return self._text.rfind(",", at, at + self._step)
+        before = _CLOSING[opening]
+        return 1 + max(self._text.rfind(f"{before},{space}{opening}", at, at + self._step) for space in ("", " "))
+
+    def _whole(self, part: str) -> Any:
+        """The value that a part is; `_UNREAD`: it is none."""
+        try:
+            return _quickly(part)
+        except NotForOrjson:
+            pass
+        try:
+            value, end = self._parse(part)
+        except JSONDecodeError:
+            return _UNREAD
+        return value if end == len(part) else _UNREAD
 
     def _next(self, at: int, closing: str) -> tuple[int, bool]:
         """Where the next member begins, or what follows the closing bracket; and whether that was there."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,23 @@ def test_what_is_json_is_read() -> None:
 def test_what_is_not_json_is_refused(raw: bytes) -> None:
     with pytest.raises(InvalidBody, match="not JSON"):
         parse_json(raw)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[18446744073709551616]",
+        '{"a": -9223372036854775809}',
+        "[1e999]",
+        '[0.1, "\\ud800"]',
+        "[0.00012345678901234567]",
+    ],
+)
+@pytest.mark.parametrize("repeated", [1, 50_000])
+def test_numbers_and_halves_are_what_python_makes_of_them(text: str, repeated: int) -> None:
+    text = f"[{','.join([text] * repeated)}]"
+
+    assert repr(parse_any_json(text.encode())) == repr(json.loads(text))
 
 
 def test_halves_of_surrogate_pairs_can_be_left_to_the_caller() -> None:
@@ -90,7 +108,14 @@ def test_no_long_text_is_parsed_in_one_go(text: str, monkeypatch: pytest.MonkeyP
             longest = max(longest, len(s) - idx)
             return super().raw_decode(s, idx)
 
+    def watched(raw: bytes) -> Any:
+        nonlocal longest
+        longest = max(longest, len(raw))
+        return loads(raw)
+
+    loads = orjson.loads
     monkeypatch.setattr(parsing, "JSONDecoder", Watched)
+    monkeypatch.setattr(parsing.orjson, "loads", watched)
 
     assert parse_any_json(text) == json.loads(text)
     assert longest <= 2 * parsing.SLICE < len(text)
