@@ -127,12 +127,16 @@ class _Reader:
     def _field(self, at: int, depth: int) -> tuple[Any, int]:
         """A value that is often the most of the text: one that seems to go on behind the window is not tried whole."""
         self._look_at(at)
-        opening, begin = self._text[at : at + 1], at - self._begin
-        # Nested as deep as may be it is tried: what is not long is legal.
-        if depth < MAX_LONG and opening in _CLOSING and self._begin + len(self._window) < len(self._text):
-            if self._window.count(opening, begin) > self._window.count(_CLOSING[opening], begin):
-                return self._long(at, depth)
+        if depth < MAX_LONG and self._seems_long(at):  # as deep as may be it is tried: what is not long is legal
+            return self._long(at, depth)
         return self._value(at, depth)
+
+    def _seems_long(self, at: int) -> bool:
+        """Whether more lists, or objects, are opened than closed in what of the window is behind one's beginning."""
+        opening, begin, end = self._text[at : at + 1], at - self._begin, self._begin + len(self._window)
+        if opening not in _CLOSING or end == len(self._text):
+            return False
+        return self._window.count(opening, begin) > self._window.count(_CLOSING[opening], begin)
 
     def _value(self, at: int, depth: int) -> tuple[Any, int]:
         """The value that begins at `at`, and where it ends."""

@@ -1,0 +1,263 @@
+"""Queries of one embedding over HTTP beside a floor that does the least a server can: p50, p99, requests/s, CPU.
+
+    python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM]
+
+A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, FORM `json` or `npy`. The floor is one
+Starlette route that reads JSON with orjson, asks the same kind of FAISS index (a scan, or a graph with the effort that
+the service chose) and writes ids, scores and metadata with orjson. Both are asked in turns by the same client, with 1,
+8 and 32 connections for SECONDS each, on the machine that runs them: read ratios. CPU is the server's, a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import faiss
+import httpx
+import numpy as np
+from ingest import answers, free_port
+
+from index.archive import pack_version
+from index.engines.approximate import build
+from index.engines.config import IndexKind, Storage
+from index.folder import load_version, write_card
+from index.version import Card
+
+DIM, K = 128, 10
+CONNECTIONS = (1, 8, 32)
+BATCH = 5_000
+INDEXING_SECONDS = 300.0
+CENTRES = 200
+
+
+def main(items: str = "10000", seconds: str = "4", index: str = "exact", form: str = "json") -> None:
+    vectors, queries = clustered(int(items))
+    with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
+        effort = fill(url, Path(scratch), vectors, index)
+        asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
+        with floor_of(vectors, effort) as (floor_url, floor):
+            floor_asks = [request(floor_url, "/", *body(one, "json")) for one in queries]
+            print(f"{items} items, index {index} (effort {effort}), {form}; load {os.getloadavg()[0]:.1f}")
+            print(f"| server | connections | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 6}")
+            for connections in CONNECTIONS:
+                show("floor", connections, floor, floor_url, floor_asks, float(seconds))
+                show("regraft", connections, service, url, asks, float(seconds))
+
+
+def clustered(items: int) -> tuple[Any, Any]:
+    """Unit vectors around centres, and queries of the same kind."""
+    rng = np.random.default_rng(0)
+    centres = rng.normal(size=(CENTRES, DIM))
+    made = centres[rng.integers(0, CENTRES, items + 200)] + 0.7 * rng.normal(size=(items + 200, DIM))
+    made = (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+    return made[:items], made[items:]
+
+
+@contextmanager
+def served(scratch: Path) -> Any:
+    port = free_port()
+    command = [
+        sys.executable,
+        "-m",
+        "regraft",
+        "serve",
+        "--port",
+        str(port),
+        "--workers",
+        "0",
+        "--data",
+        str(scratch / "d"),
+    ]
+    log = (scratch / "log").open("w")
+    service = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        yield f"http://127.0.0.1:{port}", service.pid
+    finally:
+        service.terminate()
+        service.wait()
+
+
+def fill(url: str, scratch: Path, vectors: Any, index: str) -> int:
+    """Store the vectors, wait for the index; returns the effort that the service chose, 0 where it scans."""
+    folder = scratch / "plain"
+    folder.mkdir()
+    write_card(folder, Card("plain", DIM, {"kind": "cosine"}, None, method="independent"))
+    pack_version(load_version(folder).folder, archive := scratch / "plain.zip")
+    with httpx.Client(base_url=f"{url}/v1", timeout=120, trust_env=False) as http:
+        while not answers(http):
+            time.sleep(0.1)
+        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+        http.post("/galleries", json={"name": "asked", "index": {"kind": index}}).raise_for_status()
+        http.post("/galleries/asked/deployments", json={"version": "plain"}).raise_for_status()
+        for start in range(0, len(vectors), BATCH):
+            block = vectors[start : start + BATCH].tolist()
+            listed = [
+                {"id": f"i{start + n}", "metadata": about(start + n), "embedding": v} for n, v in enumerate(block)
+            ]
+            http.post("/galleries/asked/items", json={"items": listed}).raise_for_status()
+        ask = {"version": "plain", "embeddings": vectors[:1].tolist(), "k": K, "explain": True}
+        until = time.monotonic() + INDEXING_SECONDS
+        while True:
+            (shard,) = http.post("/galleries/asked/query", json=ask).raise_for_status().json()["explain"]["shards"]
+            exact, effort = shard["scanned"]["exact"], shard["scanned"]["effort"]
+            if index == "exact" or len(vectors) < 40_000 or exact < len(vectors) / 2 or time.monotonic() > until:
+                return int(effort)
+            time.sleep(1)
+
+
+def about(number: int) -> dict[str, Any]:
+    return {"label": number % 7, "name": f"item number {number}"}
+
+
+def body(vector: Any, form: str) -> tuple[bytes, str]:
+    """The body of a query, and where to: a media type and query parameters."""
+    if form == "npy":
+        import io
+
+        np.save(file := io.BytesIO(), vector[None])
+        return file.getvalue(), f"application/x-npy?version=plain&k={K}"
+    asked = {"version": "plain", "embeddings": [vector.astype(float).tolist()], "k": K}
+    return json.dumps(asked).encode(), "application/json"
+
+
+def request(url: str, path: str, content: bytes, kind: str) -> bytes:
+    media, _, params = kind.partition("?")
+    head = f"POST {path}{'?' if params else ''}{params} HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n"
+    return f"{head}content-type: {media}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
+
+
+# The floor
+
+
+@contextmanager
+def floor_of(vectors: Any, effort: int) -> Any:
+    port, context = free_port(), multiprocessing.get_context("spawn")
+    process = context.Process(target=run_floor, args=(port, vectors, effort))
+    process.start()
+    url = f"http://127.0.0.1:{port}"
+    with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
+        while True:
+            try:
+                http.get("/")
+                break
+            except httpx.TransportError:
+                time.sleep(0.2)
+    try:
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.join()
+
+
+def run_floor(port: int, vectors: Any, effort: int) -> None:
+    import orjson
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+
+    known = [(f"i{n}", about(n)) for n in range(len(vectors))]
+    graph = effort and build(IndexKind.HNSW, Storage.FLOAT32, vectors, inner_product=True, stopped=lambda: False)
+
+    async def ask(request: Request) -> Response:
+        asked = orjson.loads(await request.body())
+        query = np.asarray(asked["embeddings"], np.float32)
+        if graph:
+            scores, found = graph.search(query, asked["k"], effort, None)
+        else:
+            scores, found = faiss.knn(query, vectors, asked["k"], metric=faiss.METRIC_INNER_PRODUCT)
+        matches = [
+            {"id": known[at][0], "score": score, "metadata": known[at][1]}
+            for at, score in zip(found[0].tolist(), scores[0].tolist(), strict=True)
+        ]
+        return Response(orjson.dumps({"results": [matches]}), media_type="application/json")
+
+    uvicorn.run(Starlette(routes=[Route("/", ask, methods=["POST"])]), port=port, log_level="error", access_log=False)
+
+
+# The client
+
+
+def show(name: str, connections: int, pid: int, url: str, asks: Sequence[bytes], seconds: float) -> None:
+    asyncio.run(load(url, asks, connections, 0.5))
+    before = cpu_seconds(pid)
+    took = asyncio.run(load(url, asks, connections, seconds))
+    spent = (cpu_seconds(pid) - before) / len(took)
+    p50, p99 = np.percentile(took, [50, 99]) * 1000
+    print(
+        f"| {name} | {connections} | {p50:.2f} | {p99:.2f} | {len(took) / seconds:,.0f} | {1000 * spent:.2f} |",
+        flush=True,
+    )
+
+
+async def load(url: str, asks: Sequence[bytes], connections: int, seconds: float) -> list[float]:
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    ended, took = time.perf_counter() + seconds, []
+    loop = asyncio.get_running_loop()
+    clients = [
+        (await loop.create_connection(lambda: Client(asks, ended, took), host, int(port)))[1]
+        for _ in range(connections)
+    ]
+    await asyncio.gather(*(client.done for client in clients))
+    return took
+
+
+class Client(asyncio.Protocol):
+    """Asks, reads the answer, asks again."""
+
+    def __init__(self, asks: Sequence[bytes], ended: float, took: list[float]) -> None:
+        self._asks, self._ended, self._took = asks, ended, took
+        self._number, self._data, self._left = 0, b"", -1
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        self._ask()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self.done.done():
+            self.done.set_exception(error or ConnectionError("the server closed the connection"))
+
+    def data_received(self, data: bytes) -> None:
+        self._data += data
+        head, separator, rest = self._data.partition(b"\r\n\r\n")
+        if not separator:
+            return
+        if not head.startswith(b"HTTP/1.1 200"):
+            self.done.set_exception(RuntimeError(self._data.decode()))
+            return
+        if len(rest) < int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]):
+            return
+        now = time.perf_counter()
+        self._took.append(now - self._started)
+        if now < self._ended:
+            self._ask()
+        else:
+            self.done.set_result(None)
+            self._transport.close()
+
+    def _ask(self) -> None:
+        self._data, self._number = b"", (self._number + 1) % len(self._asks)
+        self._started = time.perf_counter()
+        self._transport.write(self._asks[self._number])
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
