@@ -157,7 +157,7 @@ BAD_ALLOC = RuntimeError("[ONNXRuntimeError] : 6 : RUNTIME_EXCEPTION : std::bad_
 @pytest.mark.parametrize(
     ("place", "code", "stored"),
     [
-        ("service.http.parsing._Reader.whole", "out_of_memory", 0),
+        ("service.http.parsing._quickly", "out_of_memory", 0),
         ("service.registry.storing.store_items", "out_of_memory", 0),
         ("sqlalchemy.engine.default.DefaultDialect.do_commit", "out_of_memory_unknown", 0),
         ("service.replica.replica.Replica.refresh", "out_of_memory_committed", 1),
