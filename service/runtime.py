@@ -26,7 +26,7 @@ from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, upgrade
 from service.store.faults import DiskSpace
 from service.upgrades.curves.measure import Curves
-from service.upgrades.deployments.reaper import EmbeddingReaper
+from service.upgrades.deployments.reaper import Reaper
 from service.upgrades.rollouts.monitor import RolloutMonitor
 
 P = ParamSpec("P")
@@ -47,7 +47,7 @@ class Runtime:
     traffic: Traffic
     rollouts: RolloutMonitor
     curves: Curves
-    reaper: EmbeddingReaper
+    reaper: Reaper
     space: DiskSpace
     threads: ThreadPoolExecutor
     stopping: threading.Event = field(default_factory=threading.Event)
@@ -79,7 +79,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         indexer = Indexer(replica)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
-        reaper = EmbeddingReaper(database)
+        reaper = Reaper(database, blobs)
         with ExitStack() as started:
             for part in (replica, evictor, indexer, rollouts, traffic, curves, reaper):
                 part.start()

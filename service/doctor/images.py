@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from service.doctor.findings import ORPHAN_SECONDS, Context, Finding
 from service.store.blob_references import references
 from service.store.blobs import StoreUnreachable
+from service.store.deletion import deleted_galleries
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
@@ -40,6 +41,9 @@ def check(context: Context, fix: bool) -> list[Finding]:
             referred.add(reference.key)
             if reference.key not in stored and not context.blobs.exists(reference.key):
                 missing[reference.of].add(reference.owner)
+        freed = {str(gallery_id) for gallery_id in deleted_galleries(connection)}
+    # What lies in the folder of a gallery that is being freed goes with it.
+    stored = {key: age for key, age in stored.items() if key.partition("/")[0] not in freed}
     return [_orphans(context, stored, referred, fix), *missing.values()]
 
 

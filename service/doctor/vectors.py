@@ -17,7 +17,7 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
-from service.store.repository import STREAMED, take_seq
+from service.store.repository import IS_THERE, STREAMED, take_seq
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, gallery, item
@@ -95,7 +95,7 @@ def _findings() -> dict[str, Finding]:
 def _embeddings(connection: Connection) -> Iterator[list[StoredRow]]:
     columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, item.c.blob, *embedding.c)
     joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
-    statement = select(*columns).select_from(joined).order_by(embedding.c.version_id)
+    statement = select(*columns).select_from(joined).where(IS_THERE).order_by(embedding.c.version_id)
     for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
         yield all_of(StoredRow, block)
 

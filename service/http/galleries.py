@@ -15,7 +15,8 @@ from service.http.requests import CheckedRoute, Service
 from service.replica.replica import LoadedGallery
 from service.schemas import GalleryChange, GalleryIn, Name
 from service.store.audit import record
-from service.store.repository import delete_gallery, gallery_named, insert_gallery, set_index
+from service.store.deletion import delete_gallery
+from service.store.repository import gallery_named, insert_gallery, set_index
 
 router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 
@@ -63,7 +64,7 @@ def change(name: Name, body: GalleryChange, service: Service, context: RequestCo
 
 @router.delete("/galleries/{name}", status_code=204, dependencies=[CONFIRMED])
 def remove(name: Name, service: Service, context: RequestContext) -> None:
-    """Delete a gallery with its items, images, deployments and backfills."""
+    """Delete a gallery with its items, images, deployments and backfills; those of a large one are freed afterwards."""
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         if context.dry_run:
@@ -71,7 +72,7 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
         delete_gallery(connection, gallery_id)
         record(connection, context.who, "gallery_deleted", name, gallery=gallery_id)
     service.replica.forget(gallery_id)
-    service.blobs.remove_gallery(gallery_id)
+    service.reaper.free_gallery(gallery_id)
 
 
 def describe(live: LoadedGallery) -> GalleryInfo:

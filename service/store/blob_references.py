@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Column, Connection, FromClause, Select, select
+from sqlalchemy import Column, ColumnElement, Connection, FromClause, Select, and_, select
 
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.repository import STREAMED
+from service.store.repository import IS_THERE, STREAMED
 from service.store.tables import evaluation, evaluation_entry, gallery, item
 
 SOME = 50
@@ -63,7 +63,7 @@ SOURCES = (
 def references(connection: Connection) -> Iterator[Reference]:
     """Every row that names an image; one snapshot if the connection is in one."""
     for source in SOURCES:
-        named = select(source.column, *source.columns).select_from(source.rows).where(source.column.is_not(None))
+        named = select(source.column, *source.columns).select_from(source.rows).where(_there(source))
         for key, *columns in connection.execute(named, execution_options=STREAMED):
             yield Reference(key, source.of, source.owner.format(*columns))
 
@@ -79,5 +79,10 @@ def open_blobs(database: Database, url: str) -> Blobs:
 
 
 def _newest(source: Source) -> Select[str]:
-    named = select(source.column).where(source.column.is_not(None))
+    named = select(source.column).select_from(source.rows).where(_there(source))
     return named.order_by(source.newest.desc()).limit(SOME)
+
+
+def _there(source: Source) -> ColumnElement[bool]:
+    """Of the source's rows: those that name an image which has to be there. Those of a deleted gallery may be gone."""
+    return and_(source.column.is_not(None), IS_THERE)

@@ -15,7 +15,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     cast,
-    delete,
     false,
     func,
     insert,
@@ -31,30 +30,15 @@ from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import put_embeddings, remove_embeddings
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks
-from service.store.tables import (
-    backfill,
-    backfill_chunk,
-    backfill_curve,
-    backfill_failure,
-    backfill_point,
-    calibration,
-    deployment,
-    deployment_transition,
-    embedding,
-    evaluation,
-    evaluation_embedding,
-    evaluation_entry,
-    gallery,
-    gate_report,
-    item,
-    item_traffic,
-    trial_report,
-)
+from service.store.tables import embedding, gallery, item
 
 FEED_BLOCK = 10_000
 
 FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int]
 """One item as the change feed gives it: see `changes`."""
+
+IS_THERE = gallery.c.deleted.is_(None)
+"""Of a gallery: nobody deleted it. The row of one that was deleted stays until what it held is freed."""
 
 STREAMED = {"stream_results": True}
 """Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
@@ -101,18 +85,20 @@ def _index(index: IndexConfig | None) -> dict[str, Any] | None:
 
 def all_galleries(connection: Connection) -> list[GalleryRow]:
     """Every gallery's row, in order of creation."""
-    return all_of(GalleryRow, connection.execute(select(gallery).order_by(gallery.c.id)))
+    return all_of(GalleryRow, connection.execute(select(gallery).where(IS_THERE).order_by(gallery.c.id)))
 
 
 def galleries_now(connection: Connection) -> dict[int, tuple[int, int | None]]:
     """Id -> the next number of its change feed, and its current version, of every gallery."""
     columns = (gallery.c.id, gallery.c.next_seq, gallery.c.current_id)
-    return {row[0]: (row[1], row[2]) for row in connection.execute(select(*columns).order_by(gallery.c.id))}
+    return {
+        row[0]: (row[1], row[2]) for row in connection.execute(select(*columns).where(IS_THERE).order_by(gallery.c.id))
+    }
 
 
 def gallery_named(connection: Connection, name: str) -> GalleryRow:
     """The gallery's row. Raises UnknownGallery."""
-    named = select(gallery).where(gallery.c.name == name)
+    named = select(gallery).where(gallery.c.name == name, IS_THERE)
     row = first_of(GalleryRow, connection.execute(named)) if NAME.fullmatch(name) else None
     if row is None:
         raise UnknownGallery(f"there is no gallery {name!r}")
@@ -121,7 +107,7 @@ def gallery_named(connection: Connection, name: str) -> GalleryRow:
 
 def gallery_row(connection: Connection, gallery_id: int) -> GalleryRow | None:
     """The gallery's row, None when it was deleted."""
-    return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id)))
+    return first_of(GalleryRow, connection.execute(select(gallery).where(gallery.c.id == gallery_id, IS_THERE)))
 
 
 def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
@@ -135,7 +121,7 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
     """
     statement = (
         update(gallery)
-        .where(gallery.c.id == gallery_id)
+        .where(gallery.c.id == gallery_id, IS_THERE)
         .values(next_seq=gallery.c.next_seq + count)
         .returning(gallery.c.next_seq)
     )
@@ -143,35 +129,6 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
     if after is None:
         raise UnknownGallery("the gallery was deleted")
     return int(after) - count
-
-
-def delete_gallery(connection: Connection, gallery_id: int) -> None:
-    """Delete the gallery and everything that belongs to it. The lock keeps writers out until the commit."""
-    take_seq(connection, gallery_id, 0)
-    items = select(item.c.id).where(item.c.gallery_id == gallery_id)
-    backfills = select(backfill.c.id).where(backfill.c.gallery_id == gallery_id)
-    deployments = select(deployment.c.id).where(deployment.c.gallery_id == gallery_id)
-    evaluations = select(evaluation.c.id).where(evaluation.c.gallery_id == gallery_id)
-    for statement in (
-        delete(deployment_transition).where(deployment_transition.c.deployment_id.in_(deployments)),
-        delete(trial_report).where(trial_report.c.deployment_id.in_(deployments)),
-        delete(evaluation_entry).where(evaluation_entry.c.evaluation_id.in_(evaluations)),
-        delete(evaluation_embedding).where(evaluation_embedding.c.evaluation_id.in_(evaluations)),
-        delete(evaluation).where(evaluation.c.gallery_id == gallery_id),
-        delete(calibration).where(calibration.c.gallery_id == gallery_id),
-        delete(backfill_failure).where(backfill_failure.c.backfill_id.in_(backfills)),
-        delete(backfill_chunk).where(backfill_chunk.c.backfill_id.in_(backfills)),
-        delete(backfill_point).where(backfill_point.c.backfill_id.in_(backfills)),
-        delete(backfill_curve).where(backfill_curve.c.backfill_id.in_(backfills)),
-        delete(backfill).where(backfill.c.gallery_id == gallery_id),
-        delete(deployment).where(deployment.c.gallery_id == gallery_id),
-        delete(gate_report).where(gate_report.c.gallery_id == gallery_id),
-        delete(embedding).where(embedding.c.item_id.in_(items)),
-        delete(item_traffic).where(item_traffic.c.item_id.in_(items)),
-        delete(item).where(item.c.gallery_id == gallery_id),
-        delete(gallery).where(gallery.c.id == gallery_id),
-    ):
-        connection.execute(statement)
 
 
 # Items

@@ -57,7 +57,7 @@ class EdgeRow(NamedTuple):
 
 
 class GalleryRow(NamedTuple):
-    """A gallery; `next_seq` is the next number of its change feed."""
+    """A gallery; `next_seq` is the next number of its change feed, `deleted` None for all that are read so."""
 
     id: int
     name: str
@@ -65,6 +65,7 @@ class GalleryRow(NamedTuple):
     next_seq: int
     created: float
     index_config: dict[str, Any] | None
+    deleted: float | None
 
 
 class ItemRow(NamedTuple):

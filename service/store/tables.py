@@ -87,6 +87,8 @@ gallery = Table(
     Column("created", Float, nullable=False),
     # As `index.engines.base.IndexConfig`; null: the default.
     Column("index_config", JSON),
+    # When it was deleted: nothing knows it any more, and its items are freed block by block; null: it is there.
+    Column("deleted", Float),
     sqlite_autoincrement=True,
 )
 
@@ -341,6 +343,8 @@ backfill_failure = Table(
     Column("final", Boolean, nullable=False, server_default=true()),
     # When it is tried again; null: given up, or in a chunk already.
     Column("next_try", Float),
+    # Who deletes an item looks for what refers to it.
+    Index(None, "item_id"),
 )
 
 backfill_curve = Table(

@@ -11,6 +11,7 @@ from typing import Any
 
 from service.http import app, deployments
 from service.settings import Settings
+from service.upgrades import gallery_removal
 from service.upgrades.deployments import lifecycle, reaper, retiring
 from service.upgrades.rollouts import monitor as watching
 
@@ -20,6 +21,7 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "committed": [(deployments, "_answer", False)],
     "retired": [(reaper, "free", False)],
     "freeing": [(reaper, "_free_block", True)],
+    "deleting": [(gallery_removal, "_free_block", True)],
     "rolled_back": [(watching, "roll_back", True)],
 }
 
@@ -39,7 +41,7 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    reaper.BLOCK = 10
+    reaper.BLOCK = gallery_removal.BLOCK = 10
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import httpx
@@ -108,6 +109,29 @@ def test_a_retirement_goes_on_at_the_next_start(site: Any, wait_until: Any, poin
     check_whole(site)
     with site.database.lookup() as connection:
         assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
+
+
+def test_what_a_deleted_gallery_held_is_freed_after_the_next_start(site: Any, wait_until: Any) -> None:
+    process = doomed(site, wait_until, "deleting", 3)
+
+    with suppress(httpx.TransportError):  # the answer may come before the thread has freed so much
+        site.http.delete("/galleries/g", params={"confirm": "g"})
+    process.wait(timeout=30)
+    with site.database.lookup() as connection:
+        assert connection.execute(select(func.count()).select_from(item)).scalar_one() == 2 * 48 - 30
+    server = site.server()
+
+    assert [one["name"] for one in site.http.get("/galleries").json()["galleries"]] == ["h"]
+    assert site.http.get("/galleries/g").status_code == 404
+
+    def freed() -> bool:
+        with site.database.lookup() as connection:
+            return list(connection.execute(select(gallery.c.name)).scalars()) == ["h"]
+
+    wait_until(freed, server)
+    assert held(site, "h", V1) == 48
+    with site.database.lookup() as connection:
+        assert connection.execute(select(func.count()).select_from(item)).scalar_one() == 48
 
 
 def held(site: Any, name: str, version: int) -> int:

@@ -1,7 +1,8 @@
-"""Freeing what a retired version holds in a gallery: block by block, so that writers are not kept waiting.
+"""Freeing what a retired version holds in a gallery, and deleted galleries: block by block, so that nobody waits long.
 
-A request frees what it retired before it answers. What it could not, and what a process that was killed left behind,
-is a deployment with `to_free`: a thread goes on with it, without keeping a process that starts from answering queries.
+A request frees what it retired, and a small gallery, before it answers. What it could not, and what a process that was
+killed left behind, is a deployment with `to_free` or the row of a deleted gallery: a thread goes on with it, without
+keeping a process that starts from answering queries.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, delete, select, update
 
 from service.errors import UnknownGallery
+from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.deletion import deleted_galleries
 from service.store.repository import STREAMED, take_seq
 from service.store.sql_arrays import listed
 from service.store.tables import deployment, embedding, item
 from service.upgrades.deployments.retiring import holding
+from service.upgrades.gallery_removal import free_gallery, free_small_gallery
 
 logger = logging.getLogger(__name__)
 
@@ -29,11 +33,12 @@ AGAIN_SECONDS = 10.0
 """Pause before what failed is tried again."""
 
 
-class EmbeddingReaper:
-    """Frees embeddings in one process: at once for its requests, on a thread what was left unfinished."""
+class Reaper:
+    """Frees embeddings and galleries in one process: at once for its requests, on a thread what is left unfinished."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, blobs: Blobs) -> None:
         self._database = database
+        self._blobs = blobs
         self._left = threading.Event()
         self._left.set()  # perhaps by a process that was killed
         self._stop = threading.Event()
@@ -57,6 +62,16 @@ class EmbeddingReaper:
             self._left.set()
             raise
 
+    def free_gallery(self, gallery_id: int) -> None:
+        """Free a deleted gallery: a small one now, another on the thread. What fails is tried again later."""
+        try:
+            done = free_small_gallery(self._database, self._blobs, gallery_id)
+        except Exception:  # it is deleted all the same
+            logger.exception("action=freeing_failed")
+            done = False
+        if not done:
+            self._left.set()
+
     def _run(self) -> None:
         while True:
             self._left.wait()
@@ -74,8 +89,11 @@ class EmbeddingReaper:
         columns = (deployment.c.gallery_id, deployment.c.version_id)
         with self._database.lookup() as connection:
             rows = connection.execute(select(*columns).where(deployment.c.to_free.is_not(None)).distinct()).all()
+            deleted = deleted_galleries(connection)
         for row in rows:
             free(self._database, row.gallery_id, row.version_id, self._stop)
+        for gallery_id in deleted:
+            free_gallery(self._database, self._blobs, gallery_id, self._stop)
 
 
 def free(database: Database, gallery_id: int, version_id: int, stop: threading.Event | None = None) -> None:

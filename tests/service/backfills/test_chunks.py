@@ -12,7 +12,8 @@ from service.backfills import chunks
 from service.backfills.chunks import ChunkLost
 from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
-from service.store.repository import delete_gallery, delete_items
+from service.store.deletion import delete_gallery, forget_gallery, free_items
+from service.store.repository import delete_items
 from staging.plans import LEASE, V1, V2, V3, Clock, Planning, flat
 
 
@@ -301,7 +302,12 @@ class TestCommit:
         seen = stage.read(chunk)
         with stage.database.write() as connection:
             delete_gallery(connection, gallery_id)
+        left = stage.everything()
 
         with pytest.raises(UnknownGallery):
             stage.commit(chunk, seen)
+        assert stage.everything() == left
+        with stage.database.write() as connection:
+            free_items(connection, gallery_id, 0, 4)
+            forget_gallery(connection, gallery_id)
         assert stage.everything() == [[]] * 6

@@ -25,6 +25,7 @@ from service.settings import Settings
 from service.store.blob_references import SOURCES
 from service.store.blobs import MARKER, Blobs
 from service.store.database import Database, upgrade
+from service.store.deletion import delete_gallery, free_items
 from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
 from service.store.vector_codec import from_bytes, to_bytes
@@ -321,6 +322,22 @@ def test_images_of_evaluation_sets_are_no_orphans_and_missed_when_they_are_gone(
     found = ward.examine()
     assert set(found) == {"evaluation_image_missing"}
     assert found["evaluation_image_missing"].examples == [f"{gallery['name']}, evaluation 1, entry 1"]
+
+
+def test_what_is_left_of_a_deleted_gallery_is_one_finding_and_nothing_of_it_is_taken_for_lost(ward: Ward) -> None:
+    images = age_everything(ward)
+    images[0].unlink()
+    with ward.database.write() as connection:
+        delete_gallery(connection, 1)
+        free_items(connection, 1, 0, 2)
+
+    found = ward.examine()
+
+    assert (found.pop("gallery_half_freed").count, set(found)) == (1, {"version_unused"})
+    assert ward.examine(fix=True)["gallery_half_freed"].fixed == 1
+    assert set(ward.examine()) == {"version_unused"}
+    assert (ward.rows(select(gallery.c.id)), ward.rows(select(item.c.id))) == ([], [])
+    assert not any(path.exists() for path in images)
 
 
 def test_a_store_that_is_gone_is_one_finding_and_no_image_is_taken_for_lost(ward: Ward) -> None:

@@ -18,7 +18,7 @@ import pytest
 from index.version import Version
 from service.runtime import running
 from service.settings import Settings
-from service.upgrades.deployments.reaper import EmbeddingReaper
+from service.upgrades.deployments.reaper import Reaper
 from staging.ports import free_port
 from staging.served import problem, zip_version
 
@@ -192,7 +192,7 @@ def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path, monkeypatch:
     def fail(_: Any) -> None:
         raise RuntimeError("no more threads")
 
-    monkeypatch.setattr(EmbeddingReaper, "start", fail)  # the last one
+    monkeypatch.setattr(Reaper, "start", fail)  # the last one
     before = set(threading.enumerate())
 
     with pytest.raises(RuntimeError, match="no more threads"), running(Settings(data=tmp_path)):

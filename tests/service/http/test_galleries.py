@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from sqlalchemy import func, select
+from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
-from service.store.repository import delete_gallery
-from service.store.tables import metadata
+from service.store.deletion import delete_gallery, free_items
+from service.store.tables import gallery, item, metadata
+from service.upgrades import gallery_removal
+from service.upgrades.deployments import reaper
 from staging.served import problem, serving
 
 
@@ -55,8 +61,8 @@ def test_an_unknown_gallery_is_a_problem_on_every_route(served: Any, pictures: l
 
 def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: list[bytes]) -> None:
     kept, path = served.gallery(), served.gallery()
-    for gallery in (kept, path):
-        assert served.ingest(gallery, {"a": pictures[0], "b": pictures[1]}).status_code == 200
+    for each in (kept, path):
+        assert served.ingest(each, {"a": pictures[0], "b": pictures[1]}).status_code == 200
     with served.runtime.database.lookup() as connection:
         before = {
             t.name: connection.execute(select(func.count()).select_from(t)).scalar() for t in metadata.sorted_tables
@@ -76,6 +82,44 @@ def test_a_deleted_gallery_leaves_no_row_and_no_image(served: Any, pictures: lis
     assert gone == {"gallery": 1, "item": 2, "embedding": 2, "deployment": 1, "deployment_transition": 3}
     assert len([p for p in folder.rglob("*") if p.is_file()]) == images - 2
     assert served.http.get(kept).json()["items"] == 2
+
+
+def test_a_large_gallery_is_gone_at_once_and_freed_afterwards(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = served.filled(pictures)
+    number, failures = served.runtime.replica.find(path.rpartition("/")[2]).id, iter(range(2))
+    may_go_on = threading.Event()
+
+    def slow(connection: Any, gallery_id: int, after: int, limit: int) -> int | None:
+        if after:
+            assert may_go_on.wait(30)
+            if next(failures, None) is not None:
+                raise OperationalError("DELETE", None, Exception("database is locked"))
+        return free_items(connection, gallery_id, after, limit)
+
+    def left() -> list[int]:
+        counted = (item.c.id, item.c.gallery_id), (gallery.c.id, gallery.c.id)
+        with served.runtime.database.lookup() as connection:
+            statements = [select(func.count(column)).where(of == number) for column, of in counted]
+            return [connection.execute(statement).scalar_one() for statement in statements]
+
+    monkeypatch.setattr(gallery_removal, "BLOCK", 6)
+    monkeypatch.setattr(gallery_removal, "free_items", slow)
+    monkeypatch.setattr(reaper, "AGAIN_SECONDS", 0.01)
+    threading.Timer(0.5, may_go_on.set).start()
+
+    assert served.remove(path).status_code == 204
+
+    problem(served.http.get(path), 404, "unknown_gallery")
+    again = served.http.post("/galleries", json={"name": path.rpartition("/")[2]})
+    assert (again.status_code, again.json()["items"]) == (201, 0)
+    deadline = time.monotonic() + 30
+    while left() != [0, 0]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not (Path(served.runtime.settings.data) / "blobs" / str(number)).exists()
+    assert served.http.get(path).json() == again.json()
 
 
 def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes]) -> None:

@@ -17,7 +17,8 @@ from service.replica import replica
 from service.replica.replica import LoadedGallery, Replica
 from service.settings import Settings
 from service.store.database import Database, upgrade
-from service.store.repository import NewItem, delete_gallery, delete_items, insert_gallery, store_items, take_seq
+from service.store.deletion import delete_gallery
+from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
 

@@ -14,11 +14,11 @@ from service.settings import Settings
 from service.store import repository
 from service.store import sql_arrays as listed
 from service.store.database import Database, upgrade
+from service.store.deletion import delete_gallery, deleted_galleries, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
 from service.store.repository import (
     NewItem,
     changes,
-    delete_gallery,
     delete_items,
     gallery_named,
     gallery_row,
@@ -193,6 +193,7 @@ def test_a_gallery_goes_with_all_that_is_its_own(connection: Connection) -> None
     insert_gallery(connection, "h")
     for gallery_id in (1, 2):
         store(connection, new("a", 1), gallery_id=gallery_id)
+    store(connection, new("b", 1))
 
     delete_gallery(connection, 1)
 
@@ -200,5 +201,12 @@ def test_a_gallery_goes_with_all_that_is_its_own(connection: Connection) -> None
         gallery_named(connection, "g")
     with pytest.raises(UnknownGallery):
         delete_gallery(connection, 1)
+    assert gallery_row(connection, 1) is None
+    assert insert_gallery(connection, "g") == 3  # the name is free, the number is not
     assert live_item(connection, 2, "a").id == 2
+    assert (free_items(connection, 2, 0, 5), deleted_galleries(connection)) == (None, [1])
+    assert [free_items(connection, 1, after, 1) for after in (0, 1, 3)] == [1, 3, None]
+    forget_gallery(connection, 1)
+    forget_gallery(connection, 2)
+    assert deleted_galleries(connection) == []
     assert connection.execute(select(embedding.c.item_id)).all() == [(2,)]
