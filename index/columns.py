@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,8 @@ NULL, FALSE, TRUE, CONTAINER = range(4)
 FIRST_WORD = 4
 """Codes from here on number the words of a vocabulary."""
 
+MOST_EXACT = 2.0**53
+"""Every integer up to this one is a float64."""
 FEW = 8
 """Up to so many numbers are looked for one after the other."""
 BUCKETS = 1 << 16
@@ -44,8 +46,8 @@ class Column:
         self._count = 0
         self._added: list[Any] = []
 
-    def append(self, value: object) -> None:
-        self._added.append(value)
+    def extend(self, values: Iterable[object]) -> None:
+        self._added.extend(values)
 
     def flush(self) -> None:
         after = self._count + len(self._added)
@@ -78,12 +80,12 @@ class Entries:
         self._aligned = True
         self._appended = 0
 
-    def append(self, slot: int, value: object) -> None:
-        """Add one entry, to be found after `flush`."""
-        self._aligned = self._aligned and slot == self._appended
-        self._appended += 1
-        self._slots.append(slot)
-        self._values.append(value)
+    def extend(self, slots: Sequence[int], values: Sequence[object]) -> None:
+        """Add entries, to be found after `flush`."""
+        before, self._appended = self._appended, self._appended + len(slots)
+        self._aligned = self._aligned and list(range(before, self._appended)) == slots
+        self._slots.extend(slots)
+        self._values.extend(values)
 
     def flush(self) -> None:
         """Make what was appended findable."""
@@ -130,13 +132,12 @@ class StringColumn(Entries):
         self._rank_V = np.empty(0, np.int32)
         self._newest = Column(np.dtypes.StringDType())
 
-    def add(self, slot: int, word: str) -> None:
-        """Add a string."""
-        code = self._code_of.get(word)
-        if code is None:
-            code = self._code_of[word] = FIRST_WORD + len(self._code_of)
-            self._newest.append(word)
-        self.append(slot, code)
+    def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
+        """Add strings and constants."""
+        new = [value for value in dict.fromkeys(values) if isinstance(value, str) and value not in self._code_of]
+        self._code_of.update(zip(new, count(FIRST_WORD + len(self._code_of)), strict=False))
+        self._newest.extend(new)
+        self.extend(slots, [self._code_of[v] if isinstance(v, str) else constant(v) for v in values])
 
     def flush(self) -> None:
         super().flush()
@@ -231,6 +232,14 @@ class BigIntColumn(Entries):
 def constant(value: bool | None) -> int:
     """The code of a value without a vocabulary."""
     return NULL if value is None else TRUE if value else FALSE
+
+
+def none_is_wide(values: Sequence[Number]) -> bool:
+    """Whether all are so small that this can be seen at once; of others `is_wide` says it one by one."""
+    try:
+        return bool((np.abs(np.array(values, np.float64)) <= MOST_EXACT).all())
+    except OverflowError:
+        return False
 
 
 def is_wide(value: Number) -> bool:

@@ -11,20 +11,24 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any, NamedTuple
+from itertools import repeat
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.columns import CONTAINER, BigIntColumn, Mask, Numbers, StringColumn, constant, is_wide, successor
+from index.columns import CONTAINER, BigIntColumn, Mask, Number, Numbers, StringColumn, is_wide, none_is_wide, successor
 from index.filter import And, Bound, Condition, Exists, Filter, Not, OneOf, Or, Prefix, Range, Scalar, Test
 
 Slots = NDArray[np.int64]
 
 EMPTY = "{}"
 """The metadata of an item that came without."""
+NUMBERS = frozenset((int, float))
+NESTED = frozenset((dict, list))
 MIN_RETIRED = 1024
 """So many retired slots are worth a sweep, or as many as half of those in use."""
 
@@ -43,6 +47,9 @@ class Item(NamedTuple):
     seq: int = 0
 
 
+NOTHING = Item()
+
+
 class Field:
     """The values at the end of one path of object keys; `children` are the fields one key further."""
 
@@ -55,28 +62,39 @@ class Field:
         self.numbers: Numbers | None = None
         self.wide: BigIntColumn | None = None
 
-    def add(self, slot: int, value: Scalar) -> None:
-        """Note that the item at `slot` holds a value here."""
-        if isinstance(value, str):
-            if self.words is None:
-                self.words = StringColumn()
-            self.words.add(slot, value)
-        elif value is None or isinstance(value, bool):
-            self.add_code(slot, constant(value))
-        elif is_wide(value):
-            if self.wide is None:
-                self.wide = BigIntColumn()
-            self.wide.append(slot, value)
+    def add(self, slots: Sequence[int], values: Sequence[Scalar]) -> None:
+        """Note that the items at `slots` (N,) hold these values (N,) here."""
+        kinds = set(map(type, values))
+        if kinds <= NUMBERS:
+            self._add_numbers(slots, cast("Sequence[Number]", values))
+        elif kinds.isdisjoint(NUMBERS):
+            self._words().add(slots, cast("Sequence[str | bool | None]", values))
         else:
-            if self.numbers is None:
-                self.numbers = Numbers()
-            self.numbers.append(slot, value)
+            for numeric in (True, False):
+                mine = [pair for pair in zip(slots, values, strict=True) if (type(pair[1]) in NUMBERS) is numeric]
+                self.add(*map(list, zip(*mine, strict=True)))
 
-    def add_code(self, slot: int, code: int) -> None:
-        """Note that the item at `slot` holds a constant here."""
+    def add_containers(self, slots: Sequence[int]) -> None:
+        """Note that the items at `slots` hold an object or an empty list here."""
+        self._words().extend(slots, [CONTAINER] * len(slots))
+
+    def _words(self) -> StringColumn:
         if self.words is None:
             self.words = StringColumn()
-        self.words.append(slot, code)
+        return self.words
+
+    def _add_numbers(self, slots: Sequence[int], values: Sequence[Number]) -> None:
+        if not none_is_wide(values):
+            wide = [pair for pair in zip(slots, values, strict=True) if is_wide(pair[1])]
+            if wide:
+                self.wide = self.wide or BigIntColumn()
+                self.wide.extend(*map(list, zip(*wide, strict=True)))
+            rest = [pair for pair in zip(slots, values, strict=True) if not is_wide(pair[1])]
+            if not rest:
+                return
+            slots, values = map(list, zip(*rest, strict=True))
+        self.numbers = self.numbers or Numbers()
+        self.numbers.extend(slots, values)
 
     def child(self, key: str) -> Field:
         """The field one key further, made if there is none."""
@@ -129,6 +147,10 @@ class Field:
                 table.mark_inside(lower, upper, into_S)
 
 
+Values = dict[Field, tuple[list[int], list[Scalar]]]
+"""Slots, and the value at each, by field."""
+
+
 class Metadata:
     """The metadata of a gallery's items."""
 
@@ -149,20 +171,21 @@ class Metadata:
             keys: all different.
             items: by key. One that is left out keeps what it has, at first nothing.
         """
-        changed: list[tuple[int, Item, bytes, Any]] = []
-        for key in keys:
-            slot, item = self._slot_of.get(key), items.get(key)
-            if slot is not None and item is None:
-                continue
-            item = item or Item()
+        changed: list[tuple[int, Item, bytes]] = []
+        for key, slot in zip(keys, map(self._slot_of.get, keys), strict=True):
+            item = items.get(key)
+            if item is None:
+                if slot is not None:
+                    continue
+                item = NOTHING
             text = item.metadata.encode()
             if slot is not None and self._json_S[slot] == text:
                 self._id_S[slot], self._seq_S[slot] = item.id, item.seq
             else:
-                changed.append((key, item, text, json.loads(text)))
+                changed.append((key, item, text))
         if changed:
             self._store(changed)
-        return np.fromiter((self._slot_of[key] for key in keys), np.int64, len(keys))
+        return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
 
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
@@ -197,48 +220,55 @@ class Metadata:
             field.select(test, selected_S)
         return ~selected_S if isinstance(test, Exists) and not test.wanted else selected_S
 
-    def _store(self, changed: Sequence[tuple[int, Item, bytes, Any]]) -> None:
-        touched: dict[int, Field] = {}
-        for key, item, text, document in changed:
+    def _store(self, changed: Sequence[tuple[int, Item, bytes]]) -> None:
+        for key, _, _ in changed:
             if (before := self._slot_of.get(key)) is not None:
                 self._retire(before)
-            slot = self._slot_of[key] = self._new_slot()
+        slots = self._new_slots(len(changed))
+        for slot, (key, item, text) in zip(slots, changed, strict=True):
+            self._slot_of[key] = slot
             self._json_S[slot], self._id_S[slot], self._seq_S[slot] = text, item.id, item.seq
-            self._add(slot, document, touched)
-        for field in touched.values():
-            for table in field.tables():
-                table.flush()
+        # As one text: many small ones cost several times as much.
+        self._enter(slots, json.loads(b"[%s]" % b",".join(text for _, _, text in changed)))
         self._sweep()
 
-    def _new_slot(self) -> int:
-        if self._free:
-            return self._free.pop()
-        self._json_S.append(b"")
-        self._id_S.append("")
-        self._seq_S.append(0)
-        return len(self._seq_S) - 1
+    def _new_slots(self, count: int) -> list[int]:
+        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
+        more = range(len(self._seq_S), len(self._seq_S) + count - len(again))
+        self._json_S += [b""] * len(more)
+        self._id_S += [""] * len(more)
+        self._seq_S.extend([0] * len(more))
+        return [*again, *more]
 
     def _retire(self, slot: int) -> None:
         self._json_S[slot], self._id_S[slot] = b"", ""
         self._retired.append(slot)
 
-    def _add(self, slot: int, document: Any, touched: dict[int, Field]) -> None:
-        """Enter every value of a document. A loop: JSON may be nested deeper than Python may call."""
-        remaining = [(self._root, document)]
-        while remaining:
-            field, value = remaining.pop()
-            if isinstance(value, list) and value:
-                remaining.extend((field, element) for element in value)
-                continue
-            if isinstance(value, dict):
-                remaining.extend((field.child(key), inner) for key, inner in value.items())
-            if field is self._root:
-                continue
-            touched[id(field)] = field
-            if isinstance(value, (dict, list)):
-                field.add_code(slot, CONTAINER)
-            else:
-                field.add(slot, value)
+    def _enter(self, slots: Sequence[int], documents: Sequence[dict[str, Any]]) -> None:
+        """Enter every value of documents, field by field."""
+        values: Values = defaultdict(lambda: ([], []))
+        nested: list[tuple[int, Field, Any]] = []
+        # Documents with the same keys are read a column at a time: a gallery that is loaded has many.
+        alike: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
+        for slot, document in zip(slots, documents, strict=True):
+            alike[tuple(document)].append((slot, document))
+        for keys, those in alike.items():
+            there = [slot for slot, _ in those]
+            for key, column in zip(keys, zip(*(document.values() for _, document in those), strict=True), strict=True):
+                field = self._root.child(key)
+                if NESTED.isdisjoint(map(type, column)):
+                    values[field][0].extend(there)
+                    values[field][1].extend(column)
+                else:
+                    nested += zip(there, repeat(field), column)
+        containers = _walk(nested, values)
+        for field, entries in values.items():
+            field.add(*_in_order(*entries))
+        for field, holding in containers.items():
+            field.add_containers(holding)
+        for field in values.keys() | containers.keys():
+            for table in field.tables():
+                table.flush()
 
     def _sweep(self) -> None:
         """Drop the entries of retired slots once there are many, and use those slots again."""
@@ -258,3 +288,33 @@ class Metadata:
             found.append(field)
             remaining.extend(field.children.values())
         return found[::-1]
+
+
+def _in_order(slots: list[int], values: list[Scalar]) -> tuple[list[int], list[Scalar]]:
+    """Entries by their slots: those of a field that every item has once are found fastest."""
+    if slots == sorted(slots):
+        return slots, values
+    order = np.argsort(slots, kind="stable").tolist()
+    return [slots[n] for n in order], [values[n] for n in order]
+
+
+def _walk(nested: list[tuple[int, Field, Any]], values: Values) -> dict[Field, list[int]]:
+    """Note the values within objects and lists. A loop: JSON may be nested deeper than Python may call.
+
+    Returns:
+        The slots of those that hold an object or an empty list, by field.
+    """
+    containers: dict[Field, list[int]] = defaultdict(list)
+    while nested:
+        slot, field, value = nested.pop()
+        if isinstance(value, list) and value:
+            nested.extend((slot, field, element) for element in value)
+        elif isinstance(value, (dict, list)):
+            containers[field].append(slot)
+            if isinstance(value, dict):
+                nested.extend((slot, field.child(key), inner) for key, inner in value.items())
+        else:
+            there, held = values[field]
+            there.append(slot)
+            held.append(value)
+    return containers

@@ -32,7 +32,7 @@ class FlatShard:
     def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
         """Store or replace; see Shard."""
         self._reserve(len(self._row_of) + len(keys))
-        rows = [self._row_of.setdefault(int(key), len(self._row_of)) for key in keys]
+        rows = self._rows_for(np.asarray(keys, np.int64).tolist())
         self._rows_RW[rows] = self.space.items(vectors_ND)
         self._keys_R[rows] = keys
         self._slots_R[rows] = keys if slots_N is None else slots_N
@@ -69,6 +69,17 @@ class FlatShard:
     def count(self) -> int:
         """Number of items."""
         return len(self._row_of)
+
+    def _rows_for(self, keys: list[int]) -> list[int] | slice:
+        """The row of each key, of one that is new the next."""
+        before, count = len(self._row_of), len(keys)
+        if self._row_of.keys().isdisjoint(keys):
+            self._row_of.update(zip(keys, range(before, before + count), strict=True))
+            if len(self._row_of) == before + count:
+                return slice(before, before + count)  # all of them are new, as in a gallery that is loaded
+            for key in keys:  # some are named twice
+                self._row_of.pop(key, None)
+        return [self._row_of.setdefault(key, len(self._row_of)) for key in keys]
 
     def _reserve(self, rows: int) -> None:
         if rows <= len(self._keys_R):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import Registry
 from service.store.repository import FeedRow
-from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_codec import all_whole, from_bytes, is_whole
 
 MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
@@ -41,6 +42,12 @@ class Sorted:
     items: dict[int, Item] = field(default_factory=dict)
     missing: dict[int, Missing] = field(default_factory=dict)
 
+    def remove(self, keys: Iterable[int]) -> None:
+        """Have items leave every shard."""
+        for key in keys:
+            self.removed.append(key)
+            del self.items[key]
+
     def miss(self, keys: Iterable[int], version: str, why: str) -> None:
         """Leave items out."""
         for key in keys:
@@ -52,17 +59,22 @@ def sort(registry: Registry, blocks: Blocks) -> Sorted:
     """Say of each changed item where it goes."""
     made = Sorted()
     found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
-    for key, version_id, origin, vector, metadata, external_id, seq in (row for block in blocks for row in block):
-        if version_id is None:
-            made.removed.append(key)
-            continue
-        made.items[key] = Item(metadata, external_id, seq)
-        if vector is None or origin is None:
-            made.miss([key], registry.by_id(version_id).name, MISSING)
-        else:
-            keys, rows = found[version_id, origin]
-            keys.append(key)
-            rows.append(vector)
+    for block in blocks:
+        # A column at a time: there may be a million rows.
+        block_keys, version_ids, origins, blobs, *known = zip(*block, strict=True)
+        made.items.update(zip(block_keys, map(Item, *known), strict=True))
+        places = list(zip(version_ids, origins, strict=True))
+        for place in set(places):
+            mine = [other == place for other in places]
+            version_id, origin = place
+            if version_id is None:
+                made.remove(compress(block_keys, mine))
+            elif origin is None:
+                made.miss(compress(block_keys, mine), registry.by_id(version_id).name, MISSING)
+            else:
+                keys, rows = found[version_id, origin]
+                keys.extend(compress(block_keys, mine))
+                rows.extend(compress(blobs, mine))
     for (version_id, origin), (keys, rows) in found.items():
         version = registry.by_id(version_id)
         kept, vectors, damaged = usable(keys, rows, version.card.dim)
@@ -78,10 +90,13 @@ def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> tuple[list[i
     Returns:
         Their keys, they themselves (N, dim), and the keys of the others.
     """
-    whole = {key: row for key, row in zip(keys, rows, strict=True) if is_whole(row, dim)}
-    vectors = from_bytes(list(whole.values()), dim)
+    whole = keys
+    if not all_whole(rows, dim):
+        whole = [key for key, row in zip(keys, rows, strict=True) if is_whole(row, dim)]
+        rows = [row for row in rows if is_whole(row, dim)]
+    vectors = from_bytes(rows, dim)
     finite = np.asarray(np.isfinite(vectors).all(axis=1))
-    kept = [key for key, good in zip(whole, finite, strict=True) if good]
-    if len(kept) == len(keys):
-        return kept, vectors, []
+    if len(whole) == len(keys) and finite.all():
+        return list(keys), vectors, []
+    kept = list(compress(whole, finite))
     return kept, vectors[finite], sorted(set(keys) - set(kept))

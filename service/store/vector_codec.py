@@ -29,7 +29,7 @@ def to_bytes(vector: Vectors) -> bytes:
 
 def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
     """Stored vectors -> (N, dim) float32, copied out of the rows at once. Raises DamagedEmbedding."""
-    if not all(is_whole(row, dim) for row in rows):
+    if not all_whole(rows, dim):
         raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
     return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
 
@@ -37,3 +37,8 @@ def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
 def is_whole(row: bytes, dim: int) -> bool:
     """Whether a stored vector has `dim` numbers."""
     return len(row) == dim * STORED.itemsize
+
+
+def all_whole(rows: Sequence[bytes], dim: int) -> bool:
+    """Whether all of many stored vectors have `dim` numbers."""
+    return set(map(len, rows)) <= {dim * STORED.itemsize}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -150,6 +151,22 @@ def wait_until(holds: Callable[[], bool]) -> None:
     while not holds():
         assert time.monotonic() < deadline, "it never came to hold"
         time.sleep(0.005)
+
+
+def test_python_looks_for_no_circles_while_a_gallery_is_loaded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would look through all rows again and again: two thirds of the time that loading a million items takes."""
+    collecting: list[bool] = []
+    sort = replica.sort
+    monkeypatch.setattr(replica, "sort", lambda *changes: collecting.append(gc.isenabled()) or sort(*changes))
+    g = world.create("g")
+    world.store(g, 1, a=[1, 0])
+
+    world.replica._look()
+    world.store(g, 1, b=[1, 0])
+    world.replica._look()
+
+    assert collecting == [False, False, True]  # a block, what follows the last one, and a change
+    assert gc.isenabled()
 
 
 def test_it_follows_what_other_processes_write(world: World) -> None:
