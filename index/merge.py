@@ -129,6 +129,10 @@ def merge_rank(found: ShardResults, sizes: Sequence[int], k: int) -> Merged:
 
 def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
     """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
+    if len(found) == 1:  # in order already
+        (raw_QK, keys_QK), none_QK = found[0], found[0][1] == MISSING
+        scores_QK = np.where(none_QK, 0.0, goodness[0])[:, :k]
+        return Merged(scores_QK, raw_QK[:, :k], keys_QK[:, :k], -none_QK[:, :k].astype(np.int64))
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
     shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])
     good_QS = np.where(keys_QS == MISSING, -np.inf, np.concatenate(goodness, axis=1))

@@ -75,7 +75,7 @@ class Hnsw(Approximate):
 
     @property
     def efforts(self) -> Sequence[int]:
-        return 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512
+        return 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
     def params(self, c: int, effort: int, allowed: Any) -> Any:
         return _faiss().SearchParametersHNSW(efSearch=max(effort, c), sel=allowed)

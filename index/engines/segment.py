@@ -6,6 +6,7 @@ is replaced or deleted is dead here: a bit. Shape suffixes: Q queries, D dimensi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,8 @@ AIM_K = 10
 """The recall aim is of so many best."""
 SAMPLES = 256
 """Queries the recall of an index is measured with."""
+THIN = 0.1
+"""The share of rows that a filter leaves at which recall is measured a second time."""
 VISITED = 20
 """Rows a graph or lists compare, for each unit of effort, against one row copied together."""
 
@@ -39,11 +42,17 @@ class Tuned:
         index: over the rows of one segment.
         effort: the least that reaches the recall aim at k = 10.
         recall: what was measured with it.
+        thin_effort: the least that reaches it where one row in ten may be found.
     """
 
     index: Approximate
     effort: int
     recall: float
+    thin_effort: int
+
+    def effort_for(self, share: float) -> float:
+        """What reaches the aim where a share of the rows may be found: a power through the two that were measured."""
+        return self.effort * math.pow(self.thin_effort / self.effort, math.log(share) / math.log(THIN))
 
 
 class Segment:
@@ -148,8 +157,8 @@ class Segment:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
         if self.tuned is None:
             return 0
-        passed = len(self.keys_R) / among  # it looks at rows that are not allowed, too
-        effort = int(max(self.tuned.effort, REFINED * k) * passed)
+        share = among / len(self.keys_R)
+        effort = math.ceil(max(self.tuned.effort_for(share), REFINED * k / share))
         return effort if effort * VISITED < among else 0
 
     def _approximate(
@@ -180,14 +189,25 @@ class Segment:
 
     def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
         sample_QD = self._sample() if queries_QD is None else queries_QD
-        k = min(AIM_K, len(self.keys_R))
-        right_QK = nearest_rows(self.space, sample_QD, self.rows_RW, None, k)[1]
-        for effort in index.efforts:
-            found_QK = self._search(index, sample_QD, k, effort, None)[1]
+        whole = self._reaching(index, aim, sample_QD, None, 0)
+        if whole is None:
+            return None
+        thin_R: Mask = np.random.default_rng(0).random(len(self.keys_R)) < THIN
+        thin = self._reaching(index, aim, sample_QD, thin_R, whole[0]) if thin_R.any() else None
+        return Tuned(index, *whole, thin[0] if thin else int(whole[0] / THIN**2))
+
+    def _reaching(
+        self, index: Approximate, aim: float, sample_QD: Vectors, allowed_R: Mask | None, least: int
+    ) -> tuple[int, float] | None:
+        """The first effort that reaches the aim among some rows, and its recall."""
+        k = min(AIM_K, len(self.keys_R) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+        right_QK = nearest_rows(self.space, sample_QD, self.rows_RW, allowed_R, k)[1]
+        chosen = None if allowed_R is None else selector(allowed_R)
+        for effort in (effort for effort in index.efforts if effort >= least):
+            found_QK = self._search(index, sample_QD, k, effort, chosen)[1]
             hits = [np.isin(right, found).mean() for right, found in zip(right_QK, found_QK, strict=True)]
-            recall = float(np.mean(hits))
-            if recall >= aim:
-                return Tuned(index, effort, recall)
+            if (recall := float(np.mean(hits))) >= aim:
+                return effort, recall
         return None
 
     def _sample(self) -> Vectors:

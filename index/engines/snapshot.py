@@ -40,6 +40,7 @@ class Manifest(BaseModel):
     rows: int
     config: IndexConfig
     effort: int | None
+    thin_effort: int | None
     recall: float | None
     sha256: dict[str, str]
 
@@ -92,6 +93,7 @@ class SegmentFiles:
             rows=len(segment.keys_R),
             config=segment.config or IndexConfig(),
             effort=tuned and tuned.effort,
+            thin_effort=tuned and tuned.thin_effort,
             recall=tuned and tuned.recall,
             sha256={file.name: _sha256(file) for file in sorted(folder.iterdir())},
         )
@@ -128,7 +130,8 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     segment = Segment(space, rows_RW, keys_R, keys_R.copy())
     segment.config, segment.folder = manifest.config, folder
     if index is not None:
-        segment.tuned = Tuned(index, manifest.effort or 0, manifest.recall or 0.0)
+        effort = manifest.effort or index.efforts[0]
+        segment.tuned = Tuned(index, effort, manifest.recall or 0.0, manifest.thin_effort or effort)
     segment.kill_all()
     return segment
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.engines import approximate, segment, segments
@@ -84,6 +84,7 @@ keys = st.lists(st.integers(0, 120), max_size=60, unique=True)
 operations = st.lists(st.tuples(st.sampled_from([Twins.put, Twins.delete, Twins.work]), keys), max_size=12)
 
 
+@settings(deadline=None)
 @given(steps=operations, space=st.sampled_from(SPACES), kind=st.sampled_from(list(IndexKind)))
 def test_any_writes_sealing_and_merging_leave_what_a_flat_shard_holds(
     steps: list[tuple[Callable[[Twins, list[int]], None], list[int]]], space: Space, kind: IndexKind
