@@ -4,9 +4,9 @@
 
 ITEMS (default 100000) clustered unit vectors of DIM (128) numbers in one gallery, sealed by `build_index`, and in a
 FAISS HNSW and a flat index. Queries take turns between all of them, one at a time, one thread; a ratio is that of the
-medians. FAISS's `efSearch` is the least that reaches the gallery's own recall. Then filters that 50, 10, 1 and 0.1 % of the items pass:
-the recall against an exact query of the same gallery, and its time. Last the memory a vector takes, and a start that
-finds the index on disk.
+medians. FAISS's `efSearch` is the least that reaches the gallery's own recall. Then filters that 50, 10, 1 and 0.1 % of
+the items pass: the recall against an exact query of the same gallery, and its time. Last a start that finds the index
+on disk, and the bytes of an item there.
 """
 
 from __future__ import annotations
