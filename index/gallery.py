@@ -10,6 +10,7 @@ what the score of an encoded one means. Shape suffixes: Q queries, K results wan
 
 from __future__ import annotations
 
+import math
 import shutil
 import time
 from collections import Counter
@@ -301,6 +302,12 @@ class Gallery:
         """The number in the change feed that everything here was true at."""
         return self._seq
 
+    def rows_scanned(self, query_version: str) -> float:
+        """Items that a query of a version is compared with; infinite where a route leads on, or somebody writes."""
+        shards = list(self._shards.items())
+        alone = not self._lock.contended and all(version == query_version for (version, _), _ in shards)
+        return sum(shard.count() - shard.indexed() for _, shard in shards) if alone else math.inf
+
     def items_by_version(self) -> dict[str, int]:
         """Items per version, versions without any left out."""
         with self._lock.read():
@@ -322,8 +329,8 @@ class Gallery:
 
     def _items(self, keys_QK: Keys) -> dict[int, Item]:
         """What is known of the items that were found."""
-        found = ((key, self._metadata.get(key)) for key in set(keys_QK.ravel().tolist()))
-        return {key: item for key, item in found if item is not None}
+        get = self._metadata.get
+        return {key: item for key in set(keys_QK.ravel().tolist()) if (item := get(key)) is not None}
 
     def _left_out(self) -> Iterable[Degraded]:
         counted = Counter((one.version, one.reason) for one in self._missing.values())

@@ -15,6 +15,11 @@ class ReadWriteLock:
         self._readers = 0
         self._writers_waiting = 0
 
+    @property
+    def contended(self) -> bool:
+        """Whether a writer holds it, or waits."""
+        return self._writers_waiting > 0
+
     @contextmanager
     def read(self) -> Iterator[None]:
         """Share the lock with other readers. Not reentrant: a waiting writer would block the inner entry."""
@@ -26,7 +31,8 @@ class ReadWriteLock:
         finally:
             with self._changed:
                 self._readers -= 1
-                self._changed.notify_all()
+                if self._writers_waiting:
+                    self._changed.notify_all()
 
     @contextmanager
     def write(self) -> Iterator[None]:

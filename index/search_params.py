@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
@@ -15,11 +16,18 @@ from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchem
 from index.errors import InvalidArgument
 from index.filter import Filter, parse_filter
 from index.merge import Mode
+from index.projection import MAX_FIELDS, MAX_LENGTH, Projection
 
 MAX_K = (1 << 31) - 1
 """The largest k; a service bounds queries x k besides."""
-ANY_PAGE = frozenset({"k", "cursor", "strict", "explain"})
+ANY_PAGE = frozenset({"k", "cursor", "fields", "strict", "explain"})
 """Options that may differ from page to page: they change nothing about the ranking."""
+
+FIELDS = {
+    "type": ["array", "null"],
+    "items": {"type": "string", "pattern": r"^[^.]+(\.[^.]+)*$", "maxLength": MAX_LENGTH},
+    "maxItems": MAX_FIELDS,
+}
 
 
 def _read_filter(value: object) -> Filter | None:
@@ -31,6 +39,10 @@ def _read_cursor(value: object) -> str | None:
     if value is None or isinstance(value, str):
         return value
     raise foreign_cursor()
+
+
+def _read_fields(value: object) -> Projection | None:
+    return None if value is None else Projection(value)
 
 
 def foreign_cursor() -> InvalidArgument:
@@ -46,7 +58,12 @@ class SearchParams(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+        frozen=True,
+        extra="forbid",
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        arbitrary_types_allowed=True,
     )
 
     k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
@@ -59,6 +76,8 @@ class SearchParams(BaseModel):
     """only items whose metadata pass it are found"""
     cursor: Annotated[str | None, PlainValidator(_read_cursor), WithJsonSchema({"type": ["string", "null"]})] = None
     """`next` of the answer to the same request"""
+    fields: Annotated[Projection | None, PlainValidator(_read_fields), WithJsonSchema(FIELDS)] = None
+    """the metadata that matches show, as "name" or "outer.inner"; none: []; default: all"""
     strict: bool = False
     """refuse an answer that leaves items out"""
     exact: bool = False
@@ -69,7 +88,12 @@ class SearchParams(BaseModel):
     def fingerprint(self, queries: Any) -> str:
         """What must not change from page to page, as far as it can be told cheaply; `queries`: any JSON of them."""
         ranking = repr({name: value for name, value in self if name not in ANY_PAGE})
-        return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
+        return _digest(json.dumps([queries, ranking]))
+
+
+@lru_cache(maxsize=256)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 DEFAULTS = SearchParams()

@@ -210,6 +210,7 @@ SPACES: dict[str, type[Cosine | Euclidean | Lorentz]] = {
 UNIT_TOLERANCE = 1e-3
 """How far from length 1 a stored cosine vector may be; float16 transport rounds by about 5e-4."""
 
+MAX_NUMBER = float(np.finfo(np.float32).max)
 MAX_NORM = 1e15
 """Squared distances and Lorentz inner products of longer vectors overflow float32."""
 
@@ -244,13 +245,13 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
         given = np.empty(0, object)
     if given.dtype.kind not in "iuf":
         raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=pointer)
-    x = given.astype(np.float64)
+    x = given.astype(np.float64, copy=False)
     x_ND = x[None] if x.ndim == 1 else x
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
         shape = "x".join(map(str, x.shape))
         raise InvalidVector(f"an embedding has {dim} numbers, this one has shape {shape}", pointer=pointer)
     # float32 is what is stored: a finite float64 that overflows it is refused too.
-    finite_N = np.isfinite(x_ND).all(axis=1) & (np.abs(x_ND) <= np.finfo(np.float32).max).all(axis=1)
+    finite_N = np.abs(x_ND).max(axis=1) <= MAX_NUMBER  # so is no NaN, nor a row that holds one
     if not finite_N.all():
         raise InvalidVector(
             "an embedding must be finite numbers (float32)", pointer=_at(pointer, x, int(np.argmin(finite_N)))

@@ -75,7 +75,8 @@ class QueryOptions(TypedDict, total=False):
 
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
     threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
-    "eq": "Bern"}. cursor: `next` of the answer to the same query. explain: add how the answer came about.
+    "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that matches show, such as
+    ["city", "shop.name"]; []: none. explain: add how the answer came about.
     """
 
     strict: bool
@@ -83,6 +84,7 @@ class QueryOptions(TypedDict, total=False):
     threshold: float
     filter: Mapping[str, Any]
     cursor: str
+    fields: Sequence[str]
     exact: bool
     explain: bool
 

@@ -50,6 +50,8 @@ class Runtime:
     reaper: Reaper
     space: DiskSpace
     threads: ThreadPoolExecutor
+    searchers: ThreadPoolExecutor
+    """Those of `settings.search_threads`: more than there are cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
     lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
@@ -60,13 +62,22 @@ class Runtime:
         run = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, run)
 
+    async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The same on the few threads for what computes and waits for nobody."""
+        run = partial(copy_context().run, work, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self.searchers, run)
+
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Runtime]:
     """Migrate, load every gallery, follow the feed; stop in reverse order."""
     upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
-    with closing(Database(settings.database_url)) as database, ThreadPoolExecutor(settings.threads, "query") as threads:
+    with (
+        closing(Database(settings.database_url)) as database,
+        ThreadPoolExecutor(settings.threads, "query") as threads,
+        ThreadPoolExecutor(settings.search_threads, "search") as searchers,
+    ):
         registry = Registry(database, settings)
         replica = Replica(database, registry, settings.indexes, settings.poll_seconds)
         rollouts = RolloutMonitor(database, registry, replica)
@@ -99,4 +110,5 @@ def running(settings: Settings) -> Iterator[Runtime]:
                 reaper,
                 space,
                 threads,
+                searchers,
             )

@@ -119,7 +119,7 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
     if len(whole) < len(blocks):
         bad = next((row for row, one in enumerate(value) if not _is_numbers(one, dim)), 0)
         raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=f"{pointer}/{bad}")
-    return check_vectors(np.concatenate(whole), dim, space, pointer=pointer)
+    return check_vectors(whole[0] if len(whole) == 1 else np.concatenate(whole), dim, space, pointer=pointer)
 
 
 def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:

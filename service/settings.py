@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Self
 
@@ -62,6 +63,8 @@ class Settings(BaseSettings):
 
     threads: int = Field(32, ge=1)
     """Queries answered at the same time; most of them wait for the batch they are encoded in."""
+    search_threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
+    """Searches by embeddings computed at the same time."""
     encoder_threads: int = Field(1, ge=1)
     """Threads that onnxruntime uses for one batch."""
     batch_wait_ms: float = Field(2.0, ge=0)

@@ -152,6 +152,10 @@ def query(
         str | None,
         typer.Option("--filter", metavar="JSON", help="Only items whose metadata pass it.", show_default=False),
     ] = None,
+    fields: Annotated[
+        str | None,
+        typer.Option("--fields", metavar="LIST", help='Metadata to show: a,b.c; "": none.', show_default=False),
+    ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Compare every item, whatever the index.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
@@ -175,6 +179,8 @@ def query(
         options["threshold"] = threshold
     if where is not None:
         options["filter"] = _read_filter(where)
+    if fields is not None:
+        options["fields"] = [field for field in fields.split(",") if field]
     with connect(url, api_key) as client:
         images = [] if image is None else [image.read_bytes()]
         texts, items = ([] if one is None else [one] for one in (text, like))

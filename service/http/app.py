@@ -36,6 +36,7 @@ from service.http import backfill_progress as progress
 from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
 from service.http.draining import Server
+from service.http.query_route import QueryRoute
 from service.registry.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
@@ -91,6 +92,7 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=openapi.operation_id,
         redirect_slashes=False,
     )
+    app.add_middleware(QueryRoute, api=app)
     app.add_middleware(Guard, settings=settings)
     problems.install(app)
     faults.install(app)

@@ -6,12 +6,12 @@ import asyncio
 import hmac
 import ipaddress
 import logging
-import uuid
+import random
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -38,6 +38,8 @@ UPLOADS = {"/v1/versions"}
 """Where a body may be as large as a version archive."""
 
 
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+"""Of every answer: nothing that was stored becomes a page or a script by its content."""
 FORWARDED = "x-forwarded-"
 PROXIES = {"forwarded", "via", "x-real-ip"}
 """Headers that a request has only when a proxy forwards it."""
@@ -145,14 +147,15 @@ class Guard:
         browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
         forwards was asked by whoever can reach the proxy.
         """
-        host, origin = headers.get("host", ""), headers.get("origin")
+        given = dict(reversed(headers.items()))  # the first of a name
+        host, origin = given.get("host", ""), given.get("origin")
         if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
             raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             raise ForeignOrigin(f"a page of {origin!r} is not this service's own; {ForeignOrigin.__doc__}")
-        if (site := headers.get("sec-fetch-site", "none")) not in OWN_PAGES:
+        if (site := given.get("sec-fetch-site", "none")) not in OWN_PAGES:
             raise ForeignOrigin(f"this is a {site} request; {ForeignOrigin.__doc__}")
-        if forwarded := next((name for name in headers if name.startswith(FORWARDED) or name in PROXIES), None):
+        if forwarded := next((name for name in given if name.startswith(FORWARDED) or name in PROXIES), None):
             raise ForeignOrigin(f"a proxy forwarded this (header {forwarded!r}); {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
@@ -163,7 +166,7 @@ class _Exchange:
     """Counts what comes in and tags what goes out."""
 
     def __init__(self, receive: Receive, send: Send, limit: int) -> None:
-        self.request_id = uuid.uuid4().hex
+        self.request_id = f"{random.getrandbits(128):032x}"
         self.limit = limit
         self.started = False
         self._receive = receive
@@ -188,10 +191,8 @@ class _Exchange:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.started = True
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = self.request_id
-            # Nothing that was stored becomes a page or a script by its content.
-            headers["x-content-type-options"] = "nosniff"
+            named = (b"x-request-id", self.request_id.encode())
+            message["headers"] = [*message.get("headers", ()), named, NO_SNIFFING]
         await self._send(message)
 
 

@@ -12,6 +12,7 @@ import base64
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,7 +21,6 @@ from starlette.datastructures import UploadFile
 from index.errors import InvalidArgument
 from index.query_plan import Encode
 from index.search_params import SearchParams, foreign_cursor
-from index.space import space_from_json
 from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.cursors import MAX_CURSOR
@@ -38,8 +38,12 @@ from service.upgrades.rollouts.monitor import Content
 OPTIONS = tuple(SearchParams.model_fields)
 PLAIN = {"mode", "cursor"}
 """Options that are no JSON in a form, but plain text."""
+PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
+PLAIN_TYPES = (int, str)
+"""What is asked again and again is checked once; 1 and true are told apart by their types."""
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
+LEGAL = {*OPTIONS, *LISTS, "version", "embeddings"}
 KINDS = ("images", "embeddings", *LISTS)
 """The kinds of queries, in the order of their answers."""
 
@@ -94,10 +98,14 @@ class SearchRequest:
         return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def from_json(service: Runtime, live: LoadedGallery, raw: bytes) -> SearchRequest:
-    """A search request in JSON: embeddings of a named version, texts, ids of items."""
-    legal = {*OPTIONS, *LISTS, "version", "embeddings"}
-    return _request_of(service, live, take_object(parse_json(raw), legal, ""), ())
+def fields_of(raw: bytes) -> Mapping[str, Any]:
+    """The fields of a search request in JSON."""
+    return take_object(parse_json(raw), LEGAL, "")
+
+
+def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
+    """A search request without files: embeddings of a named version, texts, ids of items."""
+    return _request_of(service, live, body, ())
 
 
 def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchRequest:
@@ -118,8 +126,15 @@ def _request_of(
     return SearchRequest(parts, params, offset)
 
 
+@lru_cache(maxsize=256)
+def _remembered(given: tuple[tuple[str, type, Any], ...]) -> SearchParams:
+    return SearchParams.model_validate({name: value for name, _, value in given})
+
+
 def _params(given: Mapping[str, Any]) -> SearchParams:
     try:
+        if given.keys() <= PLAIN_OPTIONS and all(isinstance(value, PLAIN_TYPES) for value in given.values()):
+            return _remembered(tuple((name, type(value), value) for name, value in given.items()))
         return SearchParams.model_validate(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -160,8 +175,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
         raise InvalidBody("version must name the version that made the embeddings", pointer="/version")
     registered = service.registry.named(version)
     _check_count(service, listed, "/embeddings")
-    space = space_from_json(registered.card.space)
-    vectors = check_embeddings(listed, registered.card.dim, space, "/embeddings")
+    vectors = check_embeddings(listed, registered.card.dim, registered.space, "/embeddings")
     pointers = _pointers("embeddings", len(vectors))
     return QueryBatch(pointers, registered.name, lambda _: vectors, frozenset(), [-1] * len(vectors))
 

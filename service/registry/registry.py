@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, cast
 
 from sqlalchemy import Connection, insert, select
@@ -21,6 +22,7 @@ from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
 from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
+from index.space import Space, space_from_json
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
@@ -56,6 +58,11 @@ class LoadedVersion:
     def card(self) -> Card:
         """The version's card."""
         return self.version.card
+
+    @cached_property
+    def space(self) -> Space:
+        """The space its embeddings lie in."""
+        return space_from_json(self.card.space)
 
     def check(self) -> None:
         """Raise VersionBroken if it is quarantined."""
@@ -281,6 +288,10 @@ class Registry:
         The same tuple as long as none came, went or was quarantined.
         """
         return self._edges
+
+    def standing(self) -> tuple[object, object]:
+        """The same two objects as long as no version and no edge came, went or was quarantined."""
+        return self._by_id, self._edges
 
     def item_edges_to(self, target: LoadedVersion) -> list[EdgeRecord]:
         """The item edges that lead to a version by now, also those with a `problem`."""

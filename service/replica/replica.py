@@ -52,6 +52,8 @@ class LoadedGallery:
         self.declared: set[int] = set()
         # The edges the registry had when the gallery last followed them, and the number of each edge it knows.
         self.seen_edges: tuple[EdgeRecord, ...] | None = None
+        # What the registry stood at when all it has was declared here.
+        self.seen_standing: tuple[object, object] | None = None
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
         self.applying = threading.Lock()
@@ -80,6 +82,8 @@ class Replica:
         # Up to where everything has been followed: the database, and the edges that all galleries know.
         self._seen: object = None
         self._seen_edges: tuple[EdgeRecord, ...] | None = None
+        # Name -> the moment at which the gallery of this number had it.
+        self._names: dict[str, tuple[object, int]] = {}
         self._discovering = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
@@ -108,8 +112,20 @@ class Replica:
         Raises:
             UnknownGallery: there is none.
         """
+        if (live := self.known(name)) is not None:
+            return live
+        moment = self._database.moment()
         with self._database.lookup() as connection:
-            return self.get(gallery_named(connection, name).id)
+            gallery_id = gallery_named(connection, name).id
+        self._names[name] = moment, gallery_id
+        return self.get(gallery_id)
+
+    def known(self, name: str) -> LoadedGallery | None:
+        """The same where memory can tell, at no cost: nothing was written since it was looked up; else None."""
+        if not self._database.watched or name not in self._names:
+            return None
+        moment, gallery_id = self._names[name]
+        return self._by_id.get(gallery_id) if moment == self._database.moment() else None
 
     def get(self, gallery_id: int) -> LoadedGallery:
         """The gallery of a number. Raises UnknownGallery when it was deleted."""
@@ -130,7 +146,10 @@ class Replica:
 
     def declare(self, live: LoadedGallery) -> None:
         """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
+        if self.is_declared(live):
+            return
         with live.declaring:
+            standing = self._registry.standing()
             seen_edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
             for registered in self._registry.all():
                 if registered.id not in live.declared:
@@ -146,6 +165,13 @@ class Replica:
                 if live.edges.get(key) != declared.id:
                     self._add_edge(live, declared)
             live.seen_edges = seen_edges
+            # One that could not be opened is tried again by the next query.
+            live.seen_standing = standing if set(live.edges) == set(known) else None
+
+    def is_declared(self, live: LoadedGallery) -> bool:
+        """Whether the gallery knows all that the registry has."""
+        seen, now = live.seen_standing, self._registry.standing()
+        return seen is not None and seen[0] is now[0] and seen[1] is now[1]
 
     def _add_edge(self, live: LoadedGallery, declared: EdgeRecord) -> None:
         key = declared.edge.key
@@ -167,6 +193,7 @@ class Replica:
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
         self._by_id.pop(gallery_id, None)
+        self._names.clear()
 
     def _follow(self) -> None:
         while not self._stop.wait(self._poll_seconds):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, Literal
@@ -66,8 +66,10 @@ class Database:
         # SQLite makes writers wait by sleeping; within the process a lock hands over at once.
         self._turn: AbstractContextManager[Any] = threading.Lock() if sqlite else nullcontext()
         # SQLite counts for each connection what others commit, so one is kept to ask.
-        self._watched = sqlite
+        self.watched = sqlite
+        """Whether `moment` asks memory that processes share, not a server."""
         self._watcher: PoolProxiedConnection | None = None
+        self._looking: Any = None
         self._watching = threading.Lock()
 
     @contextmanager
@@ -99,15 +101,15 @@ class Database:
 
     def moment(self) -> object:
         """What changes with every commit, whoever makes it: as long as it is the same, nothing was written."""
-        if not self._watched:
+        if not self.watched:
             with self.lookup() as connection:
                 return connection.execute(text("select pg_current_snapshot()::text")).scalar_one()
         with self._watching:
             if self._watcher is None:
                 self._watcher = self._finder.raw_connection()
-            with closing(self._watcher.cursor()) as cursor:
-                cursor.execute("PRAGMA data_version")
-                return cursor.fetchone()
+                self._looking = self._watcher.cursor()
+            self._looking.execute("PRAGMA data_version")
+            return self._looking.fetchone()
 
     def _note_damage(self, context: ExceptionContext) -> None:
         error = context.sqlalchemy_exception

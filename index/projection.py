@@ -1,0 +1,51 @@
+"""Projection: which metadata an answer shows, a list of fields named as filters name them (docs/filters.md)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from index.errors import InvalidArgument
+
+MAX_FIELDS = 100
+MAX_LENGTH = 1024
+"""Characters of one field."""
+NOTHING: dict[str, Any] = {}
+
+
+class Projection:
+    """Some fields of JSON objects; where an array is on the way, of each object in it.
+
+    Raises:
+        InvalidArgument: `fields` is no list of at most `MAX_FIELDS` paths like "name" or "outer.inner".
+    """
+
+    def __init__(self, fields: object) -> None:
+        self._tree: dict[str, Any] = {}
+        if not isinstance(fields, list) or len(fields) > MAX_FIELDS:
+            raise InvalidArgument(f"fields must be a list of at most {MAX_FIELDS} fields", pointer="/fields")
+        for number, field in enumerate(fields):
+            if not isinstance(field, str) or len(field) > MAX_LENGTH or not all(field.split(".")):
+                raise InvalidArgument('a field is "name" or "outer.inner"', pointer=f"/fields/{number}")
+            *outer, last = field.split(".")
+            node: dict[str, Any] | None = self._tree
+            for key in outer:
+                node = None if node is None else node.setdefault(key, {})
+            if node is not None:
+                node[last] = None  # all of it, whatever else is named below
+
+    def of(self, metadata: str) -> dict[str, Any]:
+        """What it leaves of a JSON object given as text."""
+        if not self._tree:
+            return NOTHING
+        shown: dict[str, Any] = _picked(json.loads(metadata), self._tree)
+        return shown
+
+
+def _picked(value: Any, tree: dict[str, Any] | None) -> Any:
+    if tree is None:
+        return value
+    if isinstance(value, list):
+        return [_picked(one, tree) for one in value if isinstance(one, (dict, list))]
+    below = ((key, inner, tree[key]) for key, inner in value.items() if key in tree)
+    return {key: _picked(inner, more) for key, inner, more in below if more is None or isinstance(inner, (dict, list))}

@@ -1,0 +1,161 @@
+"""The answer to a search, written by one codec straight from what was found.
+
+`regraft.models.SearchResponse` says what is in it; a test holds both equal.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import orjson
+
+from index.merge import Mode
+from index.projection import Projection
+from index.search_result import SearchResult, ShardTrace
+from regraft.models import (
+    EdgeUsed,
+    Explanation,
+    ScannedItems,
+    SearchedShard,
+    SearchSeconds,
+    ShardSeconds,
+)
+from service.http.search_request import KINDS, QueryBatch, SearchRequest
+from service.runtime import Runtime
+
+RankedMatch = tuple[float, float, int, int]
+"""Score, raw score, key and shard of a match."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one part of a request gets: `results` in its order, and whether any query has `more` behind them."""
+
+    part: QueryBatch
+    answer: SearchResult
+    results: list[dict[str, Any]]
+    more: bool
+    fetch_seconds: float
+
+
+def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: SearchResult) -> Page:
+    """One part's page of what was found."""
+    started = time.perf_counter()
+    rows = _ranked(service, answer, part, asked.params.threshold)
+    shown = [row[asked.offset : asked.end] for row in rows]
+    results = _show(answer, part, shown, asked.params.fields)
+    service.traffic.count(np.array([place[2] for row in shown for place in row], np.int64))
+    return Page(part, answer, results, any(len(row) > asked.end for row in rows), time.perf_counter() - started)
+
+
+def written(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> bytes:
+    """The answer as JSON."""
+    first = pages[0].answer
+    degraded = {(d.version, d.reason): vars(d) for page in pages for d in page.answer.degraded}.values()
+    results = [result for page in pages for result in page.results]
+    answer = {
+        "version": first.version,
+        "k": asked.params.k,
+        "mode": first.mode.value,
+        "seq": first.seq,
+        "mix": dict(first.items_by_version),
+        "degraded": list(degraded),
+        "warnings": [warning for part in asked.parts for warning in part.sight.as_json()],
+        "results": results if len(pages) == 1 else sorted(results, key=_place),
+        "next": asked.cursor() if any(page.more for page in pages) else None,
+        **({"explain": explain(pages).model_dump(mode="json")} if asked.params.explain else {}),
+        "took_ms": took_ms,
+    }
+    return orjson.dumps(answer)
+
+
+def _place(result: dict[str, Any]) -> tuple[int, int]:
+    """Where its query stands in the request."""
+    _, kind, number = result["query"].split("/")
+    return KINDS.index(kind), int(number)
+
+
+def _ranked(
+    service: Runtime, found: SearchResult, part: QueryBatch, threshold: float | None
+) -> list[list[RankedMatch]]:
+    """For each query the places in its row that hold a match, best first."""
+    sign = 1 if threshold is None or found.mode is not Mode.RAW or _higher_is_better(service, found.shards) else -1
+    least = -math.inf if threshold is None else sign * threshold
+    arrays = (found.scores_QK, found.raw_QK, found.keys_QK, found.shards_QK)
+    return [
+        [place for place in zip(*row, strict=True) if place[3] >= 0 and place[2] != own and sign * place[0] >= least]
+        for own, *row in zip(part.exclude_keys, *(array_QK.tolist() for array_QK in arrays), strict=True)
+    ]
+
+
+def _higher_is_better(service: Runtime, shards: Sequence[ShardTrace]) -> bool:
+    return all(service.registry.named(s.version).space.higher_is_better for s in shards)
+
+
+def _show(
+    answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[RankedMatch]], fields: Projection | None
+) -> list[dict[str, Any]]:
+    """What the matches show."""
+    shards = [{"version": s.version, "origin": s.origin, "route": s.route.kinds} for s in answer.shards]
+    results = []
+    for pointer, row in zip(part.pointers, rows, strict=True):
+        matches = []
+        for score, raw_score, key, shard in row:
+            item = answer.items[key]
+            metadata = _metadata(item.metadata, fields)
+            matches.append(
+                {"id": item.id, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata}
+            )
+        results.append({"query": pointer, "version": answer.version, "mode": answer.mode.value, "matches": matches})
+    return results
+
+
+def _metadata(stored: str, fields: Projection | None) -> orjson.Fragment:
+    """A JSON object as it is stored, or some of its fields; it may hold integers that orjson would not write."""
+    return orjson.Fragment(stored if fields is None else json.dumps(fields.of(stored)))
+
+
+def explain(pages: Sequence[Page]) -> Explanation:
+    """How an answer came about: for each shard its route, evidence, calibration and times, and where time went."""
+    encode: Counter[str] = Counter()
+    for page in pages:
+        encode.update(page.answer.encode_seconds)
+    shards = [_shard(page.part.pointers, shard) for page in pages for shard in page.answer.shards]
+    seconds = SearchSeconds(
+        encode=dict(encode),
+        # Shards of one version share one transform.
+        transform=sum(
+            seconds
+            for page in pages
+            for seconds in {s.version: s.transform_seconds for s in page.answer.shards}.values()
+        ),
+        filter=sum(page.answer.filter_seconds for page in pages),
+        scan=sum(shard.scan_seconds for page in pages for shard in page.answer.shards),
+        merge=sum(page.answer.merge_seconds for page in pages),
+        fetch=sum(page.fetch_seconds for page in pages),
+    )
+    return Explanation(shards=shards, seconds=seconds)
+
+
+def _shard(queries: Sequence[str], shard: ShardTrace) -> SearchedShard:
+    return SearchedShard(
+        queries=list(queries),
+        version=shard.version,
+        origin=shard.origin,
+        items=shard.items,
+        route=[
+            EdgeUsed(new=e.new, old=e.old, kind=e.kind.value, scores={n: vars(s) for n, s in e.scores.items()})
+            for e in shard.route.edges
+        ],
+        encoders=list(shard.route.encoders),
+        calibration=shard.calibration.as_json() if shard.calibration else None,
+        seconds=ShardSeconds(transform=shard.transform_seconds, scan=shard.scan_seconds),
+        scanned=ScannedItems(**vars(shard.scanned)),
+    )
