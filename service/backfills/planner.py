@@ -36,7 +36,7 @@ from index.version import EdgeKind
 from service.backfills.filtering import passing
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
-from service.store.sql_arrays import listed
+from service.store.sql_arrays import gathered, listed
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
 
 MAX_PAUSE_SECONDS = 300.0
@@ -118,6 +118,19 @@ def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | No
     return and_(*scope, *([active_origin(origin)] if origin else []))
 
 
+def _matches(among: ColumnElement[bool]) -> Select[Any]:
+    counted = select(item.c.id, item_traffic.c.matches).join(item_traffic, item_traffic.c.item_id == item.c.id)
+    return counted.where(among)
+
+
+def _transformed(among: ColumnElement[bool]) -> Select[Any]:
+    return select(item.c.id, true()).where(among, active_origin("transformed"))
+
+
+GOES_BY: dict[str, Callable[[ColumnElement[bool]], Select[Any]]] = {"traffic": _matches, "transformed": _transformed}
+"""SELECT of the keys and scores of the items that are not at the end of an order."""
+
+
 def plan(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float] | None = None) -> int:
     """Cut what the backfill has to move now into chunks; `job` is its row as it is.
 
@@ -144,28 +157,20 @@ def plan(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float
 def _fresh(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float]) -> list[int]:
     """Items that were never planned or were skipped, in order, as many as the scope allows."""
     known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
-    matches = func.coalesce(item_traffic.c.matches, 0)
-    scope = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
-    statement = (
-        select(item.c.id, matches, active_origin("transformed"))
-        .select_from(item.outerjoin(item_traffic, item_traffic.c.item_id == item.c.id))
-        .where(scope, ~known)
-        # Keys grow in the order items were first stored.
-        .order_by(item.c.id)
-    )
-    rows = list(connection.execute(statement))
+    among = and_(waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin), ~known)
+    # Keys grow in the order items were first stored.
+    keys = gathered(connection, select(item.c.id).where(among))
     if job.filter is not None:
-        passed = passing(connection, and_(scope, ~known), job.filter)
-        rows = [row for row in rows if row[0] in passed]
-    ids = np.fromiter((row[0] for row in rows), np.int64, len(rows))
-    waiting = Waiting(
-        ids,
-        uncertainty=[uncertain.get(key, -math.inf) for key in ids.tolist()],
-        matches=[row[1] for row in rows],
-        transformed=[row[2] for row in rows],
-        seed=job.id,
-    )
-    ordered: list[int] = ids[backfill_order(job.item_order, waiting)].tolist()
+        keys = keys[np.isin(keys, list(passing(connection, among, job.filter)))]
+    scores = None
+    if job.item_order == "uncertainty":
+        scores = [uncertain.get(key, -math.inf) for key in keys.tolist()]
+    elif job.item_order in GOES_BY:
+        told: dict[int, float] = {row[0]: row[1] for row in connection.execute(GOES_BY[job.item_order](among)).all()}
+        scores = [told.get(key, 0) for key in keys.tolist()]
+    # An order looks at what it goes by, and others are not read: that costs several times as much as the keys.
+    waiting = Waiting(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
+    ordered: list[int] = keys[backfill_order(job.item_order, waiting)].tolist()
     return ordered[: _budget(connection, job, len(ordered))]
 
 

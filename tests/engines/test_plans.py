@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, event, insert, text
+from sqlalchemy import Connection, event, insert, select, text
 
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import insert_gallery, items_after
+from service.store.sql_arrays import gathered
 from service.store.tables import item, version
+from staging.plans import Planning
 
 EXPLAIN = {"sqlite": "EXPLAIN QUERY PLAN ", "postgresql": "EXPLAIN "}
 
@@ -46,3 +48,25 @@ def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) 
     assert "ix_item_gallery_id_id" in plan or "pk_item" in plan, "a gallery with many of all items may be read by key"
     assert "sort" not in plan.lower()
     assert "temp b-tree" not in plan.lower()
+
+
+def test_planning_reads_one_value_and_not_a_row_for_each_item(settings: Settings) -> None:
+    upgrade(settings)
+    database = Database(settings.database_url)
+    planning = Planning(database)
+    gallery_id = planning.gallery(100)
+    fetched: list[int] = []
+    with database.write() as connection:
+        event.listen(connection, "after_cursor_execute", lambda _, cursor, *__: fetched.append(cursor.rowcount))
+        found = gathered(connection, select(item.c.id).where(item.c.gallery_id == gallery_id))
+        assert gathered(connection, select(item.c.id).where(item.c.id < 0)).tolist() == []
+    backfill_id = planning.start(gallery_id, item_order="random", chunk_size=30)
+
+    planned = planning.planned(backfill_id)
+    database.close()
+
+    assert found.tolist() == sorted(found.tolist())
+    assert len(fetched) == 2
+    assert max(fetched) <= 1
+    assert [len(chunk) for chunk in planned] == [30, 30, 30, 10]
+    assert len({key for chunk in planned for key in chunk}) == 100
