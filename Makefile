@@ -9,9 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
 # How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
-JOBS ?= 2
+JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest
-SPREAD := -n $(JOBS) --dist loadfile
+SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile
 QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.py tests/service/backfills/test_leases.py \
          tests/service/http/test_parsing.py tests/service/registry/encoders tests/service/test_schemas.py \
          tests/service/test_settings.py
@@ -28,7 +28,7 @@ demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, t
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve
 
-test: $(DEV)  ## the fast test suite, in two processes (JOBS=4: in four)
+test: $(DEV)  ## the fast test suite, a process for each core (JOBS=1: in one)
 	$(PYTEST) $(SPREAD)
 
 test-quick: $(DEV)  ## what needs no server and no training; under a minute

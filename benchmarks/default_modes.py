@@ -2,6 +2,7 @@
 
     python benchmarks/default_modes.py omniglot cifar100 tiny_imagenet --data FOLDER --seeds 5
     python benchmarks/default_modes.py digits --seeds 5
+    python benchmarks/default_modes.py photos --data photo-sets --seeds 5
 
 Versions are cheap stand-ins, so that there can be many: gradient histograms and colours of real images, reduced by
 principal components, then a linear discriminant projection fitted on training classes (old: half of the classes, a
@@ -11,6 +12,9 @@ third of the features; new: all). The edges:
     truncate   the same, beside further dimensions of its own (after BT2 and OCA); `zero_pad` without renormalising
     procrustes an independent new version, and a rotation fitted on training images; `dual` none, queries by the old
     forward    old items carried to the new space by ridge regression; unmoved ones by `dual`
+
+`photos` are real networks instead: examples/photos-v1 and photos-v2 (OCA, so `truncate`), and a rotation from the new
+to the old one fitted on classes that both know; each seed draws 20 of the 25 classes that no training saw.
 
 Classes of the gallery are hidden: no projection has seen them. Queries are cut in two. One half chooses as a gate does
 (`modes.choose`), the other measures every mode; maps are fitted on the choosing half. Printed: the area under the
@@ -25,7 +29,7 @@ import argparse
 import io
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,15 +39,17 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from index.edge_maps import safe_mode
+from index.encoder import Encoder
 from index.evaluation.curves import CALIBRATED, RANK, RAW, curve_values
 from index.evaluation.matching import Matching
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.evaluation.modes import choose
+from index.folder import load_version
 from index.space import Cosine
 
 Floats = NDArray[np.float64]
 
-SETS = ("omniglot", "cifar100", "tiny_imagenet", "digits")
+STAND_INS = ("omniglot", "cifar100", "tiny_imagenet", "digits")
 SIZE = {"omniglot": 48, "cifar100": 32, "tiny_imagenet": 48, "digits": 16}
 CLASSES = {"omniglot": 100, "cifar100": 20, "tiny_imagenet": 30, "digits": 5}
 """Hidden classes of a gallery."""
@@ -52,6 +58,7 @@ MODES = (RAW, RANK, CALIBRATED)
 CORRECTED = 1 - 0.05 / 72
 """The level at which 72 comparisons, two in each of 36 rows, hold together with 95 % (Bonferroni)."""
 COSINE = Cosine()
+PHOTOS = (Path("examples/photos-v1"), Path("examples/photos-v2"))
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,13 @@ class Upgrade:
     images: NDArray[np.int64]
 
 
+Draw = Callable[[int], Iterator[tuple[Upgrade, Matching]]]
+"""A seed -> upgrades, and what is right in each."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sets", nargs="+", choices=SETS)
+    parser.add_argument("sets", nargs="+", choices=(*STAND_INS, "photos"))
     parser.add_argument("--data", type=Path, help="the folder of the packed sets")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--few", type=int, default=QUERIES, help="choosing queries, at most")
@@ -74,18 +85,60 @@ def main() -> None:
     print("| set | edge | metric | default | chosen | area | raw | rank | calibrated | held |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in arguments.sets:
-        images, labels = read(name, arguments.data)
-        features = describe(images, SIZE[name])
+        draw = photos(arguments.data) if name == "photos" else stand_ins(name, arguments.data)
         found: dict[tuple[str, str], list[dict[str, Floats]]] = defaultdict(list)
         chosen: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
         for seed in range(arguments.seeds):
             for metric in ("cmc@1", MEAN_AP):
-                for upgrade, right in upgrades(features, labels, CLASSES[name], seed):
+                for upgrade, right in draw(seed):
                     mode, area = measured(upgrade, right, metric, arguments.few, seed)
                     found[upgrade.kind, metric].append({"default": area[mode], **area})
                     chosen[upgrade.kind, metric][mode] += 1
         for (kind, metric), areas in found.items():
             print(row(name, kind, metric, areas, chosen[kind, metric]), flush=True)
+
+
+def stand_ins(name: str, root: Path) -> Draw:
+    """Linear versions of one set."""
+    images, labels = read(name, root)
+    features = describe(images, SIZE[name])
+    return lambda seed: upgrades(features, labels, CLASSES[name], seed)
+
+
+def photos(root: Path) -> Draw:
+    """The encoders that come with the service, on test images of classes that neither knows."""
+    old, new = (load_version(folder) for folder in PHOTOS)
+    known = set(new.card.data["classes"])
+    both = sorted(known & set(old.card.data["classes"]))
+    folders = sorted(folder for folder in (root / "test").glob("*/*") if folder.is_dir())
+    hidden = [folder for folder in folders if folder.relative_to(root / "test").as_posix() not in known]
+    files = [(file, label) for label, folder in enumerate(hidden) for file in sorted(folder.iterdir())]
+    labels = np.array([label for _, label in files])
+    seen = [file for name in both[::2] for file in sorted((root / "test" / name).iterdir())[:30]]
+    embedded = [[embed(Encoder(one), paths) for paths in ([f for f, _ in files], seen)] for one in (old, new)]
+    (old_x, old_seen), (new_x, new_seen) = embedded
+    cut = unit(new_x[:, : old_x.shape[1]])
+    turned = unit(new_x @ rotation(new_seen, old_seen))
+
+    def draw(seed: int) -> Iterator[tuple[Upgrade, Matching]]:
+        generator = np.random.default_rng(seed)
+        classes = generator.permutation(len(hidden))[:20]
+        among = generator.permutation(np.flatnonzero(np.isin(labels, classes)))
+        query, item = among[: len(among) // 3], among[len(among) // 3 :]
+        right = Matching(labels[query], labels[item], np.full(len(query), -1))
+        for kind, moved in (("truncate", cut), ("matrix", turned), ("dual", old_x)):
+            before = Compared(moved[query].astype(np.float32), old_x[item].astype(np.float32), COSINE)
+            after = Compared(new_x[query].astype(np.float32), new_x[item].astype(np.float32), COSINE)
+            yield Upgrade(kind, before, after, query), right
+
+    return draw
+
+
+def embed(encoder: Encoder, files: list[Path], block: int = 256) -> Floats:
+    """(N, D) embeddings of image files."""
+    starts = range(0, len(files), block)
+    made = [encoder.encode([Image.open(file) for file in files[start : start + block]]).vectors for start in starts]
+    return np.concatenate(made).astype(np.float64)
 
 
 def row(name: str, kind: str, metric: str, areas: list[dict[str, Floats]], chosen: Counter[str]) -> str:
