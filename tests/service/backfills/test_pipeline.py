@@ -91,7 +91,7 @@ def test_the_chunk_in_hand_is_finished_when_it_is_told_to_stop_and_no_other(step
 
         def compute(self) -> Outcome:
             super().compute()
-            if self.steps == 2 * steps + 1:
+            if self.steps == 3 * steps:
                 self.wait_for_the_reader()
                 self.stop.set()
             return [], []
