@@ -20,6 +20,7 @@ import numpy as np
 
 from index.decoding import Decoder
 from index.errors import RegraftError
+from index.events import Event
 from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
@@ -178,8 +179,7 @@ class RemoteWorker:
             self._leases.drop(task)
 
     def _log(self, action: str, **details: object) -> None:
-        named = "".join(f" {name}={value!r}" for name, value in details.items())
-        logger.info("action=%s worker=%s%s", action, self.name, named)
+        logger.info(Event(action, worker=self.name, **details))
 
 
 class _Sent:

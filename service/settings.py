@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from index.decoding import MAX_DECODED_BYTES
 from index.isolated import Limits
+from service.logs import LogFormat, LogLevel
 
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
@@ -60,6 +61,11 @@ class Settings(BaseSettings):
 
     min_free_bytes: int = Field(256 << 20, ge=0)
     """Space on the data folder's disk below which readiness says so."""
+
+    log_format: LogFormat = "console"
+    """Log lines to be read by people, or one JSON object each."""
+    log_level: LogLevel = "info"
+    """The least important lines that are written."""
 
     threads: int = Field(32, ge=1)
     """Queries answered at the same time; most of them wait for the batch they are encoded in."""

@@ -21,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from index.engines import approximate
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment, Tuned
+from index.events import Event
 from index.space import Space
 
 logger = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class SegmentFiles:
             try:
                 found.append(_open(name, space, dim))
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
-                logger.warning("action=snapshot_dropped folder=%s: %s", name, error)
+                logger.warning(Event("snapshot_dropped", folder=name, reason=error))
                 shutil.rmtree(name, ignore_errors=True)
         return found
 

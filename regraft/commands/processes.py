@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -86,10 +85,10 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
     with needs("worker"):
         from regraft.client import Client
         from regraft.remote import RemoteWorker
+        from service.logs import configure
 
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
     settings = checked_settings()
+    configure(settings.log_format, settings.log_level)
     folder = (data or settings.data) / "worker"
     with Client(url, key) as client:
         RemoteWorker(

@@ -15,6 +15,7 @@ from queue import Empty, Queue
 from typing import Generic, TypeVar
 
 from index.errors import RegraftError
+from index.events import Event
 from service.backfills.embedder import collect
 from service.backfills.outcome import Compute, Outcome
 
@@ -89,7 +90,7 @@ class Pipeline(Generic[C]):
                     continue
             except Exception as error:
                 # An error of ours says what is wrong: an outage would fill the log with traces.
-                logger.error("action=step_failed %s", error, exc_info=not isinstance(error, RegraftError))  # noqa: TRY400
+                logger.error(Event("step_failed", reason=error), exc_info=not isinstance(error, RegraftError))  # noqa: TRY400
                 refused = chunk
                 self._let_go(chunk, True)
                 continue
@@ -116,7 +117,7 @@ class Pipeline(Generic[C]):
         try:
             self._finish(chunk, outcome)
         except Exception:
-            logger.exception("action=step_failed")
+            logger.exception(Event("step_failed"))
             self._let_go(chunk, True)
 
     def _read_ahead(self) -> None:
@@ -124,7 +125,7 @@ class Pipeline(Generic[C]):
             try:
                 chunk = self._following()
             except Exception:
-                logger.exception("action=step_failed")
+                logger.exception(Event("step_failed"))
                 if self._stop.wait(PAUSE_SECONDS):
                     break
                 continue

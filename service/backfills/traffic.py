@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
+from index.events import Event
 from service.store.database import Database
 from service.store.sql_arrays import INSERT, blocks
 from service.store.tables import item, item_traffic
@@ -64,7 +65,7 @@ class Traffic:
                     with self._database.write() as connection:
                         add(connection, dict(block))
             except SQLAlchemyError:
-                logger.warning("the matches of %s items could not be counted", len(counted), exc_info=True)
+                logger.warning(Event("matches_not_counted", items=len(counted)), exc_info=True)
 
     def _run(self) -> None:
         while not self._stop.wait(self._flush_seconds):

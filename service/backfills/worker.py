@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from index.decoding import Decoder
+from index.events import Event
 from service.backfills import chunks
 from service.backfills.chunks import Chunk, ChunkLost
 from service.backfills.completion import finish_or_replan
@@ -27,6 +28,7 @@ from service.backfills.outcome import Compute, Outcome
 from service.backfills.pipeline import Pipeline
 from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
+from service.logs import configure
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -45,7 +47,7 @@ T = TypeVar("T")
 
 def run(settings: Settings, stop: threading.Event) -> None:
     """Work until `stop` is set; the chunk in hand is finished first."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_format, settings.log_level)
     upgrade(settings)
     worker = Worker(settings, stop)
     try:
@@ -169,5 +171,4 @@ class Worker:
                 wait = min(2 * wait, RETRY_SECONDS)
 
     def _log(self, action: str, **details: object) -> None:
-        named = "".join(f" {name}={value!r}" for name, value in details.items())
-        logger.info("action=%s worker=%s%s", action, self.owner, named)
+        logger.info(Event(action, worker=self.owner, **details))

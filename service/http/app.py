@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -37,6 +36,7 @@ from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
 from service.http.draining import Server
 from service.http.query_route import QueryRoute
+from service.logs import configure
 from service.registry.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
@@ -110,11 +110,11 @@ def serve(settings: Settings) -> None:
         ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
     """
     check_exposure(settings)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    configure(settings.log_format, settings.log_level)
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings)
     _let_others_run()
-    server = Server(uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False), app)
+    server = Server(uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False, log_config=None), app)
     with suppress(KeyboardInterrupt):
         server.run()
     if not server.started:

@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from index.errors import RegraftError
+from index.events import CONTEXT, Event
 from service.errors import (
     BodyTooLarge,
     ForeignOrigin,
@@ -99,6 +100,7 @@ class Guard:
         exchange = _Exchange(receive, send, self._limit(scope["path"]))
         fate = Fate()
         FATE.set(fate)
+        CONTEXT.set({"request": exchange.request_id})
         who = "local" if self._expected is None else "api_key"
         scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who, exchange=exchange)
         try:
@@ -113,13 +115,13 @@ class Guard:
                 await problem_of(ShuttingDown(), exchange.request_id)(scope, receive, exchange.send)
             raise
         except MemoryError:
-            logger.exception("request %s: %s %s: no memory", exchange.request_id, scope["method"], scope["path"])
+            logger.exception(Event("request_out_of_memory", method=scope["method"], path=scope["path"]))
             if exchange.started:
                 raise
             kind = OutOfMemoryUnknown if fate.committing else OutOfMemoryCommitted if fate.committed else OutOfMemory
             await problem_of(kind(), exchange.request_id)(scope, receive, exchange.send)
         except Exception:
-            logger.exception("request %s: %s %s failed", exchange.request_id, scope["method"], scope["path"])
+            logger.exception(Event("request_failed", method=scope["method"], path=scope["path"]))
             if exchange.started:
                 raise
             detail = f"The service failed; its log says more under request {exchange.request_id}."

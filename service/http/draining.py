@@ -26,6 +26,8 @@ from typing import TYPE_CHECKING
 import uvicorn
 from fastapi import FastAPI
 
+from index.events import Event
+
 if TYPE_CHECKING:
     from uvicorn.server import Protocols
 
@@ -117,7 +119,7 @@ class Server(uvicorn.Server):
 
 def _end() -> None:
     """End this process whatever its threads are doing: a run of onnxruntime cannot be interrupted."""
-    logger.error("action=ended_without_waiting: something has not ended within %s seconds", STUCK_SECONDS)
+    logger.error(Event("ended_without_waiting", seconds=STUCK_SECONDS))
     os._exit(STUCK)
 
 

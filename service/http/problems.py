@@ -18,6 +18,7 @@ from starlette.responses import Response
 from starlette.routing import compile_path
 
 from index.errors import RegraftError
+from index.events import Event
 from service.errors import DatabaseUnavailable, ItemsRefused
 
 logger = logging.getLogger(__name__)
@@ -100,7 +101,7 @@ async def _regraft_error(request: Request, error: Exception) -> Response:
 
 async def database_error(request: Request, error: Exception) -> Response:
     """The answer when the database is locked, restarted or out of reach."""
-    logger.error("request %s: the database does not answer", request_id_of(request), exc_info=error)
+    logger.error(Event("database_unavailable"), exc_info=error)
     return problem_of(DatabaseUnavailable(), request_id_of(request))
 
 

@@ -20,6 +20,7 @@ from sqlalchemy import Connection, insert, select
 
 from index.encoder import Encoder
 from index.errors import ChangedOnDisk, InvalidVersionFolder, RegraftError
+from index.events import Event
 from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
 from index.space import Space, space_from_json
@@ -71,7 +72,7 @@ class LoadedVersion:
 
     def quarantine(self, problem: str) -> None:
         """Read nothing from its folder any more."""
-        logger.error("action=version_quarantined version=%s reason=%r", self.name, problem)
+        logger.error(Event("version_quarantined", version=self.name, reason=problem))
         self.problem = problem
 
     def check_folder(self) -> None:
@@ -167,7 +168,7 @@ class Registry:
         try:
             loaded = load_version(folder, expect_card=row.card_sha256)
         except (RegraftError, OSError) as error:
-            logger.error("action=version_quarantined version=%s reason=%r", row.name, str(error))  # noqa: TRY400
+            logger.error(Event("version_quarantined", version=row.name, reason=error))  # noqa: TRY400
             return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return LoadedVersion(row, loaded, self._settings)
 
@@ -216,7 +217,7 @@ class Registry:
             new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
-                logger.error("the edge %s is not used: %s", known[row.id].edge.key, known[row.id].problem)
+                logger.error(Event("edge_not_used", edge=known[row.id].edge.key, reason=known[row.id].problem))
         self._know(tuple(known[number] for number in ids if number in known))
 
     @contextmanager
@@ -232,7 +233,7 @@ class Registry:
             raise EdgeBroken(f"the {kind} edge {new} -> {old} cannot be opened: {error.message}") from error
 
     def _quarantine(self, edge: Edge, problem: str) -> None:
-        logger.error("action=edge_quarantined edge=%s reason=%r", edge.key, problem)
+        logger.error(Event("edge_quarantined", edge=edge.key, reason=problem))
         with self._loading:
             for declared in self._edges:
                 # The edges a version came with lie in its folder, which is not what was registered any more either.

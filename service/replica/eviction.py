@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 
+from index.events import Event
 from service.registry.registry import Registry
 from service.replica.replica import LoadedGallery, Replica
 
@@ -43,7 +44,7 @@ class EncoderEvictor:
             try:
                 self._registry.rest(needed(self._registry, self._replica.all()))
             except Exception:  # a look that fails unloads nothing; the next one may succeed
-                logger.exception("action=rest_failed")
+                logger.exception(Event("rest_failed"))
 
 
 def needed(registry: Registry, lives: list[LoadedGallery]) -> set[str]:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 
+from index.events import Event
 from service.replica.replica import LoadedGallery, Replica
 
 logger = logging.getLogger(__name__)
@@ -39,11 +40,11 @@ class Indexer:
                 try:
                     self._build(live)
                 except Exception:  # queries go on by what there is; the next look tries again
-                    logger.exception("action=index_failed gallery=%s", live.name)
+                    logger.exception(Event("index_failed", gallery=live.name))
 
     def _build(self, live: LoadedGallery) -> None:
         live.gallery.sweep_files()
         started = time.monotonic()
         while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
             seconds = time.monotonic() - started
-            logger.info("action=indexed gallery=%s items=%s seconds=%.1f", live.name, live.gallery.indexed(), seconds)
+            logger.info(Event("indexed", gallery=live.name, items=live.gallery.indexed(), seconds=round(seconds, 1)))

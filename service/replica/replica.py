@@ -18,6 +18,7 @@ from pathlib import Path
 
 from index.edge_maps import Maps
 from index.errors import RegraftError
+from index.events import Event
 from index.gallery import Gallery
 from index.merge import Mode
 from index.version import EdgeKey
@@ -180,7 +181,7 @@ class Replica:
                 live.gallery.add_edge(declared.edge)
             live.edges[key] = declared.id
         except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
-            logger.exception("action=edge_not_opened gallery=%s edge=%s", live.name, key)
+            logger.exception(Event("edge_not_opened", gallery=live.name, edge=key))
             live.gallery.remove_edge(key)
             live.edges.pop(key, None)
 
@@ -199,7 +200,7 @@ class Replica:
         while not self._stop.wait(self._poll_seconds):
             failures = self._attempt()
             if failures and self.failure is None:
-                logger.error("the replica cannot follow the change feed", exc_info=failures[0])
+                logger.error(Event("feed_not_followed"), exc_info=failures[0])
             self.failure = f"{type(failures[0]).__name__}: {failures[0]}" if failures else None
 
     def _attempt(self) -> list[Exception]:
@@ -290,9 +291,7 @@ class Replica:
         if found.missing:
             some = sorted(found.missing)[:LOGGED]
             why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
-            logger.error(
-                "action=items_left_out gallery=%s items=%s keys=%s: %s", live.name, len(found.missing), some, why
-            )
+            logger.error(Event("items_left_out", gallery=live.name, items=len(found.missing), keys=some, reason=why))
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from pathlib import Path
 import fsspec
 
 from index.errors import RegraftError
+from index.events import Event
 from service.errors import StorageFull
 from service.store.faults import is_full
 
@@ -121,7 +122,7 @@ class Blobs:
         except OSError as error:
             before, self.problem = self.problem, f"the image store {self._where} is out of reach: {error}"
             if before is None:
-                logger.error("action=store_lost %s", self.problem)  # noqa: TRY400 - the message says it all
+                logger.error(Event("store_lost", reason=self.problem))  # noqa: TRY400 - the message says it all
             raise StoreUnreachable(self.problem) from error
         self.problem = None
 
@@ -164,7 +165,7 @@ class Blobs:
             except FileNotFoundError:
                 pass
             except Exception:
-                logger.warning("orphaned blob %s", key, exc_info=True)
+                logger.warning(Event("blob_orphaned", key=key), exc_info=True)
 
     def remove_gallery(self, gallery_id: int) -> None:
         """Remove every image of a gallery."""
@@ -173,7 +174,7 @@ class Blobs:
         except FileNotFoundError:
             pass
         except Exception:
-            logger.warning("orphaned blobs of gallery %s", gallery_id, exc_info=True)
+            logger.warning(Event("blobs_orphaned", gallery=gallery_id), exc_info=True)
 
     @property
     def _where(self) -> str:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from index.events import Event
+
 logger = logging.getLogger(__name__)
 
 SIGNS_PER_LEASE = 4
@@ -53,4 +55,4 @@ class Leases(Generic[C]):
                 try:
                     self._extend(chunk)
                 except Exception:  # a thread that ended here would let every lease run out
-                    logger.exception("action=lease_not_extended")
+                    logger.exception(Event("lease_not_extended"))

@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
+from index.events import Event
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import LoadedGallery, Replica
@@ -149,7 +150,7 @@ class Curves:
             try:
                 self._look()
             except Exception:  # the database may be back the next time
-                logger.exception("backfill curves could not be looked at")
+                logger.exception(Event("curves_not_followed"))
 
     def _look(self) -> None:
         known = {*self._held, *self._troubles}
@@ -245,7 +246,7 @@ class Curves:
         trouble.failures += 1
         trouble.rests_until = time.monotonic() + PAUSE_SECONDS * 2.0 ** (trouble.failures - 1)
         given_up = isinstance(error, UnknownEvaluation) or trouble.failures >= ATTEMPTS
-        logger.warning("action=curve_failed backfill=%s mark=%s given_up=%s", job.id, mark, given_up, exc_info=error)
+        logger.warning(Event("curve_failed", backfill=job.id, mark=mark, given_up=given_up), exc_info=error)
         text = str(error) if isinstance(error, RegraftError) else f"{type(error).__name__}: {error}"
         with self._database.write() as connection:
             points.note(connection, job, text, CurveState.STOPPED if given_up else CurveState.MEASURING)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection, delete, select, update
 
+from index.events import Event
 from service.errors import UnknownGallery
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -67,7 +68,7 @@ class Reaper:
         try:
             done = free_small_gallery(self._database, self._blobs, gallery_id)
         except Exception:  # it is deleted all the same
-            logger.exception("action=freeing_failed")
+            logger.exception(Event("freeing_failed"))
             done = False
         if not done:
             self._left.set()
@@ -81,7 +82,7 @@ class Reaper:
             try:
                 self._go_on()
             except Exception:
-                logger.exception("action=freeing_failed")
+                logger.exception(Event("freeing_failed"))
                 self._left.set()
                 self._stop.wait(AGAIN_SECONDS)
 

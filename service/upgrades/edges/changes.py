@@ -19,6 +19,7 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
 from index.errors import InvalidArgument, RegraftError
+from index.events import Event
 from index.folder import files_of
 from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
@@ -213,7 +214,7 @@ def remove(
         if not context.dry_run:
             forget_files(declared)
     if not context.dry_run:
-        logger.warning("action=edge_removed edge=%s forced=%s reason=%r", key, force, reason)
+        logger.warning(Event("edge_removed", edge=key, forced=force, reason=reason))
         _refresh(registry, replica)
     return removal
 

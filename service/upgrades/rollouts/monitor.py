@@ -22,6 +22,7 @@ import numpy as np
 
 from index.attempts import GalleryChanged, attempts
 from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_correlation
+from index.events import Event
 from index.query_plan import Ask, Encode
 from index.search_result import SearchResult
 from service.registry.registry import Registry
@@ -234,7 +235,7 @@ class RolloutMonitor:
                 if added is not None and phase == CANARY and (why := exceeded(*added)):
                     self._end(gallery_id, number, why)
             except Exception:
-                logger.exception("trial of deployment %s: its counts, or its end, could not be stored", number)
+                logger.exception(Event("trial_not_stored", deployment=number))
                 with self._counting:
                     self._counters[gallery_id, number, phase] += left
 
@@ -246,7 +247,7 @@ class RolloutMonitor:
             if row is None or (row.id, row.state) != (number, DeploymentState.CANARY):
                 return
             roll_back(connection, self._registry, gallery_id, TransitionRequest(WHO, why))
-        logger.warning("action=canary_rolled_back deployment=%s why=%r", number, why)
+        logger.warning(Event("canary_rolled_back", deployment=number, why=why))
         self._replica.refresh(gallery_id)
 
 

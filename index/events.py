@@ -1,0 +1,38 @@
+"""Events: what a log line says, a name and its fields, for people and for machines.
+
+`logger.info(Event("indexed", gallery="g", items=5))`. As text it is `action=indexed gallery=g items=5`; whoever formats
+the record has name and fields (`service.logs`). What all lines of a request have in common is in `CONTEXT`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+
+NOTHING: Mapping[str, object] = MappingProxyType({})
+CONTEXT: ContextVar[Mapping[str, object]] = ContextVar("CONTEXT", default=NOTHING)
+"""Fields of every line that this thread or task logs, such as the number of the request it works for."""
+
+
+class Event:
+    """The message of one log record."""
+
+    __slots__ = ("fields", "name")
+
+    def __init__(self, name: str, /, **fields: object) -> None:
+        self.name = name
+        self.fields: dict[str, object] = {**fields, **CONTEXT.get()}
+
+    def __str__(self) -> str:
+        return f"action={self.name}{told(self.fields)}"
+
+
+def told(fields: Mapping[str, object]) -> str:
+    """Fields as text on one line: ` name=value` each, quoted where a reader could not tell where a value ends."""
+    return "".join(f" {name}={_plain(value)}" for name, value in fields.items())
+
+
+def _plain(value: object) -> str:
+    text = str(value)
+    return text if text.isprintable() and text and not set(text) & set(" '\"=") else repr(text)

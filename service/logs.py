@@ -1,0 +1,65 @@
+"""Logs: one configuration for the service and its workers, as lines to read or as JSON; uvicorn's and Alembic's too."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from typing import Literal
+
+from index.events import CONTEXT, Event, told
+
+LogFormat = Literal["console", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+HANDLER = "regraft"
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Time, level, logger and message; then what all lines of the request have in common."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
+        """Everything but a traceback."""
+        line = super().formatMessage(record)
+        return line if isinstance(record.msg, Event) else line + told(CONTEXT.get())
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: time (UTC), level, logger, event, the event's fields, and a traceback as `exception`.
+
+    The event of a line of another library is its message.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = record.msg if isinstance(record.msg, Event) else None
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            **(event.fields if event else CONTEXT.get()),
+            "time": f"{moment}.{int(record.msecs):03}Z",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": event.name if event else record.getMessage(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"console": ConsoleFormatter, "json": JsonFormatter}
+
+
+def configure(log_format: LogFormat, level: LogLevel) -> None:
+    """Have everything this process logs from `level` on written to its standard error; called again, anew."""
+    handler = logging.StreamHandler()
+    handler.set_name(HANDLER)
+    handler.setFormatter(FORMATTERS[log_format]())
+    root = logging.getLogger()
+    for before in [one for one in root.handlers if one.get_name() == HANDLER]:
+        root.removeHandler(before)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # A line for each request to a store or a service.
+    logging.getLogger("httpx").setLevel(logging.WARNING)

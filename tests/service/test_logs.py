@@ -1,0 +1,123 @@
+"""Logs: one form for everything that a process says, and what a line tells."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from index.events import CONTEXT, Event
+from regraft.commands import processes
+from service.backfills import worker
+from service.http import app
+from service.logs import FORMATTERS, HANDLER, LogFormat, configure
+from service.settings import Settings
+from service.store.database import Database
+
+logger = logging.getLogger("service.test")
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def lines(log_format: LogFormat, *say: Any) -> list[str]:
+    """What is written when these say something."""
+    configure(log_format, "info")
+    (handler,) = [one for one in logging.getLogger().handlers if one.get_name() == HANDLER]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream := io.StringIO())
+    for each in say:
+        each()
+    return stream.getvalue().splitlines()
+
+
+def test_an_event_is_one_line_whatever_it_holds() -> None:
+    (line,) = lines("console", lambda: logger.info(Event("lost", gallery="g", items=3, why="it\nwas 'so'", empty="")))
+
+    assert line.endswith("""INFO service.test: action=lost gallery=g items=3 why="it\\nwas 'so'" empty=''""")
+
+
+def test_as_json_an_event_has_its_fields_and_another_line_its_message() -> None:
+    def fails() -> None:
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError:
+            logger.exception(Event("failed", path=Path("a"), items=3))
+
+    event, other = map(json.loads, lines("json", fails, lambda: logging.getLogger("uvicorn.error").warning("%s", "x")))
+
+    assert event.pop("time").endswith("Z")
+    assert "ZeroDivisionError" in event.pop("exception")
+    assert event == {"level": "error", "logger": "service.test", "event": "failed", "path": "a", "items": 3}
+    assert (other["logger"], other["event"], other["level"]) == ("uvicorn.error", "x", "warning")
+
+
+@pytest.mark.parametrize("log_format", FORMATTERS)
+def test_every_line_of_a_request_names_it(log_format: LogFormat) -> None:
+    def in_a_request() -> None:
+        before = CONTEXT.set({"request": "r1"})
+        logger.info(Event("indexed"))
+        logging.getLogger("sqlalchemy").warning("slow")
+        CONTEXT.reset(before)
+
+    *mine, after = lines(log_format, in_a_request, lambda: logger.info(Event("indexed")))
+
+    assert len(mine) == 2
+    assert all(line.count("r1") == 1 for line in mine)
+    assert "request" not in after
+
+
+def test_what_a_request_logs_on_another_thread_names_it(
+    served: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = served.gallery("v1")
+
+    def broken(*_: object) -> None:
+        logger.error(Event("about_to_fail"))
+        raise RuntimeError
+
+    monkeypatch.setattr(Database, "read", broken)
+    failed = served.http.get(f"{path}/items")
+
+    told = [record.msg for record in caplog.records if isinstance(record.msg, Event)]
+    assert [event.name for event in told] == ["about_to_fail", "request_failed"]
+    assert {event.fields["request"] for event in told} == {failed.json()["request_id"]}
+
+
+@pytest.mark.parametrize("process", ["serve", "worker", "remote"])
+def test_every_process_is_configured_by_the_same_settings(
+    process: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
+    monkeypatch.setenv("REGRAFT_LOG_LEVEL", "warning")
+    monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
+    monkeypatch.setattr(app.Server, "run", lambda self: setattr(self, "started", True))
+    monkeypatch.setattr(app.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(app, "_let_others_run", lambda: None)
+    stop = threading.Event()
+    stop.set()
+
+    if process == "serve":
+        app.serve(Settings())
+    elif process == "worker":
+        worker.run(Settings(), stop)
+    else:
+        processes._work_remotely("http://127.0.0.1:1", None, None, stop)
+
+    root = logging.getLogger()
+    (handler,) = [one for one in root.handlers if one.get_name() == HANDLER]
+    assert isinstance(handler.formatter, FORMATTERS["json"])
+    assert root.level == logging.WARNING
+    assert not logging.getLogger("uvicorn").handlers
