@@ -68,6 +68,9 @@ class ImageItem:
 
 
 DEFAULT_K = 10
+NPY = "application/x-npy"
+MAX_PARAMS = 4096
+"""Characters of options that travel in an address; longer filters travel in a body."""
 
 
 class QueryOptions(TypedDict, total=False):
@@ -193,8 +196,19 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
 
         `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
-        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error.
+        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
+        that are numpy arrays of floats, all of one type, travel as one array, several times as fast.
         """
+        if (array := given.rows(items)) is not None:
+            described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
+            for n, item in enumerate(described):
+                if item.get("metadata") is not None:
+                    item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
+            data = {"items": json.dumps(described), **({} if version is None else {"version": version})}
+            form: Json = {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
+            return self._ask(
+                IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **form
+            )
         body: Json = {"items": given.embedded(items), **({} if version is None else {"version": version})}
         return self._ask(
             IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), json=body
@@ -260,8 +274,20 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     ) -> SearchResponse:
         """POST /v1/galleries/{gallery}/query with embeddings (Q, D) that `version` made, lists or an array.
 
-        The rest as in `query`.
+        The rest as in `query`. A numpy array of floats travels as it is.
         """
+        asked: Json = {"version": version, "k": k, **options}
+        params = {name: value if isinstance(value, str) else json.dumps(value) for name, value in asked.items()}
+        short = sum(map(len, params.values())) <= MAX_PARAMS
+        if short and (array := given.npy(embeddings)) is not None:
+            return self._ask(
+                SearchResponse,
+                "POST",
+                path_of("galleries", gallery, "query"),
+                params=params,
+                content=array,
+                headers={"content-type": NPY},
+            )
         rows = given.vectors(embeddings)
         given.queries(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}

@@ -1,15 +1,18 @@
 """What callers of the client give, checked and made plain before anything is sent: images, vectors, texts, metadata.
 
-Arrays of numpy, torch and the like are taken wherever lists are; none of them is imported here.
+Arrays of numpy, torch and the like are taken wherever lists are; those of numpy are sent as they are.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, Protocol
+
+import numpy as np
 
 from index.errors import InvalidArgument
 
@@ -26,6 +29,8 @@ class ArrayLike(Protocol):
     def tolist(self) -> Any: ...
 
 
+EMBEDDED = {"id", "metadata", "embedding"}
+"""Fields of an item that comes as an embedding."""
 Vector = Sequence[float] | ArrayLike
 Vectors = Sequence[Vector] | ArrayLike
 
@@ -138,6 +143,25 @@ def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[di
         fields = item.items()
         found.append({f: checked[f](v, f"{name}[{n}].{f}") if f in checked and v is not None else v for f, v in fields})
     return found
+
+
+def npy(given: object) -> bytes | None:
+    """A matrix of finite floats in NumPy's format; None: it is something else, which `vectors` takes or refuses."""
+    if not isinstance(given, np.ndarray) or given.ndim != 2 or given.dtype.kind != "f" or given.dtype.itemsize > 8:
+        return None
+    if not given.size or not np.isfinite(given).all():
+        return None
+    np.save(file := io.BytesIO(), given, allow_pickle=False)
+    return file.getvalue()
+
+
+def rows(items: Sequence[Mapping[str, Any]]) -> bytes | None:
+    """The embeddings of {id, metadata, embedding} each as `npy`, where all are arrays of one shape and type."""
+    found = [item.get("embedding") for item in items if isinstance(item, Mapping) and item.keys() <= EMBEDDED]
+    arrays = [one for one in found if isinstance(one, np.ndarray)]
+    if len(arrays) != len(items) or len({(one.shape, one.dtype) for one in arrays}) != 1:
+        return None
+    return npy(np.stack(arrays))
 
 
 def queries(**given: Sequence[Any]) -> None:

@@ -104,14 +104,16 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
 
 
 def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vectors:
-    """A JSON list of embeddings -> (N, dim) float32, valid for the space.
+    """A JSON list of embeddings, or an array of them -> (N, dim) float32, valid for the space.
 
     Raises:
         InvalidVector: not a list of lists of `dim` finite numbers, or no direction where one is needed; the pointer
             names the first bad one.
     """
-    if not isinstance(value, list) or not value:
+    if not isinstance(value, (list, np.ndarray)) or not len(value):
         raise InvalidVector("embeddings must be a list of at least one embedding", pointer=pointer)
+    if isinstance(value, np.ndarray):
+        return check_vectors(value, dim, space, pointer=pointer)
     # A few at a time: NumPy holds the interpreter's lock while it reads a list.
     step = max(1, NUMBERS // dim)
     blocks = [_numbers(value[start : start + step], dim) for start in range(0, len(value), step)]

@@ -6,6 +6,7 @@ from typing import Any
 
 from index.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
 from service.http.forms import FORM, JSON
+from service.http.npy import NPY
 from service.schemas import LIMIT
 
 Schema = dict[str, Any]
@@ -21,7 +22,7 @@ def gives(media_type: str, schema: Schema = FILE) -> dict[int | str, dict[str, A
     return {200: {"content": {media_type: {"schema": schema}}}}
 
 
-def reads(*, form: Schema | None = None, json: Schema | None = None) -> dict[str, Any]:
+def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "") -> dict[str, Any]:
     """What a route says of the body it needs; in a form, what is no file and no text is JSON."""
     content: dict[str, Any] = {}
     if form is not None:
@@ -30,6 +31,8 @@ def reads(*, form: Schema | None = None, json: Schema | None = None) -> dict[str
         content[FORM] = {"schema": form, **({"encoding": encoding} if encoding else {})}
     if json is not None:
         content[JSON] = {"schema": json}
+    if npy:
+        content[NPY] = {"schema": {**FILE, "description": f"an array in NumPy's format: {npy}"}}
     return {"requestBody": {"required": True, "content": content}}
 
 

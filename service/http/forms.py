@@ -29,10 +29,11 @@ class UnsupportedMediaType(RegraftError):
 
 @dataclass(frozen=True)
 class Form:
-    """A parsed form: text fields by name, and the files of its one file field."""
+    """A parsed form: text fields by name, the files of its one file field, and an array in NumPy's format, if any."""
 
     fields: Mapping[str, str]
     files: Sequence[UploadFile]
+    array: UploadFile | None = None
 
 
 def media_type(request: Request, *legal: str) -> str:
@@ -45,9 +46,11 @@ def media_type(request: Request, *legal: str) -> str:
 
 @asynccontextmanager
 async def read_form(
-    request: Request, *, files: str, fields: set[str], max_files: int, max_field_bytes: int
+    request: Request, *, files: str, fields: set[str], max_files: int, max_field_bytes: int, array: str = ""
 ) -> AsyncIterator[Form]:
     """Parse a form with the file field `files` and the text fields `fields`; its files close with the context.
+
+    `array`: a field that may hold one array in their place.
 
     Raises:
         InvalidBody: not a form, or a field that is unknown, given twice or of the wrong sort.
@@ -61,27 +64,34 @@ async def read_form(
         kind = BodyTooLarge if error.detail.startswith("Too many files") else InvalidBody
         raise kind(f"the form cannot be read: {error.detail}", pointer=f"/{files}") from error
     try:
-        yield _sort(parsed, files, fields)
+        yield _sort(parsed, files, fields, array)
     finally:
         await parsed.close()
 
 
-def _sort(parsed: FormData, files: str, fields: set[str]) -> Form:
+def _sort(parsed: FormData, files: str, fields: set[str], array: str) -> Form:
     texts: dict[str, str] = {}
     uploads: list[UploadFile] = []
+    arrays: list[UploadFile] = []
     for name, value in parsed.multi_items():
         if name == files and isinstance(value, UploadFile):
             uploads.append(value)
+        elif name == array and isinstance(value, UploadFile) and not arrays:
+            arrays.append(value)
         elif name in fields and isinstance(value, str) and name not in texts:
             texts[name] = value
         else:
-            raise InvalidBody(_wrong(name, value, files, fields), pointer=f"/{name}")
-    return Form(texts, uploads)
+            raise InvalidBody(_wrong(name, value, files, fields, array), pointer=f"/{name}")
+    if uploads and arrays:
+        raise InvalidBody(f"a form holds {files} or {array}, not both", pointer=f"/{array}")
+    return Form(texts, uploads, arrays[0] if arrays else None)
 
 
-def _wrong(name: str, value: Any, files: str, fields: set[str]) -> str:
+def _wrong(name: str, value: Any, files: str, fields: set[str], array: str) -> str:
+    if array and name == array:
+        return f"field {name!r} must be one file in NumPy's format (.npy), with a file name"
     if name == files:
         return f"parts of field {name!r} must be files: give each a file name"
     if name not in fields:
-        return f"unknown field {name!r}; legal: {', '.join(sorted({files, *fields}))}"
+        return f"unknown field {name!r}; legal: {', '.join(sorted({files, *fields, *({array} if array else ())}))}"
     return f"field {name!r} must be text, not a file" if isinstance(value, UploadFile) else f"{name!r} is given twice"

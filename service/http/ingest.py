@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
+import numpy as np
 from starlette.datastructures import UploadFile
 
 from index.decoding import Decoder
@@ -29,6 +30,7 @@ from service.errors import (
     NoCurrentVersion,
 )
 from service.http.forms import Form
+from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing, read_pixels
@@ -152,6 +154,26 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, rep
     return _while_current_holds(attempt)
 
 
+def ingest_array(service: Runtime, name: str, form: Form, atomic: bool, replacing: bool | None = None) -> Ingested:
+    """The same of a form with an array, whose rows are the embeddings of the items."""
+    assert form.array is not None
+    given = read_npy(_read(form.array), "/embeddings")
+
+    def attempt() -> Ingested:
+        gallery_id, current = _open(service, name)
+        version = _version(service, form.fields.get("version", current.name))
+        batch = read_batch(parse_any_json(_listed(form)), "", service.settings)
+        if len(given) != batch.size or given.shape[1] != version.card.dim:
+            needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
+            raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer="/embeddings")
+        batch.drafts = [replace(draft, content=given[draft.index]) for draft in batch.drafts]
+        items = _check_embeddings(batch, version.card.dim, version.space)
+        batch.settle(atomic)
+        return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
+
+    return _while_current_holds(attempt)
+
+
 def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[LoadedVersion, IngestBatch]:
     """The version of a batch in JSON, and the batch."""
     body = take_object(parse_any_json(raw), {"version", "items"}, "")
@@ -160,7 +182,7 @@ def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[Lo
 
 
 def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
-    """Check the shape of a batch's items, whose content is in the field `content`; bad ones become errors.
+    """Check the shape of a batch's items, whose content is in the field `content`, if any; bad ones become errors.
 
     Raises:
         InvalidBody: it is no list, or an empty one.
@@ -187,18 +209,18 @@ def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
 
 
 def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDraft:
-    fields = take_object(value, {"id", "metadata", content}, "")
+    fields = take_object(value, {"id", "metadata", content} - {""}, "")
     given = fields.get("id")
     if not is_item_id(given):
         raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
-    if content not in fields:
+    if content and content not in fields:
         raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
     if why := why_not_stored(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
-    return ItemDraft(index, given, fields.get("metadata"), fields[content])
+    return ItemDraft(index, given, fields.get("metadata"), fields.get(content))
 
 
 def _open(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
@@ -293,7 +315,7 @@ def _check_embeddings(batch: IngestBatch, dim: int, space: Space) -> list[tuple[
     drafts, vectors = batch.drafts, None
     batch.drafts = []
     with suppress(RegraftError):
-        vectors = check_embeddings([draft.content for draft in drafts], dim, space, "")
+        vectors = check_embeddings(_together([draft.content for draft in drafts]), dim, space, "")
     if vectors is None:
         good = [(draft, _one_embedding(batch, draft, dim, space)) for draft in drafts]
     else:
@@ -305,9 +327,17 @@ def _check_embeddings(batch: IngestBatch, dim: int, space: Space) -> list[tuple[
     ]
 
 
+def _together(contents: list[Any]) -> list[Any] | Vectors:
+    """Rows of one array as an array, what came as JSON as it is."""
+    return np.stack(contents) if contents and isinstance(contents[0], np.ndarray) else contents
+
+
 def _one_embedding(batch: IngestBatch, draft: ItemDraft, dim: int, space: Space) -> Vectors | None:
     try:
-        (vector,) = check_embeddings([draft.content], dim, space, "/embedding")
+        given = draft.content
+        (vector,) = check_embeddings(
+            given[None] if isinstance(given, np.ndarray) else [given], dim, space, "/embedding"
+        )
     except RegraftError as error:
         error.pointer = "/embedding"
         batch.refuse(draft.index, draft.id, error)

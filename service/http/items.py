@@ -12,11 +12,11 @@ from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
-from service.errors import BodyTooLarge, NoImage
+from service.errors import BodyTooLarge, InvalidBody, NoImage
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import ingest_embeddings, ingest_images
+from service.http.ingest import ingest_array, ingest_embeddings, ingest_images
 from service.http.requests import CheckedRoute, Service, read_body
 from service.runtime import Runtime
 from service.schemas import ID, NAME, IdsIn, ItemId, Name
@@ -38,10 +38,15 @@ METADATA = {"type": "object"}
 INGEST_BODY = reads(
     form=fields(
         {
-            "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME}, required=("id", "image"))),
+            "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME}, required=("id",))),
             "images": many(FILE),
+            "embeddings": {
+                **FILE,
+                "description": "in place of images: a matrix in NumPy's format (.npy), a row an item",
+            },
+            "version": {**NAME, "description": "what made the embeddings; default: the gallery's current version"},
         },
-        required=("items", "images"),
+        required=("items",),
     ),
     json=fields(
         {
@@ -73,11 +78,15 @@ async def ingest(
     async with read_form(
         request,
         files="images",
-        fields={"items"},
+        array="embeddings",
+        fields={"items", "version"},
         max_files=settings.max_batch,
         max_field_bytes=settings.max_json_bytes,
     ) as form:
-        return await service.in_thread(lambda: _response(ingest_images(service, name, form, atomic, replace).as_json()))
+        if form.array is None and "version" in form.fields:
+            raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
+        stored = ingest_images if form.array is None else ingest_array
+        return await service.in_thread(lambda: _response(stored(service, name, form, atomic, replace).as_json()))
 
 
 def _response(done: dict[str, Any]) -> Response:

@@ -1,4 +1,4 @@
-"""The short way of a query whose body is JSON: no framework lies between the gate and the search.
+"""The short way of a query whose body is JSON or an array: no framework lies between the gate and the search.
 
 FastAPI describes the route, and answers forms (`service.http.search`). Here a small query is read and answered on the
 event loop itself where that takes less than to hand it to a thread; a larger one is handed on once.
@@ -7,10 +7,11 @@ event loop itself where that takes less than to hand it to a thread; a larger on
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
 from fastapi import FastAPI
 from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +19,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.forms import JSON
+from service.http.npy import NPY
 from service.http.requests import check_parameters
 from service.http.search import QUERY_KEY, respond
-from service.http.search_request import fields_of, from_fields
+from service.http.search_request import OPTIONS, fields_of, fields_of_npy, from_fields
 from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
 
@@ -29,12 +31,15 @@ READ_BYTES = 1 << 16
 """A body of so many bytes is read on the event loop, in a tenth of a millisecond or two."""
 COMPARED_NUMBERS = 1 << 21
 """So many numbers are compared on it: 16,384 items of 128, in as long."""
+ReadFields = Callable[[bytes], Mapping[str, Any]]
+NPY_OPTIONS = sorted({*OPTIONS, "version"})
+"""Query parameters of a body that is an array."""
 SHOWN = 256
 """So many matches are written on it."""
 
 
 class QueryRoute:
-    """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON, and hands on everything else."""
+    """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
 
     def __init__(self, app: ASGIApp, api: FastAPI) -> None:
         self.app = app
@@ -43,19 +48,22 @@ class QueryRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         asked = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
-        answer = self._answering if asked and _media_type(scope) == JSON else self.app
+        answer = self._answering if asked and _media_type(scope) in (JSON, NPY) else self.app
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         service: Runtime = request.app.state.runtime
-        if scope["query_string"]:
-            check_parameters(request, [])
+        read = fields_of
+        if scope["query_string"] or _media_type(scope) == NPY:
+            check_parameters(request, NPY_OPTIONS if _media_type(scope) == NPY else [])
+        if _media_type(scope) == NPY:
+            read = partial(fields_of_npy, dict(request.query_params))
         request.state.exchange.bound(request.headers, service.settings.max_json_bytes)
         raw = await _body(receive)
         key = request.headers.get(QUERY_KEY)
         name = scope["path"].split("/")[3]
-        await (await _answered(service, name, raw, key))(scope, receive, send)
+        await (await _answered(service, name, read, raw, key))(scope, receive, send)
 
 
 async def _body(receive: Receive) -> bytes:
@@ -69,27 +77,27 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
-async def _answered(service: Runtime, name: str, raw: bytes, key: str | None) -> Response:
+async def _answered(service: Runtime, name: str, read: ReadFields, raw: bytes, key: str | None) -> Response:
     live = service.replica.known(name)
     if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
         run = service.in_thread
     elif live is not None and len(raw) <= READ_BYTES and service.replica.is_declared(live):
-        body = fields_of(raw)
+        body = read(raw)
         work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live)
         return work() if _is_small(live, body) else await service.in_searcher(work)
     else:
         run = service.in_searcher
-    return await run(respond, service, name, lambda live: from_fields(service, live, fields_of(raw)), key)
+    return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key)
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
     """Whether a query of embeddings takes less than to hand it to a thread; what is wrong with it is told soon."""
     version, embeddings, k = body.get("version"), body.get("embeddings"), body.get("k", 10)
-    if not (isinstance(version, str) and isinstance(embeddings, list) and isinstance(k, int)):
+    if not (isinstance(version, str) and isinstance(embeddings, (list, np.ndarray)) and isinstance(k, int)):
         return True
     if body.keys() & {"filter", "cursor"} or len(embeddings) * k > SHOWN:
         return False
-    width = len(embeddings[0]) if embeddings and isinstance(embeddings[0], list) else 1
+    width = len(embeddings[0]) if len(embeddings) and isinstance(embeddings[0], (list, np.ndarray)) else 1
     return len(embeddings) * width * live.gallery.rows_scanned(version) <= COMPARED_NUMBERS
 
 

@@ -15,6 +15,7 @@ from index.text import MAX_CHARACTERS
 from regraft.models import SearchResponse
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
+from service.http.npy import NPY
 from service.http.requests import CheckedRoute, Service
 from service.http.search_answer import page_of, written
 from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
@@ -39,6 +40,7 @@ QUERY_SCHEMAS: dict[str, Any] = {
     "items": many(ID, description="ids of stored items: more like these"),
 }
 QUERY_BODY = reads(
+    npy="a matrix (queries, dimension); the options and `version` are query parameters, as in a form",
     form=fields({"images": many(FILE), **QUERY_SCHEMAS, **OPTION_SCHEMAS}, required=("images",)),
     json=fields(
         {
@@ -57,7 +59,7 @@ QUERY_BODY = reads(
 async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
-    media_type(request, JSON, FORM)  # JSON does not come here, see `service.http.query_route`
+    media_type(request, JSON, NPY, FORM)  # the first two do not come here, see `service.http.query_route`
     async with read_form(
         request,
         files="images",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
@@ -25,6 +26,7 @@ from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.cursors import MAX_CURSOR
 from service.http.forms import Form
+from service.http.npy import read_npy
 from service.http.parsing import parse_json
 from service.http.similar import embed_items
 from service.registry.embedding import embed_images, embed_texts, pointing
@@ -101,6 +103,13 @@ class SearchRequest:
 def fields_of(raw: bytes) -> Mapping[str, Any]:
     """The fields of a search request in JSON."""
     return take_object(parse_json(raw), LEGAL, "")
+
+
+def fields_of_npy(options: Mapping[str, str], raw: bytes) -> Mapping[str, Any]:
+    """The same of an array of embeddings and options in words, those that are no plain text in JSON."""
+    plain = {*PLAIN, "version"}
+    body = {name: text if name in plain else _read_field(name, text) for name, text in options.items()}
+    return {**body, "embeddings": read_npy(raw, "/embeddings")}
 
 
 def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:
@@ -234,7 +243,7 @@ def _fingerprint(parts: Sequence[QueryBatch], params: SearchParams) -> str:
 
 def _check_count(service: Runtime, listed: object, pointer: str) -> None:
     most = service.settings.max_batch
-    if isinstance(listed, list) and len(listed) > most:
+    if isinstance(listed, (list, np.ndarray)) and len(listed) > most:
         raise BodyTooLarge(f"{len(listed)} queries; at most {most} in one request", pointer=pointer)
 
 

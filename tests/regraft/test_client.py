@@ -153,6 +153,45 @@ def test_embeddings_are_of_the_current_version_unless_one_is_named():
     assert [json.loads(request.content) for request in seen] == [{"items": listed}, {"items": [], "version": "v2"}]
 
 
+def test_arrays_of_floats_travel_as_they_are():
+    seen, handler = answering({"stored": 1, "results": []})
+    client, rows = connected(handler), np.eye(3, 4, dtype=np.float32)
+
+    client.query_embeddings("g", rows, "v1", 2, filter={"field": "a", "eq": 1}, mode="raw", strict=True)
+    client.ingest_embeddings(
+        "g", [{"id": f"{n}", "embedding": row, "metadata": {"n": n}} for n, row in enumerate(rows)]
+    )
+
+    query, ingest = seen
+    assert query.headers["content-type"] == "application/x-npy"
+    assert np.array_equal(np.load(io.BytesIO(query.content)), rows)
+    assert dict(query.url.params) == {
+        "version": "v1",
+        "k": "2",
+        "filter": '{"field": "a", "eq": 1}',
+        "mode": "raw",
+        "strict": "true",
+    }
+    (part,) = named(ingest, "embeddings")
+    assert np.array_equal(np.load(io.BytesIO(part.get_payload(decode=True))), rows)
+    assert json.loads(named(ingest, "items")[0].get_content())[2] == {"id": "2", "metadata": {"n": 2}}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [np.eye(2, dtype=int), np.eye(2)[:0], [np.eye(2)[0], [0.0, 1.0]], np.eye(2, dtype=np.longdouble)],
+    ids=["integers", "none", "mixed", "long"],
+)
+def test_what_is_no_array_of_floats_travels_as_json(rows):
+    seen, handler = answering({"stored": 1})
+
+    connected(handler).ingest_embeddings("g", [{"id": "a", "embedding": row} for row in rows])
+
+    assert [item["embedding"] for item in json.loads(seen[0].content)["items"]] == [
+        [float(x) for x in row] for row in rows
+    ]
+
+
 def test_an_empty_batch_is_left_to_the_service_to_refuse():
     seen, handler = answering({"code": "empty_batch"}, 422)
 
@@ -427,7 +466,8 @@ def test_arrays_are_taken_wherever_lists_are():
     client.ingest_embeddings("g", [item])
     client.ingest("g", [ImageItem("a", bytearray(FILE), {"n": np.float32(0.5)})])
 
-    bodies = [json.loads(request.content) for request in seen[:4]]
-    assert [body["embeddings"] for body in bodies[:3]] == [[[1.0, 2.0]]] * 3
-    assert bodies[3]["items"] == [{"id": "a", "embedding": [0.5, 2.0], "metadata": {"n": 3, "xs": [0, 1]}}]
+    assert np.load(io.BytesIO(seen[0].content)).tolist() == [[1.0, 2.0]]
+    assert [json.loads(request.content)["embeddings"] for request in seen[1:3]] == [[[1.0, 2.0]]] * 2
+    described = json.loads(named(seen[3], "items")[0].get_content())
+    assert described == [{"id": "a", "metadata": {"n": 3, "xs": [0, 1]}}]
     assert json.loads(named(seen[4], "items")[0].get_content())[0]["metadata"] == {"n": 0.5}
