@@ -59,7 +59,7 @@ QUERY_BODY = reads(
 async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
-    media_type(request, JSON, NPY, FORM)  # the first two do not come here, see `service.http.query_route`
+    media_type(request, JSON, FORM, NPY)  # the first two do not come here, see `service.http.query_route`
     async with read_form(
         request,
         files="images",

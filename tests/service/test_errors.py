@@ -44,6 +44,7 @@ def test_a_wrong_media_type_is_a_problem(served: Any) -> None:
                 served.http.post(f"{path}/{route}", content=b"a=1", headers=headers), 415, "unsupported_media_type"
             )["detail"]
             assert "application/json or multipart/form-data" in detail
+            assert ("application/x-npy" in detail) is (route == "query")
 
 
 @pytest.mark.parametrize(
