@@ -7,13 +7,17 @@ without tombstones or id translation tables. It is not thread-safe: the gallery 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.exact import nearest_rows
 from index.scan import Mask
 from index.space import Space, Vectors
+
+T = TypeVar("T", bound=np.generic)
 
 MIN_ROWS = 4
 """A process may hold many galleries of a few items."""
@@ -85,7 +89,13 @@ class FlatShard:
         if rows <= len(self._keys_R):
             return
         grown = max(rows, 2 * len(self._keys_R), MIN_ROWS)
-        room = grown - len(self._keys_R)
-        self._rows_RW = np.concatenate([self._rows_RW, np.empty((room, self._rows_RW.shape[1]), np.float32)])
-        self._keys_R = np.concatenate([self._keys_R, np.empty(room, np.int64)])
-        self._slots_R = np.concatenate([self._slots_R, np.empty(room, np.int64)])
+        self._rows_RW = _grown(self._rows_RW, grown)
+        self._keys_R = _grown(self._keys_R, grown)
+        self._slots_R = _grown(self._slots_R, grown)
+
+
+def _grown(array: NDArray[T], rows: int) -> NDArray[T]:
+    """The array with room for so many rows; what is not used yet is not touched, and so takes no memory."""
+    made = np.empty((rows, *array.shape[1:]), array.dtype)
+    made[: len(array)] = array
+    return made
