@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-import numpy as np
+from numpy.typing import NDArray
 from starlette.datastructures import UploadFile
 
 from index.decoding import Decoder
@@ -166,8 +166,7 @@ def ingest_array(service: Runtime, name: str, form: Form, atomic: bool, replacin
         if len(given) != batch.size or given.shape[1] != version.card.dim:
             needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
             raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer="/embeddings")
-        batch.drafts = [replace(draft, content=given[draft.index]) for draft in batch.drafts]
-        items = _check_embeddings(batch, version.card.dim, version.space)
+        items = _check_embeddings(batch, version.card.dim, version.space, given)
         batch.settle(atomic)
         return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
 
@@ -307,37 +306,39 @@ def _read(file: UploadFile) -> bytes:
     return file.file.read()
 
 
-def _check_embeddings(batch: IngestBatch, dim: int, space: Space) -> list[tuple[ItemDraft, NewItem]]:
+def _check_embeddings(
+    batch: IngestBatch, dim: int, space: Space, rows: NDArray[Any] | None = None
+) -> list[tuple[ItemDraft, NewItem]]:
     """All at once when all are good, which is the rule, else one by one to say which are not.
 
+    `rows`: those of an array, by the items' numbers, in place of what the items say.
     The lists of numbers go then: Python's collector of garbage looks at each of a million numbers, and all wait for it.
     """
     drafts, vectors = batch.drafts, None
+    given = [draft.content for draft in drafts] if rows is None else rows[[draft.index for draft in drafts]]
     batch.drafts = []
     with suppress(RegraftError):
-        vectors = check_embeddings(_together([draft.content for draft in drafts]), dim, space, "")
+        vectors = check_embeddings(given, dim, space, "")
     if vectors is None:
-        good = [(draft, _one_embedding(batch, draft, dim, space)) for draft in drafts]
+        good = [
+            (draft, _one_embedding(batch, draft, given[number : number + 1], dim, space))
+            for number, draft in enumerate(drafts)
+        ]
     else:
         good = list(zip(drafts, vectors, strict=True))
     return [
-        (replace(draft, content=None), NewItem(draft.id, draft.metadata, "supplied", vector))
+        (
+            draft if rows is not None else replace(draft, content=None),
+            NewItem(draft.id, draft.metadata, "supplied", vector),
+        )
         for draft, vector in good
         if vector is not None
     ]
 
 
-def _together(contents: list[Any]) -> list[Any] | Vectors:
-    """Rows of one array as an array, what came as JSON as it is."""
-    return np.stack(contents) if contents and isinstance(contents[0], np.ndarray) else contents
-
-
-def _one_embedding(batch: IngestBatch, draft: ItemDraft, dim: int, space: Space) -> Vectors | None:
+def _one_embedding(batch: IngestBatch, draft: ItemDraft, given: object, dim: int, space: Space) -> Vectors | None:
     try:
-        given = draft.content
-        (vector,) = check_embeddings(
-            given[None] if isinstance(given, np.ndarray) else [given], dim, space, "/embedding"
-        )
+        (vector,) = check_embeddings(given, dim, space, "/embedding")
     except RegraftError as error:
         error.pointer = "/embedding"
         batch.refuse(draft.index, draft.id, error)

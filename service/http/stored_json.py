@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import orjson
+
 MAX_DEPTH = 32
 """Levels of lists and objects; some JSON libraries read hardly more."""
 
@@ -15,6 +17,8 @@ def why_not_stored(value: Any, most: int) -> str | None:
     It may be nested too deep, too large, hold a number beyond float64, which was read as infinite, or half of a
     surrogate pair.
     """
+    if _is_surely_stored(value, most):
+        return None
     if not _is_shallow(value):
         return f"may be nested {MAX_DEPTH} deep"
     try:
@@ -24,6 +28,19 @@ def why_not_stored(value: Any, most: int) -> str | None:
     except ValueError:
         return "must hold finite numbers (float64)"
     return f"takes {size} bytes as JSON; at most {most}" if size > most else None
+
+
+def _is_surely_stored(value: Any, most: int) -> bool:
+    """Whether it is, told at a fifth of the cost; of what is nested, large, or holds null it is not told.
+
+    orjson writes no half of a surrogate pair, and for a number that is not finite null; its numbers are no longer
+    than twice those of Python's encoder.
+    """
+    try:
+        text = orjson.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return 2 * len(text) <= most and text.count(b"{") + text.count(b"[") <= 1 and b"null" not in text
 
 
 def _is_shallow(value: Any) -> bool:

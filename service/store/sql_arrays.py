@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, bindparam, column, func, select
+from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, Text, bindparam, column, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -44,6 +44,17 @@ def listed(connection: Connection, keys: Sequence[int]) -> SqlArray:
     array = bindparam(None, list(keys), ARRAY(BigInteger))
     rows = func.unnest(array).table_valued(column("value", BigInteger), with_ordinality="number").render_derived()
     return SqlArray(rows.c.value, rows.c.number - 1)
+
+
+def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:
+    """Texts as one value, for `column.in_(texts)`."""
+    if connection.dialect.name == "sqlite":
+        rows = func.json_each(json.dumps(list(values))).table_valued(column("value", Text))
+    else:
+        rows = (
+            func.unnest(bindparam(None, list(values), ARRAY(Text))).table_valued(column("value", Text)).render_derived()
+        )
+    return select(rows.c.value)
 
 
 def gathered(connection: Connection, keys: Select[tuple[int]]) -> NDArray[np.int64]:
