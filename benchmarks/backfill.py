@@ -103,13 +103,12 @@ def fill(server: Server, name: str, old: str, new: str, images: int, vectors: in
     server.post(f"/galleries/{name}/deployments", version=new)
 
 
-def back(settings: Settings, old: str, new: str) -> None:
+def back(settings: Settings, new: str) -> None:
     """Undo a backfill, so that the next round finds what this one found."""
     engine = create_engine(settings.database_url)
     with engine.begin() as connection:
         ids = dict(tuple(r) for r in connection.execute(text("select name, id from version")))
         connection.execute(delete(embedding).where(embedding.c.version_id == ids[new]))
-        connection.execute(update(item).values(active_id=ids[old]))
         connection.execute(update(backfill).where(backfill.c.state == "running").values(state="cancelled"))
     engine.dispose()
 
@@ -196,7 +195,7 @@ def put(engine: Any, ids: list[int], vectors: np.ndarray, origin: str) -> None:
             for key, vector in zip(ids, vectors, strict=True)
         ]
         connection.execute(embedding.insert(), rows)
-        place = update(item).where(item.c.id == text(":key")).values(active_id=2)
+        place = update(item).where(item.c.id == text(":key")).values(seq=text(":key"))
         connection.execute(place, [{"key": key} for key in ids])
 
 
@@ -254,10 +253,10 @@ def show(
     found: dict[str, list[float]] = {name: [] for name in ("worker", *loops)}
     for _ in range(rounds):
         found["worker"].append(run_worker(server, "g", kind, order))
-        back(server.settings, "v1", "v2")
+        back(server.settings, "v2")
         for name, loop in loops.items():
             found[name].append(loop())
-            back(server.settings, "v1", "v2")
+            back(server.settings, "v2")
     worker = statistics.median(found["worker"])
     print(f"{title}, {kind}, {order} first: worker {worker:.1f} items/s", flush=True)
     for name in loops:
@@ -273,7 +272,7 @@ def queries(args: argparse.Namespace) -> None:
         for title, rate in (("none", None), (f"rate {args.rate:g} items/s", args.rate), ("full speed", 0.0)):
             measure_queries(server, title, rate, args)
             restart_backfills(server)
-            back(server.settings, "v1", "v2")
+            back(server.settings, "v2")
 
 
 def restart_backfills(server: Server) -> None:

@@ -5,7 +5,8 @@ from one consistent view: an item that moves between shards (a backfill, a rollb
 as it was when its vector was compared.
 
 There is one shard for each version and origin, because the score of an item that a forward edge moved does not mean
-what the score of an encoded one means. Shape suffixes: Q queries, K results wanted, D dimension.
+what the score of an encoded one means; `index/shards.py` says which of its embeddings serves an item. Shape suffixes:
+Q queries, K results wanted, D dimension.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from index.calibration import Calibration
 from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
 from index.engines.base import Hits, Keys
 from index.engines.config import IndexConfig
-from index.engines.segments import SegmentedShard
 from index.errors import InvalidArgument, NoRoute
 from index.graph import Graph, Route, follow
 from index.lock import ReadWriteLock
@@ -33,7 +33,8 @@ from index.metadata import Item, Metadata
 from index.query_plan import Ask, EmbeddedQueries, Encode, Plan, ShardKey
 from index.search_params import SearchParams
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
-from index.space import Space, Vectors, space_from_json
+from index.shards import Placed, Shards
+from index.space import Space, space_from_json
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKey, Version
 
@@ -51,13 +52,11 @@ class Gallery:
 
     def __init__(self, config: IndexConfig = AUTO, folder: Path | None = None) -> None:
         """`folder`: where sealed segments are kept for another start; None: in memory only."""
-        self.config = config
-        self._folder = folder
         self._versions: dict[str, Version] = {}
         self._spaces: dict[str, Space] = {}
         self._graph = Graph()
         self._transforms: dict[EdgeKey, Transform] = {}
-        self._shards: dict[ShardKey, SegmentedShard] = {}
+        self._shards = Shards(config, folder)
         self._metadata = Metadata()
         # Items that are in no shard, because nothing of theirs can be searched.
         self._missing: dict[int, Missing] = {}
@@ -113,7 +112,7 @@ class Gallery:
     def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
         """The queries by every version that the routes of now need."""
         with self._lock.read():
-            asking, items_by_version = version or self._current, self._items_by_version()
+            asking, items_by_version = version or self._current, self._shards.items_by_version()
             needed = _encoders_of(asking, items_by_version, self._routes(asking, items_by_version, ask.encoders)[0])
         made = EmbeddedQueries()
         for name in needed:
@@ -124,7 +123,7 @@ class Gallery:
         """How to answer by what was embedded, under the lock."""
         if ask.depth < 1:
             raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
-        items_by_version = self._items_by_version()
+        items_by_version = self._shards.items_by_version()
         routes, unreachable = self._routes(query_version, items_by_version, ask.encoders)
         degraded = (*unreachable, *self._left_out())
         if any(self._written(key) != seq for key, seq in ask.stored.items()):
@@ -133,7 +132,7 @@ class Gallery:
             raise GalleryChanged
         if degraded and (ask.params.strict or not routes):
             raise NoRoute("; ".join(d.reason for d in degraded), pointer="/version")
-        live = {key: shard for key, shard in self._shards.items() if shard.count() and key[0] in routes}
+        live = {key: shard for key, shard in self._shards.serving().items() if key[0] in routes}
         maps = self._maps_for([map_key(routes[version], origin) for version, origin in live])
         spaces = [self._spaces[version] for version, _ in live]
         mode = choose_mode(ask.params.mode, spaces, maps is not None, self._preferred(query_version, routes, live))
@@ -216,42 +215,36 @@ class Gallery:
 
     def apply(
         self,
-        placed: Mapping[ShardKey, tuple[Sequence[int], Vectors]],
+        placed: Placed,
         removed: Sequence[int] = (),
         items: Mapping[int, Item] = NO_ITEMS,
         missing: Mapping[int, Missing] = NONE_MISSING,
         seq: int | None = None,
         current: str | None = None,
         calibrations: tuple[Maps, Mapping[str, Mode]] | None = None,
+        order: Sequence[str] | None = None,
     ) -> None:
-        """Put items where they belong now, in one step that no query sees half done; applying it twice is harmless.
+        """Take in what items hold now, in one step that no query sees half done; applying it twice is harmless.
 
         Args:
-            placed: (version, origin) -> (keys, vectors (N, D)); each key leaves any other shard it was in.
+            placed: (version, origin) -> (keys, vectors (N, D)): all that these items hold, at most one by a version.
             removed: keys that leave every shard.
             items: what is known of items in `placed`; one left out keeps what it had, at first nothing.
             missing: those of `removed` that are there, but cannot be searched.
             seq: the number in the change feed that the gallery stands at afterwards; None: as before.
             current: the version that queries which name none are asked by from then on; None: as before.
             calibrations: what `calibrate` takes; None: as before.
+            order: what `prefer` takes; None: as before.
         """
+        dims = {version: self._versions[version].card.dim for version, _ in placed}
         with self._lock.write():
-            for version, origin in placed:
-                if (version, origin) not in self._shards:
-                    dim, space = self._versions[version].card.dim, self._spaces[version]
-                    folder = self._folder and self._folder / version / origin
-                    self._shards[version, origin] = SegmentedShard(dim, space, self.config, folder)
-            for place, shard in self._shards.items():
-                leaving = [key for other, (keys, _) in placed.items() if other != place for key in keys]
-                shard.delete([*leaving, *removed])
-            for place, (keys, vectors_ND) in placed.items():
-                self._shards[place].upsert(keys, vectors_ND, self._metadata.put(keys, items))
-                for key in keys:
-                    self._missing.pop(key, None)
-            # A shard that lost its last item gives its memory back.
-            self._shards = {place: shard for place, shard in self._shards.items() if shard.count()}
+            if order is not None:
+                self._shards.prefer(order, self._metadata.slots())
+            self._shards.make(placed, dims, self._spaces)
+            slots = {place: self._metadata.put(keys, items) for place, (keys, _) in placed.items()}
+            self._shards.put(placed, slots, removed)
             self._metadata.drop(removed)
-            for key in removed:
+            for key in (*removed, *(key for keys, _ in placed.values() for key in keys)):
                 self._missing.pop(key, None)
             self._missing.update(missing)
             self._seq = self._seq if seq is None else seq
@@ -259,14 +252,27 @@ class Gallery:
             if calibrations is not None:
                 self._own_maps, self._modes = dict(calibrations[0]), dict(calibrations[1])
 
+    def prefer(self, order: Sequence[str]) -> None:
+        """Serve each item by the first of these versions that it holds an embedding of; in one step, at any size."""
+        with self._lock.write():
+            self._shards.prefer(order, self._metadata.slots())
+
+    def moving(self, order: Sequence[str]) -> int:
+        """Items that another version would serve in this order."""
+        with self._lock.read():
+            return self._shards.moving(order, self._metadata.slots())
+
+    @property
+    def config(self) -> IndexConfig:
+        """How it is indexed."""
+        return self._shards.config
+
     def configure(self, config: IndexConfig) -> None:
         """Have shards indexed so from now on; `build_index` takes it up."""
         if config == self.config:
             return
         with self._lock.write():
-            self.config = config
-            for shard in self._shards.values():
-                shard.config = config
+            self._shards.configure(config)
 
     def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Seal, index or merge the rows of one shard where that is due, beside queries and writes; False: nothing was.
@@ -274,10 +280,10 @@ class Gallery:
         It may take minutes; once `stopped` it gives up. One caller at a time.
         """
         with self._lock.write():
-            jobs = ((shard, shard.freeze()) for shard in self._shards.values())
-            shard, job = next(((shard, job) for shard, job in jobs if job is not None), (None, None))
-        if shard is None or job is None or not job.run(stopped):
+            due = self._shards.due()
+        if due is None or not due[1].run(stopped):
             return False
+        shard, job = due
         with self._lock.write():
             shard.finish(job)
         job.clear()
@@ -285,17 +291,15 @@ class Gallery:
 
     def sweep_files(self) -> None:
         """Remove the files of shards that there are not; by the caller of `build_index`."""
-        if self._folder is None:
-            return
         with self._lock.read():
-            used = {self._folder / version / origin for version, origin in self._shards}
-        for place in set(self._folder.glob("*/*")) - used:
+            unused = self._shards.unused_files()
+        for place in unused:
             shutil.rmtree(place, ignore_errors=True)
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""
         with self._lock.read():
-            return sum(shard.indexed() for shard in self._shards.values())
+            return self._shards.indexed()
 
     @property
     def seq(self) -> int:
@@ -304,19 +308,21 @@ class Gallery:
 
     def rows_scanned(self, query_version: str) -> float:
         """Items that a query of a version is compared with; infinite where a route leads on, or somebody writes."""
-        shards = list(self._shards.items())
-        alone = not self._lock.contended and all(version == query_version for (version, _), _ in shards)
-        return sum(shard.count() - shard.indexed() for _, shard in shards) if alone else math.inf
+        shards = self._shards.serving()
+        alone = not self._lock.contended and all(version == query_version for version, _ in shards)
+        return sum(shard.count() - shard.indexed() for shard in shards.values()) if alone else math.inf
 
-    def items_by_version(self) -> dict[str, int]:
-        """Items per version, versions without any left out."""
+    def items_by_version(self, order: Sequence[str] | None = None) -> dict[str, int]:
+        """Items per version that serves them, versions without any left out; `order`: as it would be in this one."""
         with self._lock.read():
-            return self._items_by_version()
+            if order is None:
+                return self._shards.items_by_version()
+            return self._shards.items_in(order, self._metadata.slots())
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""
         with self._lock.read():
-            return self._routes(query_version, self._items_by_version(), encoders)[1]
+            return self._routes(query_version, self._shards.items_by_version(), encoders)[1]
 
     def missing(self) -> int:
         """Items that are there, but cannot be searched."""
@@ -334,14 +340,8 @@ class Gallery:
 
     def _left_out(self) -> Iterable[Degraded]:
         counted = Counter((one.version, one.reason) for one in self._missing.values())
-        return (Degraded(version, items, reason) for (version, reason), items in counted.items())
-
-    def _items_by_version(self) -> dict[str, int]:
-        items_by_version: dict[str, int] = {}
-        for (version, _), shard in self._shards.items():
-            if count := shard.count():
-                items_by_version[version] = items_by_version.get(version, 0) + count
-        return items_by_version
+        # What holds nothing at all is missing where it should be embedded.
+        return (Degraded(version or self._current, items, why) for (version, why), items in counted.items())
 
     def _routes(
         self, query_version: str, items_by_version: Mapping[str, int], encoders: frozenset[str]

@@ -187,6 +187,10 @@ class Metadata:
             self._store(changed)
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
 
+    def slots(self) -> int:
+        """How many slots there are, S."""
+        return len(self._seq_S)
+
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
         slot = self._slot_of.get(key)

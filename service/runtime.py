@@ -90,7 +90,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         indexer = Indexer(replica)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
-        reaper = Reaper(database, blobs)
+        reaper = Reaper(database, registry, blobs)
         with ExitStack() as started:
             for part in (replica, evictor, indexer, rollouts, traffic, curves, reaper):
                 part.start()

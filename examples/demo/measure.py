@@ -19,8 +19,8 @@ METRICS = {"cmc1": "cmc@1", "cmc5": "cmc@5", "map": MEAN_AP}
 TOLERANCE = 1e-5
 """How far scores and stored numbers may differ and still count as equal: the order of a float32 sum may change."""
 
-State = dict[tuple[str, str, str, bool], NDArray[np.float32]]
-"""(item id, version, origin, whether it is the active one) -> stored embedding."""
+State = dict[tuple[str, str, str], NDArray[np.float32]]
+"""(item id, version, origin) -> stored embedding."""
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ def stored_ids(client: Client, gallery: str) -> set[str]:
 def stored_state(data: Path, gallery: str) -> State:
     """What SQL holds for a gallery's live items, read behind the service's back."""
     query = """
-        select item.external_id, version.name, embedding.origin, version.id = item.active_id, embedding.vector
+        select item.external_id, version.name, embedding.origin, embedding.vector
         from item join gallery on gallery.id = item.gallery_id
         join embedding on embedding.item_id = item.id join version on version.id = embedding.version_id
         where gallery.name = ? and not item.deleted
     """
     rows = _read(data, query, gallery)
-    return {(i, version, origin, bool(active)): np.frombuffer(v, "<f4") for i, version, origin, active, v in rows}
+    return {(i, version, origin): np.frombuffer(v, "<f4") for i, version, origin, v in rows}
 
 
 def chunks_in_hand(data: Path, backfill: int) -> int:

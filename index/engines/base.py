@@ -55,19 +55,39 @@ class Hits(NamedTuple):
 
 
 class Shard(Protocol):
-    """What the gallery asks of any engine."""
+    """What the gallery asks of any engine.
 
-    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+    A shard holds every embedding of its version and origin. Only those that are served are found: of the others the
+    items are served by another version's.
+    """
+
+    def upsert(
+        self,
+        keys: Sequence[int] | Keys,
+        vectors_ND: Vectors,
+        slots_N: Keys | None = None,
+        served_N: Mask | None = None,
+    ) -> None:
         """Store or replace the vectors of `keys` (all different).
 
-        `slots_N` says where in `allowed` each item looks whether it may be found; by default at its key.
+        `slots_N` says where in `allowed` each item looks whether it may be found; by default at its key. `served_N`:
+        which of them are served; None: all.
         """
+
+    def serve(self, served_S: Mask) -> None:
+        """Say anew of everything held whether it is served, by slot."""
+
+    def slots(self) -> Keys:
+        """The slot of everything held."""
+
+    def held(self) -> int:
+        """Number of embeddings, served or not."""
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove `keys`; unknown ones are ignored."""
 
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
-        """The k best items per query.
+        """The k best of the served items per query.
 
         Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING keys when there are fewer
         than k of them. `exact`: every item is compared.
@@ -77,4 +97,4 @@ class Shard(Protocol):
         """The stored vectors of `keys`, (N, W). Raises KeyError for an unknown one."""
 
     def count(self) -> int:
-        """Number of items."""
+        """Number of served items."""

@@ -31,15 +31,25 @@ class FlatShard:
         self._rows_RW: Vectors = np.empty((0, space.width(dim)), np.float32)
         self._keys_R: Keys = np.empty(0, np.int64)
         self._slots_R: Keys = np.empty(0, np.int64)
+        self._served_R: Mask = np.empty(0, np.bool_)
+        self._served = 0
         self._row_of: dict[int, int] = {}
 
-    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
+    def upsert(
+        self,
+        keys: Sequence[int] | Keys,
+        vectors_ND: Vectors,
+        slots_N: Keys | None = None,
+        served_N: Mask | None = None,
+    ) -> None:
         """Store or replace; see Shard."""
         self._reserve(len(self._row_of) + len(keys))
         rows = self._rows_for(np.asarray(keys, np.int64).tolist())
         self._rows_RW[rows] = self.space.items(vectors_ND)
         self._keys_R[rows] = keys
         self._slots_R[rows] = keys if slots_N is None else slots_N
+        self._served_R[rows] = True if served_N is None else served_N
+        self._recount()
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -50,13 +60,22 @@ class FlatShard:
             last = len(self._row_of)
             if row != last:
                 self._rows_RW[row], self._keys_R[row] = self._rows_RW[last], self._keys_R[last]
-                self._slots_R[row] = self._slots_R[last]
+                self._slots_R[row], self._served_R[row] = self._slots_R[last], self._served_R[last]
                 self._row_of[int(self._keys_R[row])] = row
+        self._recount()
+
+    def serve(self, served_S: Mask) -> None:
+        """Which rows are found; see Shard."""
+        self._served_R[: self.held()] = served_S[self.slots()]
+        self._recount()
 
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
         """Scan all rows, or those allowed; see Shard."""
         count = len(self._row_of)
-        allowed_R = None if allowed_S is None else allowed_S[self._slots_R[:count]]
+        allowed_R = None if self._served == count else self._served_R[:count]
+        if allowed_S is not None:
+            passed_R = allowed_S[self._slots_R[:count]]
+            allowed_R = passed_R if allowed_R is None else passed_R & allowed_R
         scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
         keys_QK = np.where(at_QK == MISSING, MISSING, self._keys_R[at_QK]) if count else at_QK
         return Hits(scores_QK, keys_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
@@ -65,14 +84,25 @@ class FlatShard:
         """Stored rows; see Shard."""
         return self._rows_RW[[self._row_of[int(key)] for key in keys]]
 
-    def rows(self) -> tuple[Vectors, Keys, Keys]:
-        """Everything stored: rows (R, W), keys and slots (R,); good until the next change."""
+    def rows(self) -> tuple[Vectors, Keys, Keys, Mask]:
+        """Everything stored: rows (R, W), keys, slots and whether they are served (R,); good until the next change."""
         count = len(self._row_of)
-        return self._rows_RW[:count], self._keys_R[:count], self._slots_R[:count]
+        return self._rows_RW[:count], self._keys_R[:count], self._slots_R[:count], self._served_R[:count]
+
+    def slots(self) -> Keys:
+        """The slot of each row."""
+        return self._slots_R[: len(self._row_of)]
+
+    def held(self) -> int:
+        """Number of rows."""
+        return len(self._row_of)
 
     def count(self) -> int:
-        """Number of items."""
-        return len(self._row_of)
+        """Number of served items."""
+        return self._served
+
+    def _recount(self) -> None:
+        self._served = int(np.count_nonzero(self._served_R[: len(self._row_of)]))
 
     def _rows_for(self, keys: list[int]) -> list[int] | slice:
         """The row of each key, of one that is new the next."""
@@ -92,6 +122,7 @@ class FlatShard:
         self._rows_RW = _grown(self._rows_RW, grown)
         self._keys_R = _grown(self._keys_R, grown)
         self._slots_R = _grown(self._slots_R, grown)
+        self._served_R = _grown(self._served_R, grown)
 
 
 def _grown(array: NDArray[T], rows: int) -> NDArray[T]:

@@ -1,7 +1,8 @@
 """`Segment`: rows that do not change any more, which of them still count, and the index that was built over them.
 
 A segment answers exactly from the moment it is made; `index_by` gives it an index beside running queries. An item that
-is replaced or deleted is dead here: a bit. Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted.
+is replaced or deleted is dead here: a bit; another says whether it is served from here. Rows with both are live. Shape
+suffixes: Q queries, D dimension, R rows, W their width, K wanted.
 """
 
 from __future__ import annotations
@@ -58,65 +59,86 @@ class Tuned:
 class Segment:
     """Immutable rows; see the module. Not thread-safe, except that `index_by` may run beside searches."""
 
-    def __init__(self, space: Space, rows_RW: Vectors, keys_R: Keys, slots_R: Keys) -> None:
+    def __init__(
+        self, space: Space, rows_RW: Vectors, keys_R: Keys, slots_R: Keys, served_R: Mask | None = None
+    ) -> None:
         self.space = space
         self._order_R = np.argsort(keys_R, kind="stable")  # fast where they ascend, and as a rule they do
         self._sorted_R = keys_R[self._order_R]
         self.rows_RW, self.keys_R, self.slots_R = rows_RW, keys_R, slots_R
         self.alive_R: Mask = np.ones(len(keys_R), np.bool_)
-        self.dead = 0
+        self.served_R = np.ones(len(keys_R), np.bool_) if served_R is None else served_R.copy()
         self.tuned: Tuned | None = None
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
-        self._selector: object = None
+        self.refresh()
 
     def __len__(self) -> int:
-        """Rows that count."""
+        """Rows that are live."""
+        return self._live
+
+    def held(self) -> int:
+        """Rows that are not dead."""
         return len(self.keys_R) - self.dead
 
+    def refresh(self) -> None:
+        """To be called when bits have changed: what follows from them is made once, not with each query."""
+        self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
+        self._live_R: Mask = self.alive_R & self.served_R
+        self._live = int(np.count_nonzero(self._live_R))
+        self._selector: object = None
+
+    def serve(self, served_S: Mask) -> None:
+        """Which rows are served from here, by slot."""
+        alive_R = self.alive_R
+        self.served_R[alive_R] = served_S[self.slots_R[alive_R]]
+        self.refresh()
+
     def find(self, keys: Keys, *, dead: bool = False) -> Rows:
-        """The rows of these keys that count, or with `dead` of any; MISSING where there is none."""
+        """The rows of these keys that are not dead, or with `dead` any; MISSING where there is none."""
         if not len(self.keys_R):
             return np.full(len(keys), MISSING, np.int64)
         at = self._order_R[np.searchsorted(self._sorted_R, keys).clip(max=len(self.keys_R) - 1)]
         return np.where((self.keys_R[at] == keys) & (self.alive_R[at] | dead), at, MISSING)
 
     def kill(self, keys: Keys) -> None:
-        """These do not count any more; unknown ones are ignored."""
+        """These are dead from now on; unknown ones are ignored."""
         at = self.find(keys)
-        at = np.unique(at[at != MISSING])
-        self.alive_R[at] = False
-        self._count()
+        at = at[at != MISSING]
+        if len(at):
+            self.alive_R[at] = False
+            self.refresh()
 
-    def take(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys) -> Mask:
-        """Have the rows count that are what these keys are given, and any other row of them not; which were (N,)."""
+    def take(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys, served_N: Mask) -> Mask:
+        """Have the rows live on that are what these keys are given, and any other row of them not; which did (N,)."""
         at_N = self.find(keys_N, dead=True)
         (held_N,) = np.nonzero(at_N != MISSING)
         same_N = held_N[(self.rows_RW[at_N[held_N]] == rows_NW[held_N]).all(axis=1)]
         self.alive_R[at_N[held_N]] = False
         self.alive_R[at_N[same_N]] = True
-        self.slots_R[at_N[same_N]] = slots_N[same_N]
-        self._count()
+        self.slots_R[at_N[same_N]], self.served_R[at_N[same_N]] = slots_N[same_N], served_N[same_N]
+        if len(held_N):
+            self.refresh()
         taken_N = np.zeros(len(keys_N), np.bool_)
         taken_N[same_N] = True
         return taken_N
 
     def kill_all(self) -> None:
-        """No row counts."""
+        """Every row is dead."""
         self.alive_R[:] = False
-        self._count()
+        self.refresh()
 
     def count_as(self, other: Segment) -> None:
-        """Count and look where the same rows of another one do."""
-        self.alive_R, self.slots_R = other.alive_R, other.slots_R
-        self._count()
+        """Be dead and served and look where the same rows of another one are."""
+        self.alive_R, self.slots_R, self.served_R = other.alive_R, other.slots_R, other.served_R
+        self.refresh()
 
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
         among = len(self) if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
         effort = 0 if exact or not among else self._effort(k, among)
-        found = self._approximate(queries_QD, k, effort, allowed_R, among, whole=allowed_S is None) if effort else None
+        found = self._approximate(queries_QD, k, effort, allowed_R, among) if effort else None
         if found is None:
             found, effort = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), 0
         scores_QK, at_QK = found
@@ -143,15 +165,12 @@ class Segment:
             self.rows_RW = rows_RW  # once, not beside a copy
         return True
 
-    def _count(self) -> None:
-        self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
-        self._selector = None
-
     def _allowed(self, allowed_S: Mask | None) -> Mask | None:
+        whole = self._live == len(self.keys_R)
         if allowed_S is None:
-            return self.alive_R if self.dead else None
+            return None if whole else self._live_R
         allowed_R: Mask = allowed_S[self.slots_R]
-        return allowed_R & self.alive_R if self.dead else allowed_R
+        return allowed_R if whole else allowed_R & self._live_R
 
     def _effort(self, k: int, among: int) -> int:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
@@ -162,11 +181,11 @@ class Segment:
         return effort if effort * VISITED < among else 0
 
     def _approximate(
-        self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None, among: int, *, whole: bool
+        self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None, among: int
     ) -> tuple[Vectors, Rows] | None:
         """None: it found fewer than there are."""
         assert self.tuned is not None
-        chosen = None if allowed_R is None else self._alive() if whole else selector(allowed_R)
+        chosen = None if allowed_R is None else self._chosen(allowed_R)
         scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, chosen)
         short = (np.count_nonzero(at_QK != MISSING, axis=1) < min(k, among)).any()
         return None if short else (scores_QK, at_QK)
@@ -181,10 +200,12 @@ class Segment:
         scanned_QK, at_QK = index.search(queries_QW, k, effort, chosen)
         return np.where(at_QK == MISSING, np.float32(0), self.space.score(scanned_QK)), at_QK
 
-    def _alive(self) -> object:
-        """The selector of all that count, made once a change."""
+    def _chosen(self, allowed_R: Mask) -> object:
+        """The selector of these rows; that of all that are live is made once a change."""
+        if allowed_R is not self._live_R:
+            return selector(allowed_R)
         if self._selector is None:
-            self._selector = selector(self.alive_R)
+            self._selector = selector(allowed_R)
         return self._selector
 
     def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
@@ -225,10 +246,10 @@ class Segment:
 
 
 def merged(segments: Sequence[Segment]) -> Segment:
-    """One segment of the rows of several that count now."""
+    """One segment of the rows of several that are not dead now."""
     alive = [one.alive_R.copy() for one in segments]
-    keys_R, rows_RW, slots_R = (
+    rows_RW, keys_R, slots_R, served_R = (
         np.concatenate([getattr(one, name)[alive_R] for one, alive_R in zip(segments, alive, strict=True)])
-        for name in ("keys_R", "rows_RW", "slots_R")
+        for name in ("rows_RW", "keys_R", "slots_R", "served_R")
     )
-    return Segment(segments[0].space, rows_RW, keys_R, slots_R)
+    return Segment(segments[0].space, rows_RW, keys_R, slots_R, served_R)

@@ -70,17 +70,24 @@ class SegmentedShard:
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._asked: deque[Vectors] = deque(maxlen=SAMPLES)
 
-    def upsert(self, keys: Sequence[int] | Keys, vectors_ND: Vectors, slots_N: Keys | None = None) -> None:
-        """Store or replace; see Shard. What a segment holds already only learns its slot."""
+    def upsert(
+        self,
+        keys: Sequence[int] | Keys,
+        vectors_ND: Vectors,
+        slots_N: Keys | None = None,
+        served_N: Mask | None = None,
+    ) -> None:
+        """Store or replace; see Shard. What a segment holds already only learns its slot, and whether it is served."""
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
+        served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
         new_N = np.ones(len(keys_N), np.bool_)
         rows_NW = self.space.items(vectors_ND)
         for segment in self.segments:
             segment.kill(keys_N[~new_N])
-            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N])
+            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
         self.head.delete(keys_N[~new_N])
-        self.head.upsert(keys_N[new_N], vectors_ND[new_N], slots_N[new_N])
+        self.head.upsert(keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N])
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -88,9 +95,15 @@ class SegmentedShard:
         for segment in self.segments:
             segment.kill(np.asarray(keys, np.int64))
 
+    def serve(self, served_S: Mask) -> None:
+        """Which rows are found; see Shard."""
+        self.head.serve(served_S)
+        for segment in self.segments:
+            segment.serve(served_S)
+
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
         """The best of head and segments; see Shard."""
-        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments]
+        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments if len(segment)]
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         if self.segments:
@@ -109,8 +122,16 @@ class SegmentedShard:
         rows_NW[left_N] = self.head.fetch(keys_N[left_N])
         return rows_NW
 
+    def slots(self) -> Keys:
+        """The slot of everything held."""
+        return np.concatenate([self.head.slots(), *(one.slots_R[one.alive_R] for one in self.segments)])
+
+    def held(self) -> int:
+        """Number of embeddings, served or not."""
+        return self.head.held() + sum(segment.held() for segment in self.segments)
+
     def count(self) -> int:
-        """Number of items."""
+        """Number of served items."""
         return self.head.count() + sum(len(segment) for segment in self.segments)
 
     def indexed(self) -> int:
@@ -120,7 +141,7 @@ class SegmentedShard:
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
         # One array is scanned fastest, so that an exact shard is its head.
-        if self.head.count() >= SEAL_ROWS and self.config.kind is not IndexKind.EXACT:
+        if self.head.held() >= SEAL_ROWS and self.config.kind is not IndexKind.EXACT:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
         due = self._due()
@@ -134,9 +155,11 @@ class SegmentedShard:
         made, alive_R = job.made, np.zeros(len(job.made.keys_R), np.bool_)
         for old in job.replaced:
             at_R = old.find(made.keys_R)
-            alive_R |= at_R != MISSING
-            made.slots_R[at_R != MISSING] = old.slots_R[at_R[at_R != MISSING]]
+            found_R = at_R != MISSING
+            alive_R |= found_R
+            made.slots_R[found_R], made.served_R[found_R] = old.slots_R[at_R[found_R]], old.served_R[at_R[found_R]]
         made.kill(made.keys_R[~alive_R])
+        made.refresh()
         left = tuple(one for one in self.segments if one not in job.replaced)
         self.segments = (*left, made) if made.keys_R.size else left
 
@@ -144,7 +167,7 @@ class SegmentedShard:
         """The segments to be made one, or made anew, first."""
         tiers: dict[int, list[Segment]] = {}
         for segment in self.segments:
-            tiers.setdefault(int(math.log(max(len(segment), 1), MERGED_TOGETHER)), []).append(segment)
+            tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
         for _, alike in sorted(tiers.items()):
             if len(alike) >= MERGED_TOGETHER:
                 return tuple(alike)

@@ -128,7 +128,7 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         rows_RW = np.load(folder / ROWS, mmap_mode="r")
     if rows_RW.shape != (manifest.rows, manifest.width) or keys_R.shape != (manifest.rows,):
         raise ValueError("files of different lengths")
-    segment = Segment(space, rows_RW, keys_R, keys_R.copy())
+    segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R))  # slots come with the rows' items
     segment.config, segment.folder = manifest.config, folder
     if index is not None:
         effort = manifest.effort or index.efforts[0]

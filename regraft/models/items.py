@@ -48,11 +48,11 @@ class IngestResult(ApiModel):
 
 
 class ItemInfo(ApiModel):
-    """A stored item."""
+    """A stored item; `active` is the version whose embedding of it is served, None: it holds none."""
 
     id: str
     metadata: dict[str, Any]
-    active: str
+    active: str | None
     image: bool
     seq: int
     created: float

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from index.errors import RegraftError
 from service.backfills.attempts import note_failed
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, stored_for
+from service.backfills.planner import MAX_PAUSE_SECONDS, QUALIFIES, BackfillState, Kind, Order, stored_for
 from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
@@ -203,10 +203,10 @@ def read_images(connection: Connection, chunk: Chunk) -> list[ImageRow]:
     return all_of(ImageRow, connection.execute(select(*columns).where(_still(connection, chunk))))
 
 
-def read_embeddings(connection: Connection, chunk: Chunk) -> list[EmbeddingRow]:
-    """The chunk's items that still qualify, each with the embedding that the transform reads."""
+def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[EmbeddingRow]:
+    """The chunk's items that still qualify, each with the embedding that the transform reads, see `read_version`."""
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
-    stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id))
+    stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, order))
     found = connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk)))
     return all_of(EmbeddingRow, found)
 
@@ -261,14 +261,13 @@ def _unchanged(connection: Connection, moved: Sequence[EmbeddedItems], failed: S
 def write_moved(
     connection: Connection, gallery_id: int, version_id: int, kind: Kind, moved: Sequence[EmbeddedItems]
 ) -> int:
-    """Store new embeddings and make them active; returns of how many items. Raises UnknownGallery."""
+    """Store new embeddings, and have every replica hear of them; returns of how many items. Raises UnknownGallery."""
     count = sum(len(each.item_ids) for each in moved)
     seq = take_seq(connection, gallery_id, count)
     for each in moved:
         arrays = (each.vectors, each.side, each.uncertainty)
         put_embeddings(connection, version_id, ORIGIN[kind], each.item_ids, *arrays)
         keys = listed(connection, each.item_ids)
-        place = update(item).where(item.c.id == keys.key)
-        connection.execute(place.values(active_id=version_id, seq=seq + keys.place))
+        connection.execute(update(item).where(item.c.id == keys.key).values(seq=seq + keys.place))
         seq += len(each.item_ids)
     return count

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import BackfillState, drained, finish_or_extend
+from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.store.database import Database
 
@@ -22,7 +25,7 @@ def finish_or_replan(database: Database, registry: Registry, embedder: Embedder)
         with database.read() as connection:
             uncertain = uncertain_of(connection, registry, embedder, backfill_id)
         with database.write() as connection:
-            state = finish_or_extend(connection, backfill_id, uncertain)
+            state = finish_or_extend(connection, backfill_id, partial(order_to, registry), uncertain)
         if state is not None:  # or another worker was faster
             states[backfill_id] = state
     return states

@@ -17,9 +17,11 @@ from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.filtering import passing
 from service.backfills.orders import Scope
-from service.backfills.planner import Kind, active_origin, most, read_version, stored_for, waiting_items
+from service.backfills.planner import Kind, Order, most, read_version, served_origin, stored_for, waiting_items
+from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
+from service.store.embeddings import first_held
 from service.store.rows import all_of
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
@@ -50,12 +52,13 @@ def estimate(
 ) -> BackfillEstimate:
     """Reckon a backfill with the share, limit and rate of `asked`; nothing is written."""
     kind = Kind(scope.kind)
-    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, scope.origin)
-    read = read_version(kind, target.id)
+    order = places_of(registry, target).order
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
+    read = read_version(kind, target.id, order)
     passed = None if asked.filter is None else passing(connection, waiting, asked.filter, read)
     by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
     items = most(sum(by_version.values()), asked.share, asked.limit)
-    rows = _sample(connection, waiting, kind, target, passed) if items else []
+    rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
     sampled, seconds = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
@@ -66,13 +69,13 @@ def estimate(
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     replaced = _already_held(connection, waiting, target)
-    left = _left(connection, scope, by_version, items)
+    left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + max(items - replaced, 0) * width, live * width)
     return BackfillEstimate(
         kind=kind,
         version=target.name,
         items=items,
-        without_image=_without_image(connection, scope, asked.filter) if kind is Kind.REENCODE else 0,
+        without_image=_without_image(connection, scope, order, asked.filter) if kind is Kind.REENCODE else 0,
         sampled=sampled,
         seconds_per_item=seconds,
         seconds=total,
@@ -109,16 +112,17 @@ def _measure(
 def _sample(
     connection: Connection,
     waiting: ColumnElement[bool],
-    kind: Kind,
-    target: LoadedVersion,
+    stored: ColumnElement[bool],
+    size: int,
     passed: Mapping[int, int] | None,
 ) -> Sequence[SampledRow]:
     ids = sorted(passed or connection.execute(select(item.c.id).where(waiting)).scalars())
-    drawn = np.random.default_rng(0).choice(ids, min(len(ids), SAMPLE[kind]), replace=False)
+    drawn = np.random.default_rng(0).choice(ids, min(len(ids), size), replace=False)
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
-    stored = item.join(embedding, stored_for(kind, target.id))
     mine = item.c.id.in_(listed(connection, drawn.tolist()).keys)
-    found = connection.execute(select(*columns).select_from(stored).where(mine).order_by(item.c.id))
+    found = connection.execute(
+        select(*columns).select_from(item.join(embedding, stored)).where(mine).order_by(item.c.id)
+    )
     return all_of(SampledRow, found)
 
 
@@ -126,13 +130,18 @@ def _live(scope: Scope) -> tuple[Any, ...]:
     return item.c.gallery_id == scope.gallery_id, item.c.deleted == false()
 
 
-def _without_image(connection: Connection, scope: Scope, given: dict[str, Any] | None) -> int:
+def _elsewhere(scope: Scope, order: Order) -> ColumnElement[bool]:
+    """Whether another version than the target serves an item; what holds nothing is served by none."""
+    return func.coalesce(first_held(order), 0) != scope.version_id
+
+
+def _without_image(connection: Connection, scope: Scope, order: Order, given: dict[str, Any] | None) -> int:
     """Live items in the scope that only a transform could move."""
-    there = and_(*_live(scope), item.c.blob.is_(None), item.c.active_id != scope.version_id)
+    there = and_(*_live(scope), item.c.blob.is_(None), _elsewhere(scope, order))
     if scope.origin is not None:
-        there = and_(there, active_origin(scope.origin))
+        there = and_(there, served_origin(order, scope.origin))
     if given is not None:
-        return len(passing(connection, there, given, item.c.active_id))
+        return len(passing(connection, there, given))
     return int(connection.execute(select(func.count()).where(there)).scalar_one())
 
 
@@ -157,9 +166,9 @@ def _already_held(connection: Connection, waiting: ColumnElement[bool], target: 
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 
-def _left(connection: Connection, scope: Scope, by_version: Mapping[int, int], items: int) -> int:
+def _left(connection: Connection, scope: Scope, order: Order, by_version: Mapping[int, int], items: int) -> int:
     """Live items that would still be in another version than the target; at worst, where not all that wait move."""
-    statement = select(func.count()).where(*_live(scope), item.c.active_id != scope.version_id)
+    statement = select(func.count()).where(*_live(scope), _elsewhere(scope, order))
     arriving = items - min(by_version.get(scope.version_id, 0), items)
     return int(connection.execute(statement).scalar_one()) - arriving
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Text, cast, select
+from sqlalchemy import ColumnElement, Connection, Text, cast, literal, select
 
 from index.filter import parse_filter
 from index.metadata import Item, Metadata
@@ -18,14 +18,14 @@ ROWS = 4096
 def passing(
     connection: Connection, among: ColumnElement[bool], given: dict[str, Any], version: ColumnElement[Any] | None = None
 ) -> dict[int, int]:
-    """Key -> `version`, by default the active one, of the rows of `item` that `among` takes and the filter lets pass.
+    """Key -> `version`, by default 0, of the rows of `item` that `among` takes and the filter lets pass.
 
     Raises:
         InvalidFilter: it is no filter.
     """
     where = parse_filter(given)
     found: dict[int, int] = {}
-    columns = (item.c.id, item.c.active_id if version is None else version, cast(item.c.metadata, Text))
+    columns = (item.c.id, literal(0) if version is None else version, cast(item.c.metadata, Text))
     rows = connection.execute(select(*columns).where(among), execution_options=STREAMED)
     for block in rows.partitions(ROWS):
         store = Metadata()

@@ -20,8 +20,9 @@ from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz, space_from_json
 from service.backfills.embedder import Embedder, carry
-from service.backfills.planner import Kind, stored_for, waiting_items
+from service.backfills.planner import Kind, Order, stored_for, waiting_items
 from service.errors import EdgeBroken
+from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.repository import STREAMED
 from service.store.rows import BackfillRow, all_of, first_of
@@ -77,7 +78,7 @@ def uncertainties(
     target = registry.by_id(scope.version_id)
     sources: Scores = defaultdict(dict)
     count = 0
-    for block in _stored(connection, scope):
+    for block in _stored(connection, scope, places_of(registry, target).order):
         count += len(block)
         for old_id, rows in groupby(sorted(block, key=lambda row: row.version_id), key=lambda row: row.version_id):
             _score(registry.by_id(old_id), target, embedder, list(rows), sources)
@@ -109,12 +110,12 @@ def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder,
         return {}
 
 
-def _stored(connection: Connection, scope: Scope) -> Iterator[list[WaitingRow]]:
-    stored = stored_for(Kind(scope.kind), scope.version_id)
+def _stored(connection: Connection, scope: Scope, order: Order) -> Iterator[list[WaitingRow]]:
+    stored = stored_for(Kind(scope.kind), scope.version_id, order)
     statement = (
         select(item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
         .select_from(item.join(embedding, stored))
-        .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, scope.origin))
+        .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, order, scope.origin))
         .order_by(item.c.id)
     )
     for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):

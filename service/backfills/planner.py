@@ -34,6 +34,7 @@ from sqlalchemy import (
 from index.evaluation.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
+from service.store.embeddings import first_held
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.sql_arrays import gathered, listed
@@ -41,6 +42,9 @@ from service.store.tables import backfill, backfill_chunk, backfill_failure, edg
 
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""
+
+Order = Sequence[int]
+"""Version ids, the one that serves an item best first."""
 
 
 class Kind(StrEnum):
@@ -90,58 +94,56 @@ def forward_from(version_id: int) -> Select[int]:
     return select(edge.c.old_id).where(edge.c.new_id == version_id, edge.c.kind == EdgeKind.FORWARD.value)
 
 
-def source_of(version_id: int) -> ColumnElement[Any]:
-    """The version whose embedding of an item a transform reads: of those it holds with an item edge to this one.
+def read_version(kind: Kind, version_id: int, order: Order) -> ColumnElement[Any]:
+    """The version of the embedding of an item that such a backfill starts from: the one that serves it.
 
-    The active one if it is among them, else the newest: so every worker makes the same of the item.
+    For `transform` the first in the same order of those with an item edge to the target: so every worker makes the same
+    of the item.
     """
-    held = embedding.alias("held")
-    carried = (held.c.item_id == item.c.id, held.c.version_id.in_(forward_from(version_id)))
-    active = select(held.c.version_id).where(*carried, held.c.version_id == item.c.active_id)
-    newest = select(func.max(held.c.version_id)).where(*carried)
-    return func.coalesce(*(found.correlate(item).scalar_subquery() for found in (active, newest)))
+    return first_held(order, forward_from(version_id) if kind is Kind.TRANSFORM else None)
 
 
-def read_version(kind: Kind, version_id: int) -> ColumnElement[Any]:
-    """The version of the embedding of an item that such a backfill starts from: for `reencode` the active one."""
-    return source_of(version_id) if kind is Kind.TRANSFORM else item.c.active_id
-
-
-def stored_for(kind: Kind, version_id: int) -> ColumnElement[bool]:
+def stored_for(kind: Kind, version_id: int, order: Order) -> ColumnElement[bool]:
     """ON clause of `item` and the one embedding of it that such a backfill starts from."""
-    return and_(embedding.c.item_id == item.c.id, embedding.c.version_id == read_version(kind, version_id))
+    return and_(embedding.c.item_id == item.c.id, embedding.c.version_id == read_version(kind, version_id, order))
 
 
-def waiting_items(gallery_id: int, kind: Kind, version_id: int, origin: str | None = None) -> ColumnElement[bool]:
-    """Which rows of `item` such a backfill has to move; `origin` is that of the active embedding, None: any."""
+def waiting_items(
+    gallery_id: int, kind: Kind, version_id: int, order: Order, origin: str | None = None
+) -> ColumnElement[bool]:
+    """Which rows of `item` such a backfill has to move; `origin` is that of the embedding served, None: any."""
     scope = [item.c.gallery_id == gallery_id, item.c.deleted == false(), QUALIFIES[kind](version_id)]
-    return and_(*scope, *([active_origin(origin)] if origin else []))
+    return and_(*scope, *([served_origin(order, origin)] if origin else []))
 
 
-def _matches(among: ColumnElement[bool]) -> Select[Any]:
+def _matches(among: ColumnElement[bool], _order: Order) -> Select[Any]:
     counted = select(item.c.id, item_traffic.c.matches).join(item_traffic, item_traffic.c.item_id == item.c.id)
     return counted.where(among)
 
 
-def _transformed(among: ColumnElement[bool]) -> Select[Any]:
-    return select(item.c.id, true()).where(among, active_origin("transformed"))
+def _transformed(among: ColumnElement[bool], order: Order) -> Select[Any]:
+    return select(item.c.id, true()).where(among, served_origin(order, "transformed"))
 
 
-GOES_BY: dict[str, Callable[[ColumnElement[bool]], Select[Any]]] = {"traffic": _matches, "transformed": _transformed}
+GOES_BY: dict[str, Callable[[ColumnElement[bool], Order], Select[Any]]] = {
+    "traffic": _matches,
+    "transformed": _transformed,
+}
 """SELECT of the keys and scores of the items that are not at the end of an order."""
 
 
-def plan(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float] | None = None) -> int:
+def plan(connection: Connection, job: BackfillRow, order: Order, uncertain: Mapping[int, float] | None = None) -> int:
     """Cut what the backfill has to move now into chunks; `job` is its row as it is.
 
-    `uncertain` maps item ids to how unsure, for the order by it; an item that is missing there comes last.
+    `order` is that of `service.registry.placement.Places` while its target is current. `uncertain` maps item ids to how
+    unsure, for the order by it; an item that is missing there comes last.
 
     Returns:
         How many items were planned: new ones, and those that are to be tried again.
     """
     # First: what is to be tried again is still known as such.
-    fresh = _fresh(connection, job, uncertain or {})
-    again = _due(connection, job) + _written_anew(connection, job)
+    fresh = _fresh(connection, job, order, uncertain or {})
+    again = _due(connection, job, order) + _written_anew(connection, job, order)
     first = _next_number(connection, job.id)
     cut = [*_cut(fresh, job.chunk_size), *_cut(again, job.chunk_size)]
     if cut:
@@ -154,10 +156,10 @@ def plan(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float
     return len(fresh) + len(again)
 
 
-def _fresh(connection: Connection, job: BackfillRow, uncertain: Mapping[int, float]) -> list[int]:
+def _fresh(connection: Connection, job: BackfillRow, order: Order, uncertain: Mapping[int, float]) -> list[int]:
     """Items that were never planned or were skipped, in order, as many as the scope allows."""
     known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
-    among = and_(waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin), ~known)
+    among = and_(waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin), ~known)
     # Keys grow in the order items were first stored.
     keys = gathered(connection, select(item.c.id).where(among))
     if job.filter is not None:
@@ -166,7 +168,8 @@ def _fresh(connection: Connection, job: BackfillRow, uncertain: Mapping[int, flo
     if job.item_order == "uncertainty":
         scores = [uncertain.get(key, -math.inf) for key in keys.tolist()]
     elif job.item_order in GOES_BY:
-        told: dict[int, float] = {row[0]: row[1] for row in connection.execute(GOES_BY[job.item_order](among)).all()}
+        scored = connection.execute(GOES_BY[job.item_order](among, order)).all()
+        told: dict[int, float] = {row[0]: row[1] for row in scored}
         scores = [told.get(key, 0) for key in keys.tolist()]
     # An order looks at what it goes by, and others are not read: that costs several times as much as the keys.
     waiting = Waiting(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
@@ -196,11 +199,11 @@ def most(found: int, share: float | None, limit: int | None) -> int:
     return found if limit is None else min(found, limit)
 
 
-def _due(connection: Connection, job: BackfillRow) -> list[int]:
+def _due(connection: Connection, job: BackfillRow, order: Order) -> list[int]:
     """Items whose pause is over; one that needs no move any more is counted as skipped."""
     mine = (backfill_failure.c.backfill_id == job.id, _pause_is_over())
     ids = set(connection.execute(select(backfill_failure.c.item_id).where(*mine)).scalars())
-    still = _still_waiting(connection, job, ids)
+    still = _still_waiting(connection, job, order, ids)
     if gone := ids - set(still):
         _forget(connection, job.id, gone)
         skipped = {"skipped": backfill.c.skipped + len(gone), "revision": backfill.c.revision + 1}
@@ -210,7 +213,7 @@ def _due(connection: Connection, job: BackfillRow) -> list[int]:
     return still
 
 
-def _written_anew(connection: Connection, job: BackfillRow) -> list[int]:
+def _written_anew(connection: Connection, job: BackfillRow, order: Order) -> list[int]:
     """Items that were given up, and written since: they count as waiting again."""
     changed = (
         select(item.c.id)
@@ -221,7 +224,7 @@ def _written_anew(connection: Connection, job: BackfillRow) -> list[int]:
             backfill_failure.c.seq != item.c.seq,
         )
     )
-    again = _still_waiting(connection, job, set(connection.execute(changed).scalars()))
+    again = _still_waiting(connection, job, order, set(connection.execute(changed).scalars()))
     if again:
         _forget(connection, job.id, again)
         fewer = update(backfill).where(backfill.c.id == job.id).values(failed=backfill.c.failed - len(again))
@@ -229,10 +232,10 @@ def _written_anew(connection: Connection, job: BackfillRow) -> list[int]:
     return again
 
 
-def _still_waiting(connection: Connection, job: BackfillRow, ids: set[int]) -> list[int]:
+def _still_waiting(connection: Connection, job: BackfillRow, order: Order, ids: set[int]) -> list[int]:
     if not ids:
         return []
-    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, job.origin)
+    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
     among = and_(item.c.id.in_(listed(connection, sorted(ids)).keys), still)
     if job.filter is not None:
         return sorted(passing(connection, among, job.filter))
@@ -250,13 +253,11 @@ def _pause_is_over() -> ColumnElement[bool]:
     return or_(backfill_failure.c.next_try <= now, backfill_failure.c.next_try > now + MAX_PAUSE_SECONDS)
 
 
-def active_origin(origin: str) -> ColumnElement[bool]:
-    """Whether a row of `item` is active in an embedding of this origin."""
-    active = embedding.alias("active")
+def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
+    """Whether a row of `item` is served by an embedding of this origin."""
+    served = embedding.alias("served")
     return exists().where(
-        active.c.item_id == item.c.id,
-        active.c.version_id == item.c.active_id,
-        active.c.origin == origin,
+        served.c.item_id == item.c.id, served.c.origin == origin, served.c.version_id == first_held(order)
     )
 
 
@@ -280,9 +281,14 @@ def drained(connection: Connection) -> list[int]:
 
 
 def finish_or_extend(
-    connection: Connection, backfill_id: int, uncertain: Mapping[int, float] | None = None
+    connection: Connection,
+    backfill_id: int,
+    order_of: Callable[[int], Order],
+    uncertain: Mapping[int, float] | None = None,
 ) -> BackfillState | None:
     """End a drained backfill, or plan the items that came or changed while it ran, or are to be tried again.
+
+    `order_of` gives the order of places while a version is current.
 
     Returns:
         Its state now; None when there is nothing to do: another worker was faster, or it was deleted.
@@ -294,7 +300,7 @@ def finish_or_extend(
     if backfill_id not in drained(connection):
         return None
     job = one_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
-    if plan(connection, job, uncertain):
+    if plan(connection, job, order_of(job.version_id), uncertain):
         return BackfillState.RUNNING
     return BackfillState.DONE if turn(connection, backfill_id, (BackfillState.RUNNING,), BackfillState.DONE) else None
 

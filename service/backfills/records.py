@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Select, func, select
 
 from index.errors import RegraftError
+from service.store.embeddings import first_held
 from service.store.rows import BackfillRow, all_of, first_of
 from service.store.tables import backfill, backfill_failure, item
 
@@ -27,11 +29,14 @@ class RetryingBackfill(BackfillRow):
 
 
 class FailureRow(NamedTuple):
-    """An item that a backfill could not move; `next_try` None: it was given up, or is being tried again."""
+    """An item that a backfill could not move, and the version that serves it.
+
+    `next_try` None: it was given up, or is being tried again.
+    """
 
     item_id: int
     external_id: str
-    active_id: int | None
+    version_id: int | None
     code: str
     reason: str
     attempts: int
@@ -53,9 +58,14 @@ def backfill_rows(connection: Connection, gallery_id: int) -> list[RetryingBackf
     return all_of(RetryingBackfill, connection.execute(mine.order_by(backfill.c.id)))
 
 
-def failures_after(connection: Connection, number: int, after: int, limit: int) -> list[FailureRow]:
-    """Up to `limit` items that a backfill could not move, whose key is above `after`, by key."""
-    about = (item.c.id, item.c.external_id, item.c.active_id)
+def failures_after(
+    connection: Connection, number: int, order: Sequence[int], after: int, limit: int
+) -> list[FailureRow]:
+    """Up to `limit` items that a backfill could not move, whose key is above `after`, by key.
+
+    `order`: of places, see `service.store.embeddings.first_held`.
+    """
+    about = (item.c.id, item.c.external_id, first_held(order))
     why = tuple(backfill_failure.c[name] for name in ("code", "reason", "attempts", "next_try", "at"))
     failed = select(*about, *why).join(backfill_failure, item.c.id == backfill_failure.c.item_id)
     mine = failed.where(backfill_failure.c.backfill_id == number, backfill_failure.c.item_id > after)

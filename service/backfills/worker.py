@@ -13,6 +13,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from sqlalchemy import Connection
@@ -29,6 +30,7 @@ from service.backfills.pipeline import Pipeline
 from service.backfills.planner import BackfillState, Kind
 from service.errors import UnknownGallery
 from service.logs import configure
+from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blob_references import open_blobs
@@ -107,7 +109,8 @@ class Worker:
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
             return self._embedder.reencode(target, self._read(chunks.read_images, chunk))
-        return self._embedder.transform(target, self._read(chunks.read_embeddings, chunk))
+        order = self._patiently(lambda: order_to(self._registry, target.id))
+        return self._embedder.transform(target, self._read(partial(chunks.read_embeddings, order=order), chunk))
 
     def _finish(self, chunk: Chunk, outcome: Outcome) -> None:
         try:

@@ -1,8 +1,8 @@
 """The doctor: looks through a data folder for what should not be there, says what to do, and mends what is safe.
 
 Safe is what changes no answer but a wrong one, and loses nothing: vectors are brought to unit length, embeddings that
-nothing can be compared with are removed from items to which something better remains, items whose active embedding is
-missing go to one they hold, and files that nothing refers to are removed.
+nothing can be compared with are removed from items to which something better remains, and files that nothing refers to
+are removed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from service.store.database import Database
 
 Check = Callable[[Context, bool], list[Finding]]
 
-CHECKS: Sequence[Check] = (folders.check, deleted.check, vectors.check, places.check, images.check)
-"""In this order: what is removed from an item decides where it belongs."""
+CHECKS: Sequence[Check] = (folders.check, deleted.check, vectors.check, images.check)
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
 
@@ -38,5 +37,6 @@ class Doctor:
         blobs = open_blobs(self._database, self._settings.blobs_url)
         context = Context(self._settings, self._database, registry, blobs)
         findings = [finding for check in CHECKS for finding in check(context, fix)]
-        findings += sets.check(context)
+        # Last: what was removed from an item decides what serves it.
+        findings += [*places.check(context), *sets.check(context)]
         return sorted((f for f in findings if f.count), key=lambda f: (ORDER[f.severity], f.code))

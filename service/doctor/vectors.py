@@ -150,7 +150,7 @@ def _check_double(row: StoredRow, seen: dict[bytes, str], found: Finding) -> Non
 
 
 def _mend(context: Context, rows: Iterable[Damaged], found: dict[str, Finding], change: Mend) -> None:
-    """Change rows, many in a transaction; replicas follow where they are active."""
+    """Change rows, many in a transaction; replicas follow."""
     galleries: dict[int, list[Damaged]] = defaultdict(list)
     for each in rows:
         galleries[each[0].gallery_id].append(each)
@@ -208,5 +208,5 @@ def _as_read(row: StoredRow) -> tuple[Any, ...]:
 
 
 def _tell_replicas(connection: Connection, row: StoredRow, seq: int) -> None:
-    active = (item.c.id == row.item_id, item.c.active_id == row.version_id, item.c.deleted == false())
-    connection.execute(update(item).where(*active).values(seq=seq))
+    live = (item.c.id == row.item_id, item.c.deleted == false())
+    connection.execute(update(item).where(*live).values(seq=seq))

@@ -10,8 +10,10 @@ from regraft.models import FailurePage, ItemFailure
 from service.backfills.records import FailureRow, backfill_row, failures_after
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.requests import CheckedRoute, Service
+from service.registry.placement import places_in
 from service.registry.registry import Registry
 from service.schemas import Number
+from service.store.repository import gallery_row
 
 router = APIRouter(route_class=CheckedRoute, tags=["backfills"])
 
@@ -27,7 +29,9 @@ def failures(
     after = decode_cursor(cursor)
     with service.database.read() as connection:
         row = backfill_row(connection, number)
-        rows = failures_after(connection, number, after, limit + 1)
+        gallery = gallery_row(connection, row.gallery_id)
+        order = places_in(service.registry, gallery).order if gallery else ()
+        rows = failures_after(connection, number, order, after, limit + 1)
     page = rows[:limit]
     following = encode_cursor(page[-1].item_id) if len(rows) > limit else None
     return FailurePage(failures=[_failure(service.registry, f) for f in page], failed=row.failed, next=following)
@@ -40,6 +44,6 @@ def _failure(registry: Registry, row: FailureRow) -> ItemFailure:
         reason=row.reason,
         attempts=row.attempts,
         next_try=row.next_try,
-        version=None if row.active_id is None else registry.by_id(row.active_id).name,
+        version=None if row.version_id is None else registry.by_id(row.version_id).name,
         at=row.at,
     )

@@ -22,6 +22,7 @@ from service.backfills.records import RetryingBackfill, backfill_row, backfill_r
 from service.http.backfill_progress import describe, look
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
+from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
@@ -186,7 +187,7 @@ def start(
         "attempts": asked.attempts,
     }
     row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
-    if not plan(connection, row, uncertain):
+    if not plan(connection, row, places_of(registry, target).order, uncertain):
         turn(connection, row.id, (BackfillState.RUNNING,), BackfillState.DONE)
     return backfill_row(connection, row.id)
 

@@ -79,7 +79,7 @@ def create(name: Name, body: GateIn, response: Response, service: Service, conte
         gallery = gallery_named(connection, name)
         if gallery.current_id is None:
             raise NoCurrentVersion(f"gallery {name!r} has no current version to compare with: deploy without a gate")
-        places = live_places(connection, service.registry, gallery.id)
+        places = live_places(connection, service.registry, gallery)
     old = service.registry.current_of(gallery)
     sample = take(service, gallery.id, old, new, places, body)
     report = measure(service.registry, old, new, sample, body.model_dump())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -18,6 +19,7 @@ from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.ingest import ingest_array, ingest_embeddings, ingest_images
 from service.http.requests import CheckedRoute, Service, read_body
+from service.registry.placement import Places, places_in
 from service.runtime import Runtime
 from service.schemas import ID, NAME, IdsIn, ItemId, Name
 from service.store.embeddings import embeddings_of
@@ -101,10 +103,13 @@ def list_page(
     """A page of the gallery's items."""
     after = decode_cursor(cursor)
     with service.database.read() as connection:
-        rows = items_after(connection, gallery_named(connection, name).id, after, limit + 1)
-    page = rows[:limit]
+        gallery = gallery_named(connection, name)
+        rows = items_after(connection, gallery.id, after, limit + 1)
+        page = rows[:limit]
+        held = embeddings_of(connection, [row.id for row in page])
+    places = places_in(service.registry, gallery)
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    return ItemPage(items=[ItemInfo(**_item(service, row)) for row in page], next=following)
+    return ItemPage(items=[ItemInfo(**_item(service, places, row, held[row.id])) for row in page], next=following)
 
 
 @router.post("/galleries/{name}/items:delete")
@@ -142,10 +147,11 @@ def show_image(name: Name, item_id: ItemId, request: Request, service: Service) 
 def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     """One item and the embeddings it holds."""
     with service.database.read() as connection:
-        row = live_item(connection, gallery_named(connection, name).id, item_id)
-        held = embeddings_of(connection, row.id)
-    embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held]
-    return ItemDetail(**_item(service, row), embeddings=embeddings)
+        gallery = gallery_named(connection, name)
+        row = live_item(connection, gallery.id, item_id)
+        held = embeddings_of(connection, [row.id])[row.id]
+    embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
+    return ItemDetail(**_item(service, places_in(service.registry, gallery), row, held), embeddings=embeddings)
 
 
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
@@ -181,12 +187,13 @@ def _mime(image: bytes) -> str:
         return "application/octet-stream"
 
 
-def _item(service: Runtime, row: ItemRow) -> dict[str, Any]:
-    assert row.active_id is not None, "a live item is active somewhere"
+def _item(service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str]) -> dict[str, Any]:
+    for version_id in held:
+        service.registry.by_id(version_id)  # another process's, perhaps
     return {
         "id": row.external_id,
         "metadata": row.metadata,
-        "active": service.registry.by_id(row.active_id).name,
+        "active": service.registry.by_id(places.best(held)).name if held else None,
         "image": row.blob is not None,
         "seq": row.seq,
         "created": row.created,

@@ -32,6 +32,7 @@ from service.http.remote_results import ResultIn, check_complete, check_edges, c
 from service.http.requests import CheckedRoute, Service
 from service.registry.edge_archive import fingerprint, pack
 from service.registry.edge_records import EdgeRecord
+from service.registry.placement import order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
@@ -243,7 +244,7 @@ def _with_embeddings(service: Runtime, connection: Connection, chunk: Chunk, inp
             embedding=base64.b64encode(row.vector).decode() if inputs else None,
             side=base64.b64encode(row.side).decode() if inputs and row.side is not None else None,
         )
-        for row in chunks.read_embeddings(connection, chunk)
+        for row in chunks.read_embeddings(connection, chunk, order_to(service.registry, chunk.version_id))
     ]
 
 

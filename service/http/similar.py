@@ -14,6 +14,7 @@ from index.query_plan import Encode
 from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
+from service.registry.placement import places_of
 from service.replica.feed import usable
 from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
@@ -59,6 +60,7 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
 def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
     with service.database.read() as connection:
         found = held_by(connection, live.id, ids)
+    places = places_of(service.registry, live.current)
     for number, external_id in enumerate(ids):
         rows = found.get(external_id)
         if not rows:
@@ -73,7 +75,7 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
         if not held and first.blob is None:
             why = f"what item {external_id!r} holds is damaged: `regraft doctor` names it"
             raise DamagedEmbedding(why, pointer=f"/items/{number}")
-        active = service.registry.by_id(first.active_id).name
+        active = service.registry.by_id(places.best([row.version_id for row in rows])).name
         yield QueryItem(f"/items/{number}", first.id, first.seq, first.blob, active, held)
 
 

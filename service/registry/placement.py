@@ -1,8 +1,8 @@
-"""Placement: the version each live item is active in.
+"""Placement: the version that serves each live item. A rule, which nothing stores.
 
 It is the one, of those the item holds an embedding of, that queries of the current version reach best: the current
-version itself, else by the route that measured best, `dual` last. So an item's place follows from the current version
-and what the item holds, and a rollback restores exactly what was before without computing an embedding.
+version itself, else by the route that measured best, `dual` last. So an item's place follows from the current version,
+the edges and what the item holds: a deployment rewrites no item, and a rollback restores exactly what was before.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from sqlalchemy import Connection, case, exists, false, func, select, update
+from sqlalchemy import ColumnElement, Connection, exists
 
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import live_items_by_version, take_seq
+from service.store.repository import live_items_by_version, versions_held
 from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
+
+NOBODY: frozenset[str] = frozenset()
 
 
 class ReachLost(RegraftError):
@@ -30,10 +32,10 @@ class ReachLost(RegraftError):
 
 @dataclass(frozen=True)
 class Places:
-    """Where items belong while one version is current: version ids, the one reached best first.
+    """Which embedding serves an item while one version is current: version ids, the one reached best first.
 
     Attributes:
-        order: every version.
+        order: every version; `service.store.embeddings.first_held` is the rule in SQL.
         reached: those that queries of the current version reach.
     """
 
@@ -45,65 +47,54 @@ class Places:
         return {version_id: rank for rank, version_id in enumerate(self.order)}
 
     def best(self, held: Collection[int]) -> int:
-        """The version an item is active in that holds embeddings of these."""
+        """The version that serves an item which holds embeddings of these."""
         return min(held, key=self._rank.__getitem__)
 
 
-def places_of(registry: Registry, current: LoadedVersion, graph: Graph | None = None) -> Places:
-    """The rule as it is now."""
+def places_of(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> Places:
+    """The rule as it is now; `current` None: no version is."""
     order = preference(registry, current, graph)
-    reached = (held.id for held in order if route_to(registry, current, held, graph) is not None)
+    reached = (held.id for held in order if current and route_to(registry, current, held, graph) is not None)
     return Places(tuple(held.id for held in order), frozenset(reached))
 
 
-def activate(
-    connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, graph: Graph | None = None
-) -> int:
-    """Put every live item where it belongs once `current` is the current version; returns how many moved."""
-    places = {held.id: place for place, held in enumerate(preference(registry, current, graph))}
-    rank = case(places, value=embedding.c.version_id, else_=len(places))
-    live = item.alias("live")
-    held = (
-        select(
-            live.c.id,
-            live.c.active_id,
-            embedding.c.version_id,
-            func.row_number().over(partition_by=live.c.id, order_by=rank).label("place"),
-        )
-        .join(embedding, embedding.c.item_id == live.c.id)
-        .where(live.c.gallery_id == gallery_id, live.c.deleted == false())
-        .subquery("held")
-    )
-    moving = (
-        select(held.c.id, held.c.version_id, func.row_number().over(order_by=held.c.id).label("number"))
-        .where(held.c.place == 1, held.c.version_id != held.c.active_id)
-        .subquery("moving")
-    )
-    first = take_seq(connection, gallery_id, 0)
-    values = {"active_id": moving.c.version_id, "seq": first - 1 + moving.c.number}
-    moved = connection.execute(update(item).where(item.c.id == moving.c.id).values(values)).rowcount
-    take_seq(connection, gallery_id, moved)
-    return moved
+def places_in(registry: Registry, gallery: GalleryRow) -> Places:
+    """The rule of a gallery."""
+    return places_of(registry, None if gallery.current_id is None else registry.by_id(gallery.current_id))
 
 
-def preference(registry: Registry, current: LoadedVersion, graph: Graph | None = None) -> list[LoadedVersion]:
-    """Every version, the one whose items image queries of `current` reach best first, those out of reach last."""
+def order_to(registry: Registry, version_id: int) -> tuple[int, ...]:
+    """The order of places while this version is current, as the target of a backfill is."""
+    registry.sync_edges()
+    return places_of(registry, registry.by_id(version_id)).order
+
+
+def preference(registry: Registry, current: LoadedVersion | None, graph: Graph | None = None) -> list[LoadedVersion]:
+    """Every version, the one whose items image queries of `current` reach best first, those out of reach last.
+
+    An encoder that cannot be opened for the moment counts too: what it embedded stays where it is.
+    """
+    edges, everyone = graph or registry.graph(), registry.all()
+    if current is None:
+        return everyone[::-1]
+    images = frozenset(held.name for held in everyone if held.card.encoder) if current.card.encoder else NOBODY
+    texts = frozenset(held.name for held in everyone if held.card.text) if current.card.text else NOBODY
 
     def rank(held: LoadedVersion) -> tuple[int, float, int, int]:
-        route = route_to(registry, current, held, graph)
+        route = edges.route(current.name, held.name, images) or edges.route(current.name, held.name, texts)
         if route is None:
             return 2, 0.0, 0, -held.id
         if route.dual:
             return 1, 0.0, 0, -held.id
         return 0, -route.measured, len(route.edges), -held.id
 
-    return sorted(registry.all(), key=rank)
+    return sorted(everyone, key=rank)
 
 
 def check_reachable(connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion) -> None:
     """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
 
-    An item that holds an embedding in reach moves to it once `current` is current, wherever it is now.
+    An item that holds an embedding in reach is served by it once `current` is current, whatever serves it now.
     """
     if lost := _out_of_reach(connection, registry, gallery_id, current):
         raise NoRoute(
@@ -136,17 +127,22 @@ def _out_of_reach(
     current: LoadedVersion,
     before: LoadedVersion | None = None,
 ) -> dict[str, int]:
-    """Version -> live items active in it that hold no embedding that queries of `current` reach.
+    """Version -> live items it serves that hold no embedding that queries of `current` reach.
 
-    `before`: only those that queries of this version reach.
+    `before`: only those that queries of this version reach, by what serves them while it is current.
     """
-    reached, items_by_version = places_of(registry, current).reached, live_items_by_version(connection, gallery_id)
-    asked = items_by_version.keys() if before is None else items_by_version.keys() & places_of(registry, before).reached
+    reached, places = places_of(registry, current).reached, places_of(registry, before or current)
+    asked = versions_held(connection, gallery_id)
+    asked = asked if before is None else asked & places.reached
     if asked <= reached:  # as a rule, and it saves a look at every item
         return {}
-    in_reach = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(reached))
-    stuck = live_items_by_version(connection, gallery_id, item.c.active_id.in_(asked - reached), ~in_reach)
+    stuck = live_items_by_version(connection, gallery_id, places.order, _holding(asked), ~_holding(reached))
     return {registry.by_id(version_id).name: items for version_id, items in stuck.items()}
+
+
+def _holding(versions: Collection[int]) -> ColumnElement[bool]:
+    """Whether a row of `item` holds an embedding of one of these."""
+    return exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(versions))
 
 
 def _in_words(lost: Mapping[str, int]) -> str:

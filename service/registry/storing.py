@@ -1,4 +1,4 @@
-"""What a batch makes of the items that are there already: added beside, replaced or refused, and where each belongs.
+"""What a batch makes of the items that are there already: added beside, replaced or refused.
 
 An embedding says one more thing about an item, so it is put beside the others; an image is what the others were made
 from, so it takes their place. Whatever comes, an item must hold something that queries of the current version reach.
@@ -15,7 +15,7 @@ from sqlalchemy import Connection, case, delete, select
 from index.errors import NoRoute, RegraftError
 from index.version import Origin
 from service.errors import ItemExists
-from service.registry.placement import Places, places_of
+from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, overwrite, rows_of, store_items
@@ -60,7 +60,7 @@ def store(
     *,
     replacing: bool | None,
 ) -> StoredItems:
-    """Write items of different ids, each with an embedding by `version`, and put them where they belong.
+    """Write items of different ids, each with an embedding by `version`.
 
     To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
     for as many. `replacing`: True: nothing stays of an item that is there; False: it is refused; None: it is updated.
@@ -70,12 +70,12 @@ def store(
         registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
         registry.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
-    places, stored = places_of(registry, current), StoredItems()
+    reached, stored = places_of(registry, current).reached, StoredItems()
     for new in items:
         known = there.get(new.external_id)
         if known is not None and replacing is False:
             stored.refused[new.external_id] = ItemExists(pointer="/id")
-        elif places.reached.isdisjoint(_after(known, new, version.id, replacing)):
+        elif reached.isdisjoint(_after(known, new, version.id, replacing)):
             stored.refused[new.external_id] = _unreachable(current, version)
         elif known is None:
             stored.new.append(new)
@@ -87,13 +87,8 @@ def store(
     whole = [*stored.new, *stored.replaced]
     stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq)
     stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
-    _add(
-        connection,
-        places,
-        version.id,
-        [(there[new.external_id], new) for new in stored.updated],
-        first_seq + len(whole),
-    )
+    updated = [(there[new.external_id], new) for new in stored.updated]
+    _add(connection, version.id, updated, first_seq + len(whole))
     return stored
 
 
@@ -130,9 +125,7 @@ def _is_same(known: There, new: NewItem, version_id: int) -> bool:
     return vector is not None and bytes(vector) == to_bytes(new.vector)
 
 
-def _add(
-    connection: Connection, places: Places, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int
-) -> None:
+def _add(connection: Connection, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int) -> None:
     """Put embeddings beside those the items hold, in the place of one by the same version."""
     if not updated:
         return
@@ -148,7 +141,6 @@ def _add(
             "key": known.row.id,
             "metadata": known.row.metadata if new.metadata is None else dict(new.metadata),
             "blob": known.row.blob,
-            "active_id": places.best(_after(known, new, version_id, None)),
             "seq": first_seq + number,
             "deleted": False,
         }

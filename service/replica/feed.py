@@ -1,4 +1,4 @@
-"""The change feed, sorted: which vectors go where, which items leave, and which cannot be placed, and why.
+"""The change feed, sorted: which vectors items hold, which items leave, and which cannot be placed, and why.
 
 Shapes: N items, D the dimension of their version.
 """
@@ -31,16 +31,18 @@ class Sorted:
     """Changes as `Gallery.apply` takes them.
 
     Attributes:
-        placed: (version, origin) -> keys and vectors (N, D).
+        placed: (version, origin) -> keys and vectors (N, D): all that an item holds, but for what is damaged.
         removed: keys that leave every shard; those in `missing` are among them.
         items: key -> what is known of each placed item.
-        missing: key -> its version, and why it cannot be placed.
+        missing: key -> its version, "" where it has none, and why it cannot be placed.
+        damaged: items that hold a damaged embedding; those that hold another are served by that.
     """
 
     placed: dict[tuple[str, str], tuple[Sequence[int], Vectors]] = field(default_factory=dict)
     removed: list[int] = field(default_factory=list)
     items: dict[int, Item] = field(default_factory=dict)
     missing: dict[int, Missing] = field(default_factory=dict)
+    damaged: int = 0
 
     def remove(self, keys: Iterable[int]) -> None:
         """Have items leave every shard."""
@@ -48,39 +50,39 @@ class Sorted:
             self.removed.append(key)
             del self.items[key]
 
-    def miss(self, keys: Iterable[int], version: str, why: str) -> None:
-        """Leave items out."""
-        for key in keys:
-            self.removed.append(key)
-            self.missing[key] = Missing(version, why, self.items.pop(key).seq)
+    def miss(self, key: int, version: str, why: str) -> None:
+        """Leave an item out."""
+        self.removed.append(key)
+        self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
 def sort(registry: Registry, blocks: Blocks) -> Sorted:
-    """Say of each changed item where it goes."""
+    """Say of each changed item what it holds."""
     made = Sorted()
     found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
     for block in blocks:
         # A column at a time: there may be a million rows.
-        block_keys, version_ids, origins, blobs, *known = zip(*block, strict=True)
+        block_keys, version_ids, origins, blobs, *known, deleted = zip(*block, strict=True)
         made.items.update(zip(block_keys, map(Item, *known), strict=True))
+        made.remove(compress(block_keys, deleted))
         places = list(zip(version_ids, origins, strict=True))
         for place in set(places):
-            mine = [other == place for other in places]
             version_id, origin = place
-            if version_id is None:
-                made.remove(compress(block_keys, mine))
-            elif origin is None:
-                made.miss(compress(block_keys, mine), registry.by_id(version_id).name, MISSING)
-            else:
+            if version_id is not None:
+                mine = [other == place for other in places]
                 keys, rows = found[version_id, origin]
                 keys.extend(compress(block_keys, mine))
                 rows.extend(compress(blobs, mine))
-    for (version_id, origin), (keys, rows) in found.items():
+    damaged: dict[int, str] = {}
+    for (version_id, origin), (keys, rows) in sorted(found.items()):
         version = registry.by_id(version_id)
-        kept, vectors, damaged = usable(keys, rows, version.card.dim)
-        made.miss(damaged, version.name, DAMAGED)
+        kept, vectors, bad = usable(keys, rows, version.card.dim)
+        damaged.update(dict.fromkeys(bad, version.name))
         if kept:
             made.placed[version.name, origin] = kept, vectors
+    made.damaged = len(damaged)
+    for key in made.items.keys() - {key for kept, _ in made.placed.values() for key in kept}:
+        made.miss(key, *((damaged[key], DAMAGED) if key in damaged else ("", MISSING)))
     return made
 
 

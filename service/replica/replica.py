@@ -1,8 +1,8 @@
 """The replica: follows every gallery's change feed and keeps it searchable in memory.
 
 `LoadedGallery` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one
-step, so a query sees a deployment and the items it moved together or not at all. A thread looks for news of other
-processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back.
+step. Which embedding serves an item follows from the current version and the edges: no row says it. A thread looks for
+news of other processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from index.version import EdgeKey
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
+from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout, deployed
 from service.replica.feed import Blocks, sort
@@ -159,12 +160,14 @@ class Replica:
                     live.declared.add(registered.id)
             # One that was opened before its files changed is as good as ever.
             known = {d.edge.key: d for d in seen_edges if not d.problem or live.edges.get(d.edge.key) == d.id}
-            for key in set(live.edges) - set(known):
-                live.gallery.remove_edge(key)
-                del live.edges[key]
             for key, declared in known.items():
                 if live.edges.get(key) != declared.id:
                     self._add_edge(live, declared)
+            # In between, so that what serves an item can be reached at every moment.
+            live.gallery.prefer(self._order(live.current))
+            for key in set(live.edges) - set(known):
+                live.gallery.remove_edge(key)
+                del live.edges[key]
             live.seen_edges = seen_edges
             # One that could not be opened is tried again by the next query.
             live.seen_standing = standing if set(live.edges) == set(known) else None
@@ -173,6 +176,14 @@ class Replica:
         """Whether the gallery knows all that the registry has."""
         seen, now = live.seen_standing, self._registry.standing()
         return seen is not None and seen[0] is now[0] and seen[1] is now[1]
+
+    def moving(self, gallery_id: int, current: LoadedVersion) -> int:
+        """Live items that another embedding would serve if this version were current, by everything committed."""
+        self.refresh(gallery_id)
+        return self.get(gallery_id).gallery.moving(self._order(current))
+
+    def _order(self, current: LoadedVersion | None) -> list[str]:
+        return [held.name for held in preference(self._registry, current)]
 
     def _add_edge(self, live: LoadedGallery, declared: EdgeRecord) -> None:
         key = declared.edge.key
@@ -272,8 +283,8 @@ class Replica:
                         self._apply(live, [block])
                     blocks = ()
                 blocks = list(blocks)
-            self._apply(live, blocks, row.next_seq - 1, current.name if current else None, fitted)
-            live.current, live.rollout, live.gates = current, rollout, gates
+            self._apply(live, blocks, row.next_seq - 1, current, fitted)
+            live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
             return True
 
@@ -282,12 +293,18 @@ class Replica:
         live: LoadedGallery,
         blocks: Blocks,
         seq: int | None = None,
-        current: str | None = None,
+        current: LoadedVersion | None = None,
         fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
     ) -> None:
         found = sort(self._registry, blocks)
         self.declare(live)
-        live.gallery.apply(found.placed, found.removed, found.items, found.missing, seq, current, fitted)
+        name = None if current is None else current.name
+        taken = (found.placed, found.removed, found.items, found.missing)
+        with live.declaring:  # an order by another current version must not come in between
+            live.gallery.apply(*taken, seq, name, fitted, self._order(current or live.current))
+            live.current = current or live.current
+        if found.damaged:
+            logger.error(Event("damaged_embeddings", gallery=live.name, items=found.damaged))
         if found.missing:
             some = sorted(found.missing)[:LOGGED]
             why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))

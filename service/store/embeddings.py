@@ -13,7 +13,9 @@ from sqlalchemy import (
     Connection,
     Integer,
     LargeBinary,
+    Select,
     bindparam,
+    case,
     cast,
     delete,
     false,
@@ -40,7 +42,6 @@ class HeldRow(NamedTuple):
     seq: int
     external_id: str
     blob: str | None
-    active_id: int
     version_id: int
     vector: bytes
 
@@ -96,15 +97,32 @@ def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
     connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
 
 
-def embeddings_of(connection: Connection, item_id: int) -> list[tuple[int, str]]:
-    """(version_id, origin) of each embedding the item holds, oldest version first."""
-    statement = select(embedding.c.version_id, embedding.c.origin).where(embedding.c.item_id == item_id)
-    return [(row[0], row[1]) for row in connection.execute(statement.order_by(embedding.c.version_id))]
+def embeddings_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, str]]:
+    """Item -> version id -> origin of each embedding these items hold, oldest version first."""
+    held: dict[int, dict[int, str]] = {key: {} for key in item_ids}
+    columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin)
+    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    for key, version_id, origin in connection.execute(mine.order_by(embedding.c.version_id)):
+        held[key][version_id] = origin
+    return held
+
+
+def first_held(order: Sequence[int], among: Select[int] | None = None) -> ColumnElement[Any]:
+    """Of the versions a row of `item` holds embeddings of the first in an order, or of those `among`; null: none.
+
+    In the order that places follow it is the version that serves the item, see `service.registry.placement`.
+    """
+    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
+    places = {version_id: place for place, version_id in enumerate(order)}
+    rank = case(places, value=held.c.version_id, else_=len(order)) if places else held.c.version_id
+    mine = select(held.c.version_id).where(held.c.item_id == item.c.id)
+    mine = mine if among is None else mine.where(held.c.version_id.in_(among))
+    return mine.order_by(rank).limit(1).correlate(item).scalar_subquery()
 
 
 def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[HeldRow]]:
     """External id -> what each live item holds, the oldest version first."""
-    columns = (item.c.id, item.c.seq, item.c.external_id, item.c.blob, item.c.active_id)
+    columns = (item.c.id, item.c.seq, item.c.external_id, item.c.blob)
     statement = (
         select(*columns, embedding.c.version_id, embedding.c.vector)
         .join(embedding, embedding.c.item_id == item.c.id)

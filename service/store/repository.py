@@ -12,9 +12,9 @@ from sqlalchemy import (
     ColumnElement,
     Connection,
     Text,
-    and_,
     bindparam,
     cast,
+    exists,
     false,
     func,
     insert,
@@ -27,15 +27,15 @@ from index.item_id import is_writable
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
-from service.store.embeddings import put_embeddings, remove_embeddings
+from service.store.embeddings import first_held, put_embeddings, remove_embeddings
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import texts
-from service.store.tables import embedding, gallery, item
+from service.store.tables import embedding, gallery, item, version
 
 FEED_BLOCK = 10_000
 
-FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int]
-"""One item as the change feed gives it: see `changes`."""
+FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int, bool]
+"""One embedding of an item as the change feed gives it: see `changes`."""
 
 IS_THERE = gallery.c.deleted.is_(None)
 """Of a gallery: nobody deleted it. The row of one that was deleted stays until what it held is freed."""
@@ -137,7 +137,7 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
 def store_items(
     connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int
 ) -> list[str]:
-    """Insert or replace items by their external ids (all different), each with one embedding, active in `version_id`.
+    """Insert or replace items by their external ids (all different), each with one embedding, by `version_id`.
 
     `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. Returns the blobs that nothing refers to
     any more.
@@ -150,7 +150,6 @@ def store_items(
             "external_id": n.external_id,
             "metadata": dict(n.metadata or {}),
             "blob": n.blob,
-            "active_id": version_id,
             "seq": first_seq + number,
             "deleted": False,
             "created": now,
@@ -195,7 +194,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
     if live:
         tombstone = update(item).where(item.c.id == bindparam("key"))
         connection.execute(
-            tombstone.values(seq=bindparam("at"), deleted=True, active_id=None, blob=None, metadata={}),
+            tombstone.values(seq=bindparam("at"), deleted=True, blob=None, metadata={}),
             [{"key": row.id, "at": first + number} for number, row in enumerate(live)],
         )
     return {row.external_id for row in live}, [row.blob for row in live if row.blob is not None]
@@ -220,35 +219,58 @@ def items_after(connection: Connection, gallery_id: int, after: int, limit: int)
     return all_of(ItemRow, connection.execute(statement))
 
 
-def live_items_by_version(connection: Connection, gallery_id: int, *which: ColumnElement[bool]) -> dict[int, int]:
-    """Version id -> live items, of those that `which` holds for, active in it, oldest version first."""
+def live_items_by_version(
+    connection: Connection, gallery_id: int, order: Sequence[int], *which: ColumnElement[bool]
+) -> dict[int, int]:
+    """Version id -> live items, of those that `which` holds for, that it serves in this order, oldest version first.
+
+    It looks at every item; what is in memory counts faster.
+    """
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), *which)
-    counted = select(item.c.active_id, func.count()).where(*live).group_by(item.c.active_id)
-    return {row[0]: row[1] for row in connection.execute(counted.order_by(item.c.active_id))}
+    each = select(first_held(order).label("version_id")).where(*live).subquery()
+    counted = select(each.c.version_id, func.count()).where(each.c.version_id.is_not(None)).group_by(each.c.version_id)
+    return {row[0]: row[1] for row in connection.execute(counted.order_by(each.c.version_id))}
+
+
+def versions_held(connection: Connection, gallery_id: int) -> set[int]:
+    """The versions that live items of the gallery hold embeddings of."""
+    # One item of each is enough, and is found at once where the look begins with the version: hence no plain
+    # `gallery_id`, which has an index too.
+    mine = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
+    held = exists().where(embedding.c.version_id == version.c.id, *mine)
+    return set(connection.execute(select(version.c.id).where(held)).scalars())
 
 
 # The change feed
 
 
 def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[FeedRow]]:
-    """The feed behind number `after` in blocks of (id, active_id, origin, vector, metadata as JSON, external_id, seq).
+    """The feed behind number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
-    A deleted item comes without version, origin and vector, one whose active embedding is missing with its version and
-    without the other two.
+    A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
+    as a deleted one does. The rows of an item are in one block.
     """
-    active = and_(embedding.c.item_id == item.c.id, embedding.c.version_id == item.c.active_id)
-    beside = (cast(item.c.metadata, Text), item.c.external_id, item.c.seq)
+    held = (embedding.c.version_id, embedding.c.origin, embedding.c.vector)
+    beside = (cast(item.c.metadata, Text), item.c.external_id, item.c.seq, item.c.deleted)
     statement = (
-        select(item.c.id, item.c.active_id, embedding.c.origin, embedding.c.vector, *beside)
-        .select_from(item.outerjoin(embedding, active))
+        select(item.c.id, *held, *beside)
+        .select_from(item.outerjoin(embedding, embedding.c.item_id == item.c.id))
         .where(item.c.gallery_id == gallery_id, item.c.seq > after)
-        .order_by(item.c.seq)
+        .order_by(item.c.seq, item.c.id)
     )
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
     streamed = connection.execute(statement, execution_options=STREAMED)
-    yield from streamed.partitions(FEED_BLOCK)
+    last: list[FeedRow] = []  # the rows so far of the last item
+    for block in streamed.partitions(FEED_BLOCK):
+        rows = [*last, *block]
+        cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
+        last = rows[cut:]
+        if cut:
+            yield rows[:cut]
+    if last:
+        yield last
 
 
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:
@@ -260,8 +282,8 @@ def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]
 
 
 def overwrite(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write metadata, blob, active_id, seq and deleted of the items of these keys (`key`)."""
-    columns = ("metadata", "blob", "active_id", "seq", "deleted")
+    """Write metadata, blob, seq and deleted of the items of these keys (`key`)."""
+    columns = ("metadata", "blob", "seq", "deleted")
     statement = (
         update(item).where(item.c.id == bindparam("key")).values({name: bindparam(f"new_{name}") for name in columns})
     )

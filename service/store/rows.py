@@ -69,14 +69,13 @@ class GalleryRow(NamedTuple):
 
 
 class ItemRow(NamedTuple):
-    """An item; `active_id` None: it is deleted."""
+    """An item."""
 
     id: int
     gallery_id: int
     external_id: str
     metadata: dict[str, Any]
     blob: str | None
-    active_id: int | None
     seq: int
     deleted: bool
     created: float

@@ -101,14 +101,11 @@ item = Table(
     Column("metadata", JSON, nullable=False),
     # Where the stored image lies in the blob store; null: the item came as an embedding.
     Column("blob", String(256)),
-    Column("active_id", Id, ForeignKey("version.id")),
     Column("seq", BigInteger, nullable=False),
     Column("deleted", Boolean, nullable=False, default=False),
     Column("created", Float, nullable=False),
-    CheckConstraint("deleted or active_id is not null", name="live_has_version"),
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
-    Index(None, "gallery_id", "active_id"),
     # The order of pages.
     Index(None, "gallery_id", "id"),
     sqlite_autoincrement=True,
@@ -159,7 +156,7 @@ deployment = Table(
     Column("previous_id", Id, ForeignKey("version.id")),
     Column("gate_id", Id, ForeignKey("gate_report.id")),
     Column("state", String(16), nullable=False),
-    # Items that moved at once, because they held an embedding of a version this one prefers.
+    # Items that were served by another of their embeddings from then on, one of a version that this one prefers.
     Column("activated", Integer, nullable=False),
     Column("reason", String(1024), nullable=False, default=""),
     Column("created", Float, nullable=False),

@@ -126,9 +126,7 @@ def _dependents(connection: Connection, version_id: int) -> dict[str, Sequence[s
         "deployments in galleries": galleries(
             (gallery.c.id, gallery.c.current_id == version_id), (deployment.c.gallery_id, was_current)
         ),
-        "items of galleries": galleries(
-            (item.c.gallery_id, holding), (item.c.gallery_id, item.c.active_id == version_id)
-        ),
+        "items of galleries": galleries((item.c.gallery_id, holding)),
         "edges from versions": names(select(version.c.name).where(newer)),
         "gates of galleries": galleries(
             (gate_report.c.gallery_id, gate_report.c.version_id == version_id), (calibration.c.gallery_id, mapped)

@@ -21,6 +21,7 @@ from service.store.tables import backfill, backfill_chunk, embedding, gallery, i
 from staging.together import together
 
 V1, V2 = 1, 2
+ORDER = (V2, V1)
 ONE = np.ones(2, np.float32)
 
 
@@ -55,7 +56,7 @@ def start(database: Database, **fields: Any) -> int:
         }
         row |= {"chunk_size": 3, "next_claim": 0.0, "total": 0, "created": 0.0, **fields}
         planned = connection.execute(insert(backfill).values(row).returning(backfill)).one()
-        plan(connection, planned)
+        plan(connection, planned, ORDER)
     return int(planned.id)
 
 
@@ -99,11 +100,13 @@ def test_several_workers_move_every_item_once_in_commit_order(database: Database
 
     assert sum(count["done"] for count in counts) == 60
     with database.write() as connection:
-        assert finish_or_extend(connection, number) is BackfillState.DONE
+        assert finish_or_extend(connection, number, lambda _: ORDER) is BackfillState.DONE
     with database.lookup() as connection:
         row = connection.execute(select(backfill).where(backfill.c.id == number)).one()
         assert (row.done, row.skipped, row.failed, row.total) == (60, 0, 0, 60)
-        seqs = list(connection.execute(select(item.c.seq).where(item.c.active_id == V2)).scalars())
+        seqs = list(
+            connection.execute(select(item.c.seq).join(embedding).where(embedding.c.version_id == V2)).scalars()
+        )
         assert sorted(seqs) == list(range(61, 121))
         assert len(connection.execute(select(embedding).where(embedding.c.version_id == V2)).all()) == 60
 
@@ -210,5 +213,5 @@ def test_chunks_whose_backfill_is_cancelled_while_they_are_computed_change_nothi
 
     assert len(lost) == 4
     with database.lookup() as connection:
-        assert connection.execute(select(item.c.id).where(item.c.active_id == V2)).all() == []
+        assert connection.execute(select(embedding.c.item_id).where(embedding.c.version_id == V2)).all() == []
         assert set(connection.execute(select(backfill_chunk.c.state)).scalars()) == {"leased"}

@@ -10,7 +10,7 @@ from sqlalchemy import Engine, create_engine, func, insert, inspect, select, tex
 
 from service.settings import Settings
 from service.store.database import Database, migrating, upgrade
-from service.store.tables import edge, gallery, item, metadata, version
+from service.store.tables import edge, embedding, gallery, item, metadata, version
 from staging.together import together
 
 
@@ -75,6 +75,15 @@ def test_down_and_up_again_ends_in_the_same_schema_and_leaves_nothing_behind(set
     assert schema(settings) == before
 
 
+def active(settings: Settings) -> list[int | None]:
+    """The version each item is active in, which newer schemas do not store."""
+    engine = create_engine(settings.database_url)
+    with engine.connect() as connection:
+        found = list(connection.execute(text("select active_id from item order by id")).scalars())
+    engine.dispose()
+    return found
+
+
 def test_what_is_stored_survives_every_step_down_and_up(settings: Settings) -> None:
     upgrade(settings)
     database = Database(settings.database_url)
@@ -84,18 +93,38 @@ def test_what_is_stored_survives_every_step_down_and_up(settings: Settings) -> N
         known = {"origin": "registered", "evidence": {"kind": "truncate"}, "made": {}, "files": {}, "created": 1.5}
         connection.execute(insert(edge).values(new_id=2, old_id=1, kind="truncate", **known))
         connection.execute(insert(gallery).values(name="g", current_id=2, next_seq=5, created=1.5))
-        stored = {"gallery_id": 1, "external_id": "a", "metadata": {"x": [1, None]}, "active_id": 1, "seq": 4}
+        stored = {"gallery_id": 1, "external_id": "a", "metadata": {"x": [1, None]}, "seq": 4}
         connection.execute(insert(item).values(**stored, deleted=False, created=1.5))
+        for number, version_id in ((1, 1), (2, 1), (2, 2), (3, 1)):
+            if number > 1 and version_id == 1:
+                row = {"gallery_id": 1, "external_id": str(number), "metadata": {}, "seq": number, "deleted": False}
+                connection.execute(insert(item).values(**row, created=1.5))
+            made = {"item_id": number, "version_id": version_id, "origin": "encoded", "vector": b"1234"}
+            connection.execute(insert(embedding).values(**made))
+        gone = {"gallery_id": 1, "external_id": "gone", "metadata": {}, "seq": 3, "deleted": True}
+        connection.execute(insert(item).values(**gone, created=1.5))
     database.close()
 
-    for revision in ("0004", "0003"):
+    for revision in ("0010", "0004", "0003"):
         with migrating(settings.database_url) as config:
             command.downgrade(config, revision)
+        assert active(settings) == [1, 2, 1, None]
         upgrade(settings)
 
     database = Database(settings.database_url)
     with database.lookup() as connection:
-        assert connection.execute(select(item.c.metadata, item.c.seq)).one() == ({"x": [1, None]}, 4)
+        assert connection.execute(select(item.c.metadata, item.c.seq).where(item.c.id == 1)).one() == (
+            {"x": [1, None]},
+            4,
+        )
+        assert connection.execute(
+            select(embedding.c.item_id, embedding.c.version_id).order_by(*embedding.primary_key)
+        ).all() == [
+            (1, 1),
+            (2, 1),
+            (2, 2),
+            (3, 1),
+        ]
         assert connection.execute(select(gallery.c.current_id, gallery.c.next_seq)).one() == (2, 5)
         assert connection.execute(select(func.count()).select_from(edge)).scalar() == 1
     database.close()

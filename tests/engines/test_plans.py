@@ -34,7 +34,7 @@ def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) 
     with database.write() as connection:
         connection.execute(insert(version).values(name="v1", card={}, card_sha256="", created=0))
         galleries = [insert_gallery(connection, name) for name in "gh"]
-        stored = {"metadata": {}, "active_id": 1, "deleted": False, "created": 0}
+        stored = {"metadata": {}, "deleted": False, "created": 0}
         rows = [
             {"gallery_id": galleries[n % 2], "external_id": str(n), "seq": n, **stored, "deleted": n % 10 > 3}
             for n in range(4000)

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
-from service.registry.placement import activate, check_kept, check_reachable
+from service.registry.placement import check_kept, check_reachable
 from service.registry.registry import LoadedVersion, Registry, registered_sha256
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
@@ -31,6 +31,7 @@ from service.upgrades.deployments.history import DeploymentState, etag, history,
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 
 Evidence = Mapping[str, Any]
+Moving = Callable[[int, LoadedVersion], int]
 
 
 class AlreadyCurrent(RegraftError):
@@ -72,7 +73,8 @@ class ChangedMeanwhile(RegraftError):
 class TransitionRequest:
     """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial.
 
-    `force`: go back, whatever gets out of reach.
+    `force`: go back, whatever gets out of reach. `moving`: how many items of a gallery another embedding would serve if
+    a version were current.
     """
 
     who: str
@@ -83,6 +85,7 @@ class TransitionRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     checked: Evidence = field(default_factory=dict)
     force: bool = False
+    moving: Moving = lambda _, __: 0
 
 
 @dataclass
@@ -147,7 +150,7 @@ def canary(transition: TransitionContext) -> Evidence:
 
 
 def become_current(transition: TransitionContext) -> Evidence:
-    """Queries go through the version at once, and items that hold an embedding it prefers move to it."""
+    """Queries go through the version at once, and an embedding it prefers serves each item: no item is written."""
     connection, registry, now = transition.connection, transition.registry, time.time()
     if transition.gallery.current_id == transition.row.version_id:
         raise AlreadyCurrent(f"version {transition.version.name!r} is current already", pointer="/version")
@@ -163,7 +166,7 @@ def become_current(transition: TransitionContext) -> Evidence:
     lost = {}
     if transition.row.undoes_id is not None:
         lost = check_kept(connection, registry, transition.gallery, transition.version, transition.request.force)
-    moved = activate(connection, registry, transition.gallery.id, transition.version)
+    moved = transition.request.moving(transition.gallery.id, transition.version)
     transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
     if transition.row.undoes_id is None:
         check_reachable(connection, registry, transition.gallery.id, transition.version)

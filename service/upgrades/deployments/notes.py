@@ -5,16 +5,16 @@ Every function runs in its caller's transaction.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 
 from sqlalchemy import Connection
 
+from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion, Registry
+from service.store.repository import gallery_row, live_items_by_version, versions_held
 from service.store.rows import DeploymentRow
 from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.verdicts import PASS, REFUSE, deciding_report
-from service.upgrades.gates.maps import live_places
 
 ENDED = {DeploymentState.SUPERSEDED.value, DeploymentState.ROLLED_BACK.value, DeploymentState.RETIRED.value}
 
@@ -34,12 +34,16 @@ def _by_old_encoders(
     connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion
 ) -> Iterator[str]:
     """Items behind `dual`: the version's own encoder has no part in what is found there."""
-    waiting: Counter[str] = Counter()
-    for (held, _), count in live_places(connection, registry, gallery_id).items():
-        route = registry.route(version.name, held.name)
-        if route is None or route.dual:
-            waiting[held.name] += count
-    for old, count in sorted(waiting.items()):
+    routes = {
+        held: registry.route(version.name, registry.by_id(held).name) for held in versions_held(connection, gallery_id)
+    }
+    waiting = {held for held, route in routes.items() if route is None or route.dual}
+    gallery = gallery_row(connection, gallery_id)
+    if not waiting or gallery is None:  # as a rule, and it saves a look at every item
+        return
+    counted = live_items_by_version(connection, gallery_id, places_in(registry, gallery).order)
+    for held in sorted(waiting & counted.keys(), key=lambda held: registry.by_id(held).name):
+        old, count = registry.by_id(held).name, counted[held]
         yield (
             f"no edge leads from {version.name!r} to {old!r}: {count} items still get their answers from {old!r}, "
             f"whose encoder embeds queries for them, until a backfill moves them"

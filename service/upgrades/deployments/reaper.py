@@ -17,10 +17,13 @@ from sqlalchemy import Connection, delete, select, update
 
 from index.events import Event
 from service.errors import UnknownGallery
+from service.registry.placement import places_in
+from service.registry.registry import Registry
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.deletion import deleted_galleries
-from service.store.repository import STREAMED, take_seq
+from service.store.embeddings import first_held
+from service.store.repository import STREAMED, gallery_row, take_seq
 from service.store.sql_arrays import listed
 from service.store.tables import deployment, embedding, item
 from service.upgrades.deployments.retiring import holding
@@ -37,8 +40,8 @@ AGAIN_SECONDS = 10.0
 class Reaper:
     """Frees embeddings and galleries in one process: at once for its requests, on a thread what is left unfinished."""
 
-    def __init__(self, database: Database, blobs: Blobs) -> None:
-        self._database = database
+    def __init__(self, database: Database, registry: Registry, blobs: Blobs) -> None:
+        self._database, self._registry = database, registry
         self._blobs = blobs
         self._left = threading.Event()
         self._left.set()  # perhaps by a process that was killed
@@ -58,7 +61,7 @@ class Reaper:
     def free(self, gallery_id: int, version_id: int) -> None:
         """Free a retired version's embeddings; harmless when it is done already. What fails is tried again later."""
         try:
-            free(self._database, gallery_id, version_id)
+            free(self._database, self._registry, gallery_id, version_id)
         except Exception:
             self._left.set()
             raise
@@ -92,12 +95,14 @@ class Reaper:
             rows = connection.execute(select(*columns).where(deployment.c.to_free.is_not(None)).distinct()).all()
             deleted = deleted_galleries(connection)
         for row in rows:
-            free(self._database, row.gallery_id, row.version_id, self._stop)
+            free(self._database, self._registry, row.gallery_id, row.version_id, self._stop)
         for gallery_id in deleted:
             free_gallery(self._database, self._blobs, gallery_id, self._stop)
 
 
-def free(database: Database, gallery_id: int, version_id: int, stop: threading.Event | None = None) -> None:
+def free(
+    database: Database, registry: Registry, gallery_id: int, version_id: int, stop: threading.Event | None = None
+) -> None:
     """Free a retired version's embeddings until all are gone, or `stop` is set."""
     # Looked for once, and while nobody waits: looked for in each block, the items of all blocks before are seen again.
     keys = _held_by(database, gallery_id, version_id)
@@ -107,7 +112,8 @@ def free(database: Database, gallery_id: int, version_id: int, stop: threading.E
         block = keys[start : start + BLOCK].tolist()
         try:
             with database.write() as connection:
-                _free_block(connection, gallery_id, version_id, block, last=start + BLOCK >= len(keys))
+                last = start + BLOCK >= len(keys)
+                _free_block(connection, registry, gallery_id, version_id, block, last=last)
         except UnknownGallery:
             return  # it took everything with it
 
@@ -118,14 +124,21 @@ def _held_by(database: Database, gallery_id: int, version_id: int) -> NDArray[np
         return np.sort(np.fromiter(found.scalars(), np.int64))
 
 
-def _free_block(connection: Connection, gallery_id: int, version_id: int, keys: Sequence[int], *, last: bool) -> None:
-    take_seq(connection, gallery_id, 0)
-    # An item that moved to the version meanwhile, by a deployment of another, keeps what it lives on.
-    idle = select(item.c.id).where(
-        item.c.id.in_(listed(connection, keys).keys), item.c.active_id.is_distinct_from(version_id)
-    )
-    freed = delete(embedding).where(embedding.c.version_id == version_id, embedding.c.item_id.in_(idle))
-    count = connection.execute(freed).rowcount
+def _free_block(
+    connection: Connection, registry: Registry, gallery_id: int, version_id: int, keys: Sequence[int], *, last: bool
+) -> None:
+    seq = take_seq(connection, gallery_id, len(keys))
+    gallery = gallery_row(connection, gallery_id)
+    assert gallery is not None
+    registry.sync_edges()
+    # An item that the version serves since, because another was deployed, keeps what it lives on.
+    served = first_held(places_in(registry, gallery).order)
+    among = item.c.id.in_(listed(connection, keys).keys)
+    idle = list(connection.execute(select(item.c.id).where(among, served.is_distinct_from(version_id))).scalars())
+    freed = listed(connection, idle)
+    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(freed.keys))
+    count = connection.execute(delete(embedding).where(*mine)).rowcount
+    connection.execute(update(item).where(item.c.id == freed.key).values(seq=seq + freed.place))
     left = None if last else deployment.c.to_free - count
-    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
-    connection.execute(update(deployment).where(*mine, deployment.c.to_free.is_not(None)).values(to_free=left))
+    retired = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
+    connection.execute(update(deployment).where(*retired, deployment.c.to_free.is_not(None)).values(to_free=left))

@@ -8,8 +8,10 @@ from __future__ import annotations
 from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
-from service.backfills.planner import ACTIVE, QUALIFIES, Kind, source_of, waiting_items
+from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, waiting_items
+from service.registry.placement import order_to, places_in
 from service.registry.registry import LoadedVersion, Registry
+from service.store.embeddings import first_held
 from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, on_its_way
@@ -73,19 +75,21 @@ def _check_unused(connection: Connection, registry: Registry, gallery: GalleryRo
         raise VersionInUse(f"version {version.name!r} is current: deploy another one first", pointer="/version")
     if (row := on_its_way(connection, gallery.id)) and row.version_id == version.id:
         raise VersionInUse(f"deployment {row.id} of {version.name!r} is {row.state}: roll it back first")
-    depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), item.c.active_id == version.id)
+    served = first_held(places_in(registry, gallery).order)
+    depending = and_(item.c.gallery_id == gallery.id, item.c.deleted == false(), served == version.id)
     if items := _count(connection, depending):
         way_out = _way_out(connection, registry, gallery, depending)
         raise VersionInUse(f"{items} items depend on version {version.name!r}: {way_out}", pointer="/version")
-    _check_unread(connection, gallery, version)
+    _check_unread(connection, registry, gallery, version)
 
 
-def _check_unread(connection: Connection, gallery: GalleryRow, version: LoadedVersion) -> None:
+def _check_unread(connection: Connection, registry: Registry, gallery: GalleryRow, version: LoadedVersion) -> None:
     """What a transform backfill has still to read must not go while it runs."""
     mine = (backfill.c.gallery_id == gallery.id, backfill.c.kind == Kind.TRANSFORM, backfill.c.state.in_(ACTIVE))
     for job in all_of(BackfillRow, connection.execute(select(backfill).where(*mine))):
-        reads = source_of(job.version_id) == version.id
-        if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id), reads)):
+        order = order_to(registry, job.version_id)
+        reads = read_version(Kind.TRANSFORM, job.version_id, order) == version.id
+        if items := _count(connection, and_(waiting_items(gallery.id, Kind.TRANSFORM, job.version_id, order), reads)):
             why = f"backfill {job.id} is {job.state} and reads {items} embeddings of {version.name!r}"
             raise VersionInUse(f"{why}: let it end, or cancel it", pointer="/version")
 

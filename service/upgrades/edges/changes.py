@@ -1,8 +1,8 @@
-"""Accepting and removing edges: one transaction each, which also puts items where they belong from then on.
+"""Accepting and removing edges: one transaction each, of a few rows, however many items there are.
 
-The place of an item follows from the current version, the edges and what the item holds
-(`service.registry.placement`). So when an edge comes or goes, items that hold embeddings of several versions may
-move between them; what a transform backfill made of an item stays, whatever becomes of the edge that made it.
+Which embedding serves an item follows from the current version, the edges and what the item holds
+(`service.registry.placement`). So when an edge comes or goes, items that hold embeddings of several versions may be
+served by another; what a transform backfill made of an item stays, whatever becomes of the edge that made it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -27,13 +27,13 @@ from service.backfills.planner import ACTIVE, Kind
 from service.errors import UnknownGallery
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
-from service.registry.placement import activate, preference, route_to
-from service.registry.registry import Registry
+from service.registry.placement import preference, route_to
+from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
 from service.store.blobs import sync_all
 from service.store.database import Database
-from service.store.repository import all_galleries, live_items_by_version, take_seq
+from service.store.repository import all_galleries, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
 
@@ -88,7 +88,7 @@ class Dependent:
         gallery: its name.
         version: its current version.
         routes: what is reached along the edge now.
-        moved: items that move to another embedding they hold.
+        moved: items that another embedding they hold serves then.
         lost: items that no route reaches any more.
     """
 
@@ -157,8 +157,7 @@ def accept(
             replaced = None if before is None else before.id
             subject = "/".join(edge.key)
             record(connection, context.who, f"edge_{declared.origin}", subject, edge=number, replaced=replaced)
-            for gallery in galleries:
-                _place(connection, registry, gallery, Graph((*registry.graph().edges, edge)))
+            _tell(connection, registry, galleries, Graph((*registry.graph().edges, edge)))
             if incoming is not None and place is not None and not context.dry_run:
                 # Not committed yet: at worst a crash leaves a folder here that no row names.
                 final = registry.edges_folder / place
@@ -201,13 +200,14 @@ def remove(
             registry.sync()
             declared = find(registry, key)
             graph = Graph(edge for edge in registry.graph().edges if edge.key != key)
-            found = [_without(connection, registry, gallery, key, graph) for gallery in galleries]
+            found = [_without(registry, replica, gallery, key, graph) for gallery in galleries]
             touched = tuple(d for d in found if d.routes or d.moved or d.lost)
             removal = Removal(declared, touched, _applied_by(connection, declared))
             if not context.dry_run:
                 _check(removal, force)
                 delete_edge(connection, declared.id)
                 forget_edge(connection, key)
+                _tell(connection, registry, galleries, graph)
                 done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
                 done["lost"] = sum(d.lost for d in touched)
                 record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
@@ -239,34 +239,34 @@ def _lock_galleries(connection: Connection) -> list[GalleryRow]:
     return [row for row in all_galleries(connection) if row.current_id is not None]
 
 
-def _place(connection: Connection, registry: Registry, gallery: GalleryRow, graph: Graph) -> int:
-    """Put the gallery's items where they belong with these edges; returns how many moved."""
-    current = registry.current_of(gallery)
-    if preference(registry, current) == preference(registry, current, graph):
-        return 0
-    return activate(connection, registry, gallery.id, current, graph)
+def _tell(connection: Connection, registry: Registry, galleries: Sequence[GalleryRow], graph: Graph) -> None:
+    """Take a number of the feed where other embeddings may serve with these edges: from there on answers differ."""
+    for gallery in galleries:
+        current = registry.current_of(gallery)
+        if preference(registry, current) != preference(registry, current, graph):
+            take_seq(connection, gallery.id, 1)
 
 
-def _without(connection: Connection, registry: Registry, gallery: GalleryRow, key: EdgeKey, graph: Graph) -> Dependent:
-    """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; moves its items."""
-    current = registry.current_of(gallery)
-    routes = []
-    for version_id, items in live_items_by_version(connection, gallery.id).items():
-        held = registry.by_id(version_id)
-        before = route_to(registry, current, held)
+def _without(registry: Registry, replica: Replica, gallery: GalleryRow, key: EdgeKey, graph: Graph) -> Dependent:
+    """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; counted in memory."""
+    replica.refresh(gallery.id)
+    live, current = replica.get(gallery.id).gallery, registry.current_of(gallery)
+    order = [held.name for held in preference(registry, current, graph)]
+    routes, now = [], live.items_by_version()
+    for name, items in now.items():
+        before = route_to(registry, current, registry.named(name))
         if before is not None and key in before.signature:
-            after = route_to(registry, current, held, graph)
-            routes.append(Rerouted(held.name, items, before.kinds, None if after is None else after.kinds))
-    lost = -_unreached(connection, registry, gallery, registry.graph())
-    moved = _place(connection, registry, gallery, graph)
-    lost += _unreached(connection, registry, gallery, graph)
-    return Dependent(gallery.name, current.name, tuple(routes), moved, lost)
+            after = route_to(registry, current, registry.named(name), graph)
+            routes.append(Rerouted(name, items, before.kinds, None if after is None else after.kinds))
+    lost = _unreached(registry, current, live.items_by_version(order), graph) - _unreached(registry, current, now)
+    return Dependent(gallery.name, current.name, tuple(routes), live.moving(order), lost)
 
 
-def _unreached(connection: Connection, registry: Registry, gallery: GalleryRow, graph: Graph) -> int:
-    current = registry.current_of(gallery)
-    counted = live_items_by_version(connection, gallery.id).items()
-    return sum(n for held_id, n in counted if route_to(registry, current, registry.by_id(held_id), graph) is None)
+def _unreached(
+    registry: Registry, current: LoadedVersion, items_by_version: Mapping[str, int], graph: Graph | None = None
+) -> int:
+    counted = items_by_version.items()
+    return sum(items for name, items in counted if route_to(registry, current, registry.named(name), graph) is None)
 
 
 def _applied_by(connection: Connection, declared: EdgeRecord) -> tuple[int, ...]:

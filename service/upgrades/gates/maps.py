@@ -21,7 +21,10 @@ from index.evaluation.modes import Choice, choose
 from index.graph import Route
 from index.space import Vectors, space_from_json
 from index.version import Origin
+from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion, Registry
+from service.store.embeddings import first_held
+from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
 from service.upgrades.gates.measuring import forwarded, reach
 from service.upgrades.gates.samples import Sample
@@ -36,14 +39,15 @@ Place = tuple[LoadedVersion, str]
 """The items of a version and an origin."""
 
 
-def live_places(connection: Connection, registry: Registry, gallery_id: int) -> dict[Place, int]:
-    """Live items by version and origin."""
-    held = (embedding.c.item_id == item.c.id) & (embedding.c.version_id == item.c.active_id)
+def live_places(connection: Connection, registry: Registry, gallery: GalleryRow) -> dict[Place, int]:
+    """Live items by the version and origin of the embedding that serves them."""
+    order = places_in(registry, gallery).order
+    served = (embedding.c.item_id == item.c.id) & (embedding.c.version_id == first_held(order))
     counted = (
-        select(item.c.active_id, embedding.c.origin, func.count())
-        .select_from(item.join(embedding, held))
-        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-        .group_by(item.c.active_id, embedding.c.origin)
+        select(embedding.c.version_id, embedding.c.origin, func.count())
+        .select_from(item.join(embedding, served))
+        .where(item.c.gallery_id == gallery.id, item.c.deleted == false())
+        .group_by(embedding.c.version_id, embedding.c.origin)
     )
     return {(registry.by_id(v), origin): count for v, origin, count in connection.execute(counted)}
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from sqlalchemy import select
+from sqlalchemy import exists, select
 
 from index.image import decode_image
-from service.store.tables import item
+from service.store.tables import embedding, item
 
 WAIT = 60.0
 
@@ -64,12 +64,11 @@ class Loops:
     def moved(self) -> dict[int, bool]:
         """Picture number -> whether its item is in the new version, of the live items."""
         runtime = self.served.runtime
-        gallery = runtime.replica.find(self.name).id
+        gallery, new = runtime.replica.find(self.name).id, runtime.registry.named(self.new).id
+        held = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == new)
         with runtime.database.lookup() as connection:
-            rows = connection.execute(
-                select(item.c.external_id, item.c.active_id).where(item.c.gallery_id == gallery, ~item.c.deleted)
-            )
-            return {int(i[1:]): runtime.registry.by_id(version).name == self.new for i, version in rows}
+            mine = select(item.c.external_id, held).where(item.c.gallery_id == gallery, ~item.c.deleted)
+            return {int(i[1:]): moved for i, moved in connection.execute(mine)}
 
     def ranking(self, query: int, *, itself: bool) -> list[int]:
         first = self.by_new[query][:4] / np.linalg.norm(self.by_new[query][:4])

@@ -213,9 +213,9 @@ class Model:
         return move.target not in held.vectors and self.source(name, move.target) is not None
 
     def source(self, name: str, target: str) -> str | None:
-        """The version a transform starts from: the active one if an item edge leads from it, else the newest such."""
-        carried, active = self._carried(target) & set(self.items[name].vectors), self.active(name, target)
-        return active if active in carried else max(carried, key=list(self.world.versions).index, default=None)
+        """The version a transform starts from: the best of those it holds that an item edge leads from."""
+        carried = self._carried(target) & set(self.items[name].vectors)
+        return self.world.best(target, carried) if carried else None
 
     def moved(self, name: str, move: Move) -> bool:
         """A worker may have moved this item: then the model does so too."""
@@ -248,7 +248,6 @@ class Model:
         assert all(seq <= sight.seq for seq in sight.seqs)
         for name, seen in sight.items.items():
             self._see_item(name, seen.held, [move for move in (lately, self.moving) if move])
-            assert seen.active == self.active(name), f"{name} is active in {seen.active}"
             assert seen.metadata == self.items[name].metadata
         self._see_backfill(sight, lately)
         self.written.clear()

@@ -23,6 +23,7 @@ V2 = 2
 
 
 V3 = 3
+ORDER = (V3, V2, V1)
 
 
 LEASE = 30.0
@@ -88,7 +89,7 @@ class Planning:
                 **fields,
             }
             planned = connection.execute(insert(backfill).values(row).returning(backfill)).one()
-            plan(connection, planned)
+            plan(connection, planned, ORDER)
         return planned.id
 
     def claim(self, owner: str = "w") -> Chunk | None:
@@ -106,7 +107,7 @@ class Planning:
 
     def finish(self, backfill_id: int) -> BackfillState | None:
         with self.database.write() as connection:
-            return finish_or_extend(connection, backfill_id)
+            return finish_or_extend(connection, backfill_id, lambda _: ORDER)
 
     def set_state(self, backfill_id: int, state: BackfillState) -> None:
         with self.database.write() as connection:

@@ -110,17 +110,21 @@ class Site:
             return connection.execute(select(backfill).where(backfill.c.id == number)).one()
 
     def state(self, name: str = "g") -> dict[str, Any]:
-        """What a gallery's live items are and hold: id -> (active version, {version: (origin, vector)})."""
+        """What a gallery's live items are and hold: id -> (version that serves it, {version: (origin, vector)}).
+
+        That is the current one where the item holds it, else, with two versions, the other.
+        """
         with self.database.read() as connection:
-            mine = select(gallery.c.id).where(gallery.c.name == name).scalar_subquery()
-            live = select(item).where(item.c.gallery_id == mine, item.c.deleted.is_(False))
-            found = {row.id: (row.external_id, row.active_id, {}) for row in connection.execute(live)}
+            mine = connection.execute(select(gallery).where(gallery.c.name == name)).one()
+            live = select(item).where(item.c.gallery_id == mine.id, item.c.deleted.is_(False))
+            found = {row.id: (row.external_id, {}) for row in connection.execute(live)}
             for held in connection.execute(select(embedding).where(embedding.c.item_id.in_(list(found)))):
-                found[held.item_id][2][held.version_id] = (held.origin, held.vector)
-        return {external_id: (active_id, held) for external_id, active_id, held in found.values()}
+                found[held.item_id][1][held.version_id] = (held.origin, held.vector)
+        current = mine.current_id
+        return {name: (current if current in held else max(held), held) for name, held in found.values()}
 
     def mix(self, name: str = "g") -> dict[int, int]:
-        """Live items per active version id, by SQL."""
+        """Live items per version id that serves them."""
         counted: dict[int, int] = {}
         for active_id, _ in self.state(name).values():
             counted[active_id] = counted.get(active_id, 0) + 1

@@ -16,9 +16,8 @@ from service.store.tables import backfill, deployment, embedding, item, version
 
 @dataclass
 class Seen:
-    """A live item: the version it is active in, its metadata, and version -> (origin, vector) of what it holds."""
+    """A live item: its metadata, and version -> (origin, vector) of what it holds."""
 
-    active: str
     metadata: dict[str, Any]
     held: dict[str, tuple[str, np.ndarray]] = field(default_factory=dict)
 
@@ -56,7 +55,7 @@ def look(database: Database, name: str) -> Sight:
 def _items(
     connection: Connection, versions: Mapping[int, str], gallery_id: int, rows: Sequence[Any]
 ) -> dict[str, Seen]:
-    seen = {row.id: Seen(versions[row.active_id], row.metadata) for row in rows}
+    seen = {row.id: Seen(row.metadata) for row in rows}
     for row in connection.execute(select(embedding).join(item).where(item.c.gallery_id == gallery_id)):
         assert row.item_id in seen, "a deleted item holds an embedding"
         seen[row.item_id].held[versions[row.version_id]] = row.origin, np.frombuffer(row.vector, "<f4")

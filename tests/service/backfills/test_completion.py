@@ -12,7 +12,7 @@ from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, drained, plan, turn
 from service.store.repository import delete_items
 from service.store.tables import backfill, backfill_failure, item
-from staging.plans import V2, Clock, Planning, flat, moved_of
+from staging.plans import ORDER, V2, Clock, Planning, flat, moved_of
 
 
 class TestFinish:
@@ -144,7 +144,7 @@ class TestOrders:
         with stage.database.write() as connection:
             connection.execute(update(backfill).where(backfill.c.id == started).values(item_limit=None))
             row = connection.execute(select(backfill).where(backfill.c.id == started)).one()
-            plan(connection, row, {keys["i1"]: 0.5, keys["i2"]: 0.9, keys["i3"]: 0.1})
+            plan(connection, row, ORDER, {keys["i1"]: 0.5, keys["i2"]: 0.9, keys["i3"]: 0.1})
 
         assert flat(stage.planned(started)) == ["i2", "i1", "i3", "i0"]
 

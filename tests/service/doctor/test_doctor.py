@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -14,20 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import Engine, delete, event, insert, select, update
+from sqlalchemy import delete, insert, select, update
 
 from index.version import Version
-from service.doctor import findings, vectors
+from service.doctor import vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
-from service.registry.incoming import incoming_folder
 from service.settings import Settings
-from service.store.blob_references import SOURCES
-from service.store.blobs import MARKER, Blobs
-from service.store.database import Database, upgrade
-from service.store.deletion import delete_gallery, free_items
+from service.store.blobs import Blobs
+from service.store.database import Database
 from service.store.repository import take_seq
-from service.store.tables import embedding, evaluation, evaluation_embedding, evaluation_entry, gallery, item, metadata
+from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
 from service.store.vector_codec import from_bytes, to_bytes
 from staging.builders import make_version
 from staging.served import serving
@@ -117,7 +111,7 @@ def reencode(ward: Ward, serving: Any) -> None:
 def test_what_cannot_be_compared_is_removed_and_a_backfill_makes_it_anew(
     ward: Ward, vector: list[float], code: str
 ) -> None:
-    """i5 holds nothing else, but an image; i0 is active in v2, where it is damaged too, and holds v1."""
+    """i5 holds nothing else, but an image; i0 is served by v2, where it is damaged too, and holds v1."""
     in_v2 = (embedding.c.item_id == ward.ids["i0"], embedding.c.version_id == 2)
     ((whole,),) = ward.rows(select(embedding.c.vector).where(*in_v2))
     ward.damage("i5", 1, np.asarray(vector))
@@ -126,12 +120,13 @@ def test_what_cannot_be_compared_is_removed_and_a_backfill_makes_it_anew(
     found = ward.examine(fix=True)
 
     assert (found[code].count, found[code].fixed) == (2, 2)
-    assert ward.rows(select(item.c.active_id).where(item.c.external_id == "i0")) == [(1,)]
-    assert set(ward.examine()) == {"no_active_embedding"}
+    held = select(item.c.external_id, embedding.c.version_id).join(embedding)
+    held = held.where(item.c.external_id.in_(["i0", "i5"]))
+    assert ward.rows(held) == [("i0", 1)]
+    assert set(ward.examine()) == {"no_embedding"}
     reencode(ward, serving)
     assert ward.examine() == {}
-    rows = ward.rows(select(item.c.external_id, item.c.active_id).where(item.c.external_id.in_(["i0", "i5"])))
-    assert set(rows) == {("i0", 2), ("i5", 2)}
+    assert set(ward.rows(held)) == {("i0", 1), ("i0", 2), ("i5", 2)}
     ((anew,),) = ward.rows(select(embedding.c.vector).where(*in_v2))
     np.testing.assert_allclose(from_bytes([anew], 6), from_bytes([whole], 6), atol=1e-6)
 
@@ -234,164 +229,22 @@ def test_embeddings_are_mended_many_in_a_transaction(
 
     assert sizes == [4, 2]
     seqs = dict(ward.rows(select(item.c.external_id, item.c.seq)))
-    told = {name for name in seqs if seqs[name] > max(before.values())}
-    assert told == {"i4", "i5"}  # the others are active in v2
-    assert len({seqs[name] for name in told}) == 2
+    assert min(seqs.values()) > max(before.values())  # every replica hears of them
+    assert len(set(seqs.values())) == 6
 
 
-def test_an_item_in_no_shard_goes_to_what_it_still_holds(ward: Ward) -> None:
-    ward.damage("i0", 2, None)  # active in v2, still holds v1
+def test_an_item_that_lost_an_embedding_is_served_by_another_and_one_that_has_none_is_named(ward: Ward) -> None:
+    ward.damage("i0", 2, None)  # served by v2, still holds v1
     ward.damage("i5", 1, None)  # holds nothing any more
 
-    found = ward.examine(fix=True)["no_active_embedding"]
-
-    assert (found.count, found.fixed) == (2, 1)
-    assert ward.rows(select(item.c.active_id).where(item.c.external_id == "i0")) == [(1,)]
-    left = ward.examine()
-    assert [example.rpartition("/")[2] for example in left["no_active_embedding"].examples] == ["i5"]
-
-
-def test_items_in_no_shard_are_placed_all_at_once_as_a_deployment_would(ward: Ward) -> None:
-    moved: list[str] = []
-
-    @event.listens_for(Engine, "before_cursor_execute")
-    def listen(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("UPDATE item"):
-            moved.append(statement)
-
-    before = dict(ward.rows(select(item.c.external_id, item.c.seq)))
-    for name in ("i0", "i1", "i2"):  # active in v2, still hold v1
-        ward.damage(name, 2, None)
-
-    found = ward.examine(fix=True)["no_active_embedding"]
-    event.remove(Engine, "before_cursor_execute", listen)
-
-    assert (found.count, found.fixed, len(moved)) == (3, 3, 1)
-    rows = ward.rows(select(item.c.external_id, item.c.active_id, item.c.seq))
-    assert {name: active for name, active, _ in rows} == {f"i{n}": 2 if n == 3 else 1 for n in range(6)}
-    new = {seq for name, _, seq in rows if seq != before[name]}
-    assert (len(new), min(new) > max(before.values())) == (3, True)
-    assert ward.examine() == {}
-
-
-def test_images_and_items_that_lost_each_other(ward: Ward) -> None:
-    folder = ward.settings.data / "blobs" / "1"
-    (gone,) = ward.rows(select(item.c.blob).where(item.c.external_id == "i3"))[0]
-    (ward.settings.data / "blobs" / gone).unlink()
-    (folder / "young").write_bytes(b"x")
-    (folder / "old").write_bytes(b"x")
-    long_ago = time.time() - 2 * findings.ORPHAN_SECONDS
-    os.utime(folder / "old", (long_ago, long_ago))
-
-    found = ward.examine(fix=True)
-
-    assert [e.rpartition("/")[2] for e in found["image_missing"].examples] == ["i3"]
-    assert (found["orphan_blob"].examples, found["orphan_blob"].fixed) == (["1/old"], 1)
-    assert (folder / "young").exists()
-    assert not (folder / "old").exists()
-
-
-def age_everything(ward: Ward) -> list[Path]:
-    """Every image there is, old enough to be an orphan."""
-    images = [path for path in (ward.settings.data / "blobs").rglob("*") if path.is_file() and path.name != MARKER]
-    long_ago = time.time() - 2 * findings.ORPHAN_SECONDS
-    for path in images:
-        os.utime(path, (long_ago, long_ago))
-    return images
-
-
-def test_images_of_evaluation_sets_are_no_orphans_and_missed_when_they_are_gone(
-    ward: Ward, pictures: list[bytes]
-) -> None:
+    assert ward.examine()["no_embedding"].examples == [f"{ward.gallery}/i5"]
     with serving(ward.settings) as running:
-        (gallery,) = running.http.get("/galleries").json()["galleries"]
-        entries = [{"label": n, "image": str(n)} for n in range(3)]
-        sent = running.http.post(
-            f"/galleries/{gallery['name']}/evaluations",
-            data={"entries": json.dumps(entries), "name": "set"},
-            files=[("images", (str(n), pictures[n])) for n in range(3)],
-        )
-        assert sent.status_code == 201, sent.text
-    images = age_everything(ward)
-
-    assert ward.examine(fix=True) == {}
-    assert all(path.exists() for path in images)
-
-    ((gone,),) = ward.rows(select(evaluation_entry.c.blob).where(evaluation_entry.c.number == 1))
-    (ward.settings.data / "blobs" / gone).unlink()
-    found = ward.examine()
-    assert set(found) == {"evaluation_image_missing"}
-    assert found["evaluation_image_missing"].examples == [f"{gallery['name']}, evaluation 1, entry 1"]
-
-
-def test_what_is_left_of_a_deleted_gallery_is_one_finding_and_nothing_of_it_is_taken_for_lost(ward: Ward) -> None:
-    images = age_everything(ward)
-    images[0].unlink()
-    with ward.database.write() as connection:
-        delete_gallery(connection, 1)
-        free_items(connection, 1, 0, 2)
-
-    found = ward.examine()
-
-    assert (found.pop("gallery_half_freed").count, set(found)) == (1, {"version_unused"})
-    assert ward.examine(fix=True)["gallery_half_freed"].fixed == 1
-    assert set(ward.examine()) == {"version_unused"}
-    assert (ward.rows(select(gallery.c.id)), ward.rows(select(item.c.id))) == ([], [])
-    assert not any(path.exists() for path in images)
-
-
-def test_a_store_that_is_gone_is_one_finding_and_no_image_is_taken_for_lost(ward: Ward) -> None:
-    (ward.settings.data / "blobs").rename(ward.settings.data / "elsewhere")
-
-    found = ward.examine(fix=True)
-
-    assert set(found) == {"store_unreachable"}
-    assert str(ward.settings.data / "blobs") in found["store_unreachable"].examples[0]
-
-
-def test_every_column_that_names_an_image_counts_as_a_reference() -> None:
-    named = {column for table in metadata.tables.values() for column in table.columns if "blob" in column.name}
-
-    assert {source.column for source in SOURCES} == named
-
-
-def test_a_store_that_this_database_knows_nothing_of_is_left_alone(ward: Ward, tmp_path: Path) -> None:
-    images = age_everything(ward)
-    other = Settings(data=tmp_path / "other", blobs_url=f"file://{ward.settings.data / 'blobs'}")
-    upgrade(other)
-    database = Database(other.database_url)
-
-    found = {f.code: f for f in Doctor(other, database).examine(fix=True)}
-    database.close()
-
-    assert (found["orphan_blob"].count, found["orphan_blob"].fixed) == (len(images), 0)
-    assert all(path.exists() for path in images)
-
-
-def test_a_version_folder_that_changed_is_named_and_the_rest_is_looked_at_all_the_same(ward: Ward) -> None:
-    for file in ("encoder.onnx", "edges/v1/edge.json"):
-        with (ward.settings.versions / "v2" / file).open("ab") as stream:
-            stream.write(b"x")
-    ward.damage("i1", 2, np.asarray([0.5, 0, 0, 0, 0, 0]))
-    ((gone,),) = ward.rows(select(item.c.blob).where(item.c.external_id == "i3"))
-    (ward.settings.data / "blobs" / gone).unlink()
-
-    found = ward.examine(fix=True)
-
-    assert found["version_changed"].examples[0].startswith("v2: e")
-    assert found["edge_changed"].examples[0].startswith("truncate from v2 to v1: edge.json")
-    assert found["not_unit_vector"].fixed == 1
-    assert found["image_missing"].count == 1
-
-
-def test_remains_of_uploads_go_when_nobody_fills_them(ward: Ward) -> None:
-    left = ward.settings.versions / ".incoming-1"
-    left.mkdir()
-    with incoming_folder(ward.settings.versions) as filled:
-        found = ward.examine(fix=True)["upload_left"]
-
-        assert (found.examples, found.fixed) == ([".incoming-1"], 1)
-        assert (left.exists(), filled.exists()) == (False, True)
+        shown = running.http.get(f"/galleries/{ward.gallery}").json()
+        assert shown["mix"] == {"v1": 2, "v2": 3}
+        actives = [
+            running.http.get(f"/galleries/{ward.gallery}/items/{name}").json()["active"] for name in ("i0", "i5")
+        ]
+        assert actives == ["v1", None]
 
 
 def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: Path) -> None:
@@ -406,7 +259,6 @@ def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: P
             .where(embedding.c.item_id == key)
             .values(version_id=3, vector=to_bytes(np.float32([1, 0, 0])))
         )
-        connection.execute(update(item).where(item.c.id == key).values(active_id=3))
 
     found = ward.examine()
 

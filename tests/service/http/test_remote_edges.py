@@ -86,7 +86,7 @@ def send(keyed: Any, archive: bytes) -> dict[str, Any]:
 def held(keyed: Any, path: str) -> dict[str, Any]:
     late = keyed.runtime.registry.named("late")
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == late.id)
-    columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector)
+    columns = (item.c.external_id, embedding.c.origin, embedding.c.vector)
     statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
     with keyed.runtime.database.lookup() as connection:
         return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}

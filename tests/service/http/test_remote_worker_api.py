@@ -253,7 +253,7 @@ def held(keyed: Any, path: str, version: str) -> dict[str, Any]:
 
     registered = keyed.runtime.registry.named(version)
     mine = (gallery.c.name == path.rpartition("/")[2], embedding.c.version_id == registered.id)
-    columns = (item.c.external_id, item.c.active_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
+    columns = (item.c.external_id, embedding.c.origin, embedding.c.vector, embedding.c.side)
     statement = select(*columns).join(item, item.c.id == embedding.c.item_id).join(gallery)
     with keyed.runtime.database.lookup() as connection:
         return {row[0]: tuple(row[1:]) for row in connection.execute(statement.where(*mine))}

@@ -88,7 +88,7 @@ def test_every_connection_keeps_keys_and_survives_a_power_cut(database: Database
         pragmas = {name: connection.execute(text(f"pragma {name}")).scalar() for name in PRAGMAS}
 
     assert pragmas == PRAGMAS
-    row = {"external_id": "a", "metadata": {}, "active_id": 9, "seq": 1, "deleted": False, "created": 0}
+    row = {"external_id": "a", "metadata": {}, "seq": 1, "deleted": False, "created": 0}
     with pytest.raises(DeletedMeanwhile), database.write() as connection:
         connection.execute(insert(item).values(gallery_id=9, **row))
 
@@ -103,16 +103,6 @@ def test_a_row_that_others_refer_to_is_not_deleted_and_says_nothing_of_a_lost_on
 
 
 PRAGMAS = {"foreign_keys": 1, "journal_mode": "wal", "synchronous": 2}
-
-
-def test_a_live_item_needs_a_version(database: Database) -> None:
-    add_gallery(database, "g")
-    row = {"external_id": "a", "metadata": {}, "active_id": None, "seq": 1, "created": 0, "gallery_id": 1}
-    with pytest.raises(IntegrityError, match="live_has_version"), database.write() as connection:
-        connection.execute(insert(item).values(deleted=False, **row))
-
-    with database.write() as connection:
-        connection.execute(insert(item).values(deleted=True, **row))
 
 
 def test_the_number_of_a_deleted_gallery_is_not_given_again(database: Database) -> None:

@@ -28,6 +28,7 @@ from service.store.repository import (
     live_items_by_version,
     store_items,
     take_seq,
+    versions_held,
 )
 from service.store.tables import embedding, item, version
 from service.store.vector_codec import from_bytes, to_bytes
@@ -73,15 +74,19 @@ def test_vectors_survive_storage_bit_by_bit() -> None:
     assert from_bytes([to_bytes(vectors[0])], 3).flags.writeable
 
 
-def test_live_items_are_counted_by_the_version_they_are_active_in(connection: Connection) -> None:
+def test_live_items_are_counted_by_the_version_that_serves_them(connection: Connection) -> None:
     insert_gallery(connection, "h")
     store(connection, new("c"), version_id=2)
     store(connection, new("a"), new("b"), new("gone"))
     store(connection, new("other"), gallery_id=2)
     delete_items(connection, 1, ["gone"])
 
-    assert list(live_items_by_version(connection, 1).items()) == [(1, 2), (2, 1)]
-    assert live_items_by_version(connection, 3) == {}
+    put(connection, 2, 2)
+
+    assert list(live_items_by_version(connection, 1, [1, 2]).items()) == [(1, 2), (2, 1)]
+    assert list(live_items_by_version(connection, 1, [2, 1]).items()) == [(1, 1), (2, 2)]
+    assert live_items_by_version(connection, 3, [1, 2]) == {}
+    assert [versions_held(connection, gallery_id) for gallery_id in (1, 2, 3)] == [{1, 2}, {1}, set()]
 
 
 def test_numbers_are_taken_in_order_and_never_twice(connection: Connection) -> None:
@@ -97,7 +102,7 @@ def test_a_stored_item_is_there_with_one_embedding(connection: Connection) -> No
     assert store(connection, new("a", 1, "blob", x=1), new("b", 2)) == []
 
     row = live_item(connection, 1, "a")
-    assert (row.id, row.seq, row.metadata, row.blob, row.active_id) == (1, 1, {"x": 1}, "blob", 1)
+    assert (row.id, row.seq, row.metadata, row.blob) == (1, 1, {"x": 1}, "blob")
     assert feed(connection) == [(1, 1, 1.0), (2, 1, 2.0)]
     assert gallery_row(connection, 1).next_seq == 3  # type: ignore[union-attr]
 
@@ -110,7 +115,7 @@ def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) 
 
     assert orphans == ["old"]
     row = live_item(connection, 1, "a")
-    assert (row.id, row.seq, row.metadata, row.blob, row.active_id) == (1, 4, {}, "new", 2)
+    assert (row.id, row.seq, row.metadata, row.blob) == (1, 4, {}, "new")
     assert connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == 1)).all() == [(2,)]
     assert feed(connection, 2) == [(3, 2, 3.0), (1, 2, 9.0)]
 
@@ -166,7 +171,7 @@ def test_an_item_without_its_embedding_stays_in_the_feed(connection: Connection)
     store(connection, new("a", 1))
     connection.execute(embedding.delete())
 
-    assert feed(connection) == [(1, 1, None)]
+    assert feed(connection) == [(1, None, None)]
 
 
 def test_pages_pass_over_deleted_items(connection: Connection) -> None:
@@ -185,7 +190,11 @@ def test_more_items_than_a_statement_takes(connection: Connection, monkeypatch: 
     store(connection, *items)
     store(connection, *items[5:])
 
-    assert [len(block) for block in changes(connection, 1, 0)] == [4] * 7 + [2]
+    # The last item of a block waits for the next one, which may hold more of its embeddings.
+    assert [len(block) for block in changes(connection, 1, 0)] == [3, *[4] * 6, 2, 1]
+    put(connection, 4, 2)
+    blocks = [[row[0] for row in block] for block in changes(connection, 1, 0)]
+    assert (blocks[0], blocks[1][:2]) == ([1, 2, 3], [4, 4])
     assert delete_items(connection, 1, [str(n) for n in range(30)])[0] == {str(n) for n in range(30)}
 
 

@@ -67,9 +67,9 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
     seen: list[tuple[list[int], bool, list[int | None]]] = []
     free_block = freeing._free_block
 
-    def watched(connection: Any, gallery_id: int, version_id: int, keys: list[int], *, last: bool) -> None:
-        seen.append((list(keys), last, left(served, moved)[1]))
-        free_block(connection, gallery_id, version_id, keys, last=last)
+    def watched(connection: Any, *about: Any, last: bool) -> None:
+        seen.append((list(about[-1]), last, left(served, moved)[1]))
+        free_block(connection, *about, last=last)
 
     monkeypatch.setattr(freeing, "BLOCK", 6)
     monkeypatch.setattr(freeing, "_free_block", watched)

@@ -367,7 +367,7 @@ class TestRetire:
         assert detail(served, filled, first["id"])["transitions"][-1]["why"] == "done"
         assert served.query(filled, pictures[0], k=20).json()["results"] == before
         live = served.runtime.replica.find(filled.rpartition("/")[2])
-        assert {version for version, _ in live.gallery._shards} == {"v2"}
+        assert {version for version, _ in live.gallery._shards.serving()} == {"v2"}
         with served.runtime.database.lookup() as connection:
             assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
 
@@ -477,4 +477,4 @@ def hold_v2(served: Any, path: str) -> None:
         version_id = served.runtime.registry.named("v2").id
         put_embeddings(connection, version_id, "transformed", [row.id], np.eye(6, dtype=np.float32)[:1])
         seq = take_seq(connection, row.gallery_id, 1)
-        connection.execute(update(item).where(item.c.id == row.id).values(active_id=version_id, seq=seq))
+        connection.execute(update(item).where(item.c.id == row.id).values(seq=seq))

@@ -94,6 +94,8 @@ class TestRemove:
         served.http.post(f"{path}/deployments", json={"version": "third"})
         assert served.http.get(path).json()["mix"] == {"v2": 2}
 
+        written = served.http.get(f"{path}/items").json()["items"]
+
         told = remove(served, "third", "v2", "matrix", dry_run=True).json()
         assert served.http.get(path).json()["mix"] == {"v2": 2}
         removed = remove(served, "third", "v2", "matrix")
@@ -110,6 +112,7 @@ class TestRemove:
 
         assert back.status_code == 201, back.text
         assert served.http.get(path).json()["mix"] == {"v2": 2}
+        assert served.http.get(f"{path}/items").json()["items"] == written
 
     @pytest.mark.parametrize("state", ["running", "paused"])
     def test_a_transform_that_is_not_over_keeps_its_item_edge_from_being_replaced(

@@ -1,0 +1,114 @@
+"""What a deployment costs in memory: a swap of who serves what, beside queries, and against moving the vectors.
+
+    python benchmarks/deploy_time.py [ITEMS,...] [SWAPS]
+
+ITEMS (default 100000,1000000; 128 components) hold an embedding by v1, every fifth of them one by v2 too, joined by an
+identity edge. The gallery goes from v1 to v2 and back, SWAPS times each (default 10), so that each time a fifth of the
+items is served by another version: first alone, then while one thread asks without a pause. `wait` is how much longer
+the slowest query took than the median; beside it that of queries while nothing is swapped, which is what the machine
+does. Moving vectors is how it was done before: they leave one shard for the other.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.config import IndexConfig, IndexKind
+from index.gallery import Gallery
+from index.space import Cosine
+from index.version import Card, Edge, EdgeKind, Score, Version
+
+DIM, K, SHARE = 128, 10, 5
+MOVES = 2
+"""Times vectors are moved: it takes seconds."""
+OLD, NEW = ("v1", "encoded"), ("v2", "encoded")
+
+Vectors = NDArray[np.float32]
+
+
+def main(sizes: str = "100000,1000000", swaps: str = "10") -> None:
+    print("| items | moving | how | alone ms | beside queries ms | longest ms | wait ms | wait at rest ms | ratio |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    for size in map(int, sizes.split(",")):
+        items = Cosine().normalise(np.random.default_rng(0).normal(size=(size, DIM)).astype(np.float32))
+        rule = measured(filled(items, beside=True), items, swap, 2 * int(swaps))
+        some = range(0, size, SHARE)
+        ways = [{NEW: (some, items[::SHARE])}, {OLD: (some, items[::SHARE])}]
+        moves = measured(filled(items, beside=False), items, lambda on, n, ways=ways: on.apply(ways[n % 2]), 2 * MOVES)
+        for how, (alone, beside, longest, wait, rest) in (("a rule", rule), ("moved vectors", moves)):
+            numbers = f"{alone:.1f} | {beside:.1f} | {longest:.1f} | {wait:.1f} | {rest:.1f} | {alone / rule[0]:.0f}"
+            print(f"| {size} | {size // SHARE} | {how} | {numbers} |", flush=True)
+
+
+def swap(gallery: Gallery, number: int) -> None:
+    """Deploy the new version, or roll back."""
+    gallery.prefer(("v1", "v2") if number % 2 else ("v2", "v1"))
+
+
+def measured(gallery: Gallery, items: Vectors, change: Callable[[Gallery, int], object], times: int) -> list[float]:
+    """Milliseconds: a change alone, beside queries, the longest of those, a query's wait beside them and at rest."""
+    alone = [timed(lambda n=n: change(gallery, n)) for n in range(times)]
+    with asking(gallery, items[:1]) as undisturbed:
+        time.sleep(0.1 * times)
+    with asking(gallery, items[:1]) as took:
+        beside = []
+        for number in range(times):
+            time.sleep(0.1)
+            beside.append(timed(lambda n=number: change(gallery, n)))
+    assert gallery.items_by_version() == {"v1": len(items)}, "it is not back where it began"
+    waits = (max(queries) - float(np.median(queries)) for queries in (took, undisturbed))
+    return [float(np.median(alone)), float(np.median(beside)), max(beside), *waits]
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Milliseconds it takes."""
+    started = time.perf_counter()
+    work()
+    return 1000 * (time.perf_counter() - started)
+
+
+def filled(items: Vectors, *, beside: bool) -> Gallery:
+    """Every item in v1; `beside`: a fifth of them in v2 as well, which serves none yet."""
+    gallery = Gallery(IndexConfig(kind=IndexKind.EXACT))
+    edge = Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})
+    for name, edges in (("v1", ()), ("v2", (edge,))):
+        gallery.declare(Version(Card(name, DIM, {"kind": "cosine"}), Path(), edges))
+    placed: dict[tuple[str, str], Any] = {OLD: (range(len(items)), items)}
+    if beside:
+        placed[NEW] = range(0, len(items), SHARE), items[::SHARE]
+    gallery.apply(placed, order=("v1", "v2"))
+    return gallery
+
+
+@contextmanager
+def asking(gallery: Gallery, queries: Vectors) -> Any:
+    """Ask without a pause; gives the list of milliseconds that queries took."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            started = time.perf_counter()
+            gallery.search("v2", lambda _: queries, K)
+            took.append(1000 * (time.perf_counter() - started))
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,148 @@
+"""`Shards`: everything the items of one gallery hold, and by which of their embeddings each is served.
+
+A shard holds every embedding of its version and origin. An item is served by the first of its versions in an order, so
+another order moves no vector: what is served is said anew by a bit for each row. Not thread-safe: the gallery locks.
+
+Shape suffixes: N items, D dimension, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.base import Keys
+from index.engines.config import IndexConfig
+from index.engines.segments import Job, SegmentedShard
+from index.query_plan import ShardKey
+from index.scan import Mask
+from index.space import Space, Vectors
+
+Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
+"""(version, origin) -> keys and vectors (N, D)."""
+
+
+class Shards:
+    """The shards of one gallery."""
+
+    def __init__(self, config: IndexConfig, folder: Path | None = None) -> None:
+        """`folder`: where sealed segments are kept for another start; None: in memory only."""
+        self.config = config
+        self._folder = folder
+        self._by_key: dict[ShardKey, SegmentedShard] = {}
+        # Version -> its place; of two that are not in it, the first by name is preferred.
+        self._order: Mapping[str, int] = {}
+
+    def serving(self) -> dict[ShardKey, SegmentedShard]:
+        """Those that serve any item."""
+        return {place: shard for place, shard in list(self._by_key.items()) if shard.count()}
+
+    def items_by_version(self) -> dict[str, int]:
+        """Items per version that serves them, versions without any left out."""
+        counted: dict[str, int] = {}
+        for (version, _), shard in self.serving().items():
+            counted[version] = counted.get(version, 0) + shard.count()
+        return counted
+
+    def make(self, places: Iterable[ShardKey], dims: Mapping[str, int], spaces: Mapping[str, Space]) -> None:
+        """Add the shards that are not there yet, empty; `dims` and `spaces` are by version."""
+        for place in places:
+            if place not in self._by_key:
+                version, origin = place
+                folder = self._folder and self._folder / version / origin
+                self._by_key[place] = SegmentedShard(dims[version], spaces[version], self.config, folder)
+
+    def put(self, placed: Placed, slots: Mapping[ShardKey, Keys], removed: Sequence[int]) -> None:
+        """Store all that some items hold, in the place of what they held; `removed` hold nothing from now on.
+
+        Args:
+            placed: at most one embedding an item and version.
+            slots: of the items of each shard (N,).
+            removed: keys.
+        """
+        changed = {key for keys, _ in placed.values() for key in keys}
+        for place, shard in self._by_key.items():
+            leaving = changed.difference(placed[place][0]) if place in placed else changed
+            shard.delete([*leaving, *removed])
+        for place, served_N in self._served(placed).items():
+            self._by_key[place].upsert(*placed[place], slots[place], served_N)
+        # A shard that lost its last embedding gives its memory back.
+        self._by_key = {place: shard for place, shard in self._by_key.items() if shard.held()}
+
+    def prefer(self, order: Sequence[str], slots: int) -> None:
+        """Serve each item by the first of these versions that it holds; `slots`: how many there are, S."""
+        before, self._order = self._ranked(self._order), _places(order)
+        ranked = self._ranked(self._order)
+        if ranked != before:
+            first_S = self._first(ranked, slots)
+            for (version, _), shard in self._by_key.items():
+                shard.serve(first_S == ranked.index(version))
+
+    def moving(self, order: Sequence[str], slots: int) -> int:
+        """Items that another version would serve in this order."""
+        before, after = self._ranked(self._order), self._ranked(_places(order))
+        if before == after:
+            return 0
+        renumbered = np.array([*map(after.index, before), len(before)], np.int16)
+        return int(np.count_nonzero(renumbered[self._first(before, slots)] != self._first(after, slots)))
+
+    def items_in(self, order: Sequence[str], slots: int) -> dict[str, int]:
+        """`items_by_version` as it would be in this order."""
+        ranked = self._ranked(_places(order))
+        counted = np.bincount(self._first(ranked, slots), minlength=len(ranked) + 1).tolist()
+        return {version: items for version, items in zip(ranked, counted[:-1], strict=True) if items}
+
+    def configure(self, config: IndexConfig) -> None:
+        """Have them indexed so from now on."""
+        self.config = config
+        for shard in self._by_key.values():
+            shard.config = config
+
+    def due(self) -> tuple[SegmentedShard, Job] | None:
+        """What is to be sealed, indexed or merged next; None: nothing."""
+        jobs = ((shard, shard.freeze()) for shard in self._by_key.values())
+        return next(((shard, job) for shard, job in jobs if job is not None), None)
+
+    def unused_files(self) -> set[Path]:
+        """The folders of shards that there are not."""
+        if self._folder is None:
+            return set()
+        used = {self._folder / version / origin for version, origin in self._by_key}
+        return set(self._folder.glob("*/*")) - used
+
+    def indexed(self) -> int:
+        """Items that an approximate index answers for."""
+        return sum(shard.indexed() for shard in self._by_key.values())
+
+    def _served(self, placed: Placed) -> dict[ShardKey, Mask]:
+        """Which of these embeddings, all that their items hold, are served."""
+        taken: set[int] = set()
+        served: dict[ShardKey, Mask] = {}
+        for place in sorted(placed, key=lambda place: _rank(self._order, place[0])):
+            keys, _ = placed[place]
+            served[place] = np.fromiter((key not in taken for key in keys), np.bool_, len(keys))
+            taken.update(keys)
+        return served
+
+    def _ranked(self, order: Mapping[str, int]) -> list[str]:
+        """The versions that items hold embeddings of, the preferred one first."""
+        return sorted({version for version, _ in self._by_key}, key=partial(_rank, order))
+
+    def _first(self, ranked: Sequence[str], slots: int) -> NDArray[np.int16]:
+        """By slot, which of these versions serves the item (S,); where nobody holds the slot, how many there are."""
+        first_S = np.full(slots, len(ranked), np.int16)
+        for (version, _), shard in sorted(self._by_key.items(), key=lambda held: -ranked.index(held[0][0])):
+            first_S[shard.slots()] = ranked.index(version)
+        return first_S
+
+
+def _places(order: Sequence[str]) -> dict[str, int]:
+    return {version: place for place, version in enumerate(order)}
+
+
+def _rank(order: Mapping[str, int], version: str) -> tuple[int, str]:
+    return order.get(version, len(order)), version
