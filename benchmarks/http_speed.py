@@ -31,6 +31,7 @@ from ingest import answers, free_port
 from index.archive import pack_version
 from index.engines.approximate import build
 from index.engines.config import IndexKind, Storage
+from index.engines.segments import SEAL_ROWS
 from index.folder import load_version, write_card
 from index.version import Card
 
@@ -111,7 +112,8 @@ def fill(url: str, scratch: Path, vectors: Any, index: str) -> int:
         while True:
             (shard,) = http.post("/galleries/asked/query", json=ask).raise_for_status().json()["explain"]["shards"]
             exact, effort = shard["scanned"]["exact"], shard["scanned"]["effort"]
-            if index == "exact" or len(vectors) < 40_000 or exact < len(vectors) / 2 or time.monotonic() > until:
+            if index == "exact" or exact < SEAL_ROWS or time.monotonic() > until:
+                print(f"{exact} items are scanned, the others are indexed")
                 return int(effort)
             time.sleep(1)
 

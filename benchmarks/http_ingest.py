@@ -1,0 +1,63 @@
+"""Embeddings into a gallery over HTTP, as JSON and as arrays, beside a floor: rows into SQLite, committed to the disk.
+
+    python benchmarks/http_ingest.py [BATCHES] [ITEMS]
+
+BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), each into a table or
+gallery of its own. Read the ratios.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import httpx
+import numpy as np
+from http_speed import DIM, about, clustered, fill, served
+
+
+def main(batches: str = "6", items: str = "10000") -> None:
+    took: dict[str, list[float]] = defaultdict(list)
+    count = int(items)
+    with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, _):
+        vectors, _ = clustered(count)
+        fill(url, Path(scratch), vectors[:100], "exact")
+        database = sqlite3.connect(Path(scratch) / "floor.db")
+        database.execute("pragma journal_mode=wal")
+        database.execute("pragma synchronous=full")
+        database.execute("create table item (id text unique, metadata text, vector blob)")
+        with httpx.Client(base_url=f"{url}/v1", timeout=120, trust_env=False) as http:
+            for name in ("json", "npy"):
+                http.post("/galleries", json={"name": name}).raise_for_status()
+                http.post(f"/galleries/{name}/deployments", json={"version": "plain"}).raise_for_status()
+            for batch in range(int(batches)):
+                described = [{"id": f"b{batch}-{n}", "metadata": about(n)} for n in range(count)]
+                embedded = zip(described, vectors.tolist(), strict=True)
+                body = json.dumps({"items": [{**item, "embedding": row} for item, row in embedded]})
+                np.save(array := io.BytesIO(), vectors)
+                form = {"data": {"items": json.dumps(described)}, "files": {"embeddings": ("e", array.getvalue())}}
+                rows = zip(described, vectors, strict=True)
+                plain = [(item["id"], json.dumps(item["metadata"]), row.tobytes()) for item, row in rows]
+                started = time.perf_counter()
+                with database:
+                    database.executemany("insert into item values (?, ?, ?)", plain)
+                took["floor"].append(time.perf_counter() - started)
+                as_json = {"content": body, "headers": {"content-type": "application/json"}}
+                for name, request in (("json", as_json), ("npy", form)):
+                    started = time.perf_counter()
+                    http.post(f"/galleries/{name}/items", **request).raise_for_status()  # type: ignore[arg-type]
+                    took[name].append(time.perf_counter() - started)
+    print(f"{batches} batches of {count} x {DIM}; load {os.getloadavg()[0]:.1f}")
+    for name, seconds in took.items():
+        print(f"| {name} | {count / float(np.median(seconds)):,.0f}/s | {count / min(seconds):,.0f}/s |")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
