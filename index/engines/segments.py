@@ -10,6 +10,7 @@ Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from index.space import Space, Vectors
 
 SEAL_ROWS = 32_768
 """A head of so many rows is sealed: a scan of it takes a millisecond."""
+SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
+"""One of so many is, too, once nothing was written for so long."""
 MERGED_TOGETHER = 4
 """So many segments of about one size become one."""
 MOST_DEAD = 0.3
@@ -68,6 +71,7 @@ class SegmentedShard:
         self.head = FlatShard(dim, space)
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
+        self._written = time.monotonic()
         self._asked: deque[Vectors] = deque(maxlen=SAMPLES)
 
     def upsert(
@@ -78,6 +82,7 @@ class SegmentedShard:
         served_N: Mask | None = None,
     ) -> None:
         """Store or replace; see Shard. What a segment holds already only learns its slot, and whether it is served."""
+        self._written = time.monotonic()
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
         served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
@@ -140,8 +145,9 @@ class SegmentedShard:
 
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
+        settled = time.monotonic() - self._written > SETTLED_SECONDS
         # One array is scanned fastest, so that an exact shard is its head.
-        if self.head.held() >= SEAL_ROWS and self.config.kind is not IndexKind.EXACT:
+        if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and self.config.kind is not IndexKind.EXACT:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
         due = self._due()

@@ -178,6 +178,20 @@ def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     assert [len(one.keys_R) for one in shard.segments] == [200]
 
 
+def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEAL_ROWS", 1000)
+    monkeypatch.setattr(segments, "SETTLED_ROWS", 50)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    assert shard.segments == ()
+
+    monkeypatch.setattr(segments, "SETTLED_SECONDS", 0.0)
+    work(shard)
+
+    assert (len(shard.segments), shard.head.count()) == (1, 0)
+
+
 def test_another_configuration_is_taken_up_while_it_serves() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     shard.upsert(range(100), vectors(Cosine(), 100))
