@@ -15,9 +15,12 @@ from staging.builders import image_bytes, make_image, make_version
 from staging.served import Served, serving
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _verified_here() -> Iterator[None]:
-    """Versions are verified in this process: another one takes a second each time, and has tests of its own."""
+    """Versions are verified in this process: another one takes a second each time, and has tests of its own.
+
+    For one file: the same process may run those tests of its own next.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated, "_ask", lambda asked, limits: isolated._verify(json.loads(json.dumps(asked))))
         yield
