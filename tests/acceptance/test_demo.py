@@ -24,7 +24,7 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(["--items", "200", "--queries", "160"], id="shortened"),
+        pytest.param(["--items", "200", "--queries", "160"], id="shortened", marks=pytest.mark.slow),
         pytest.param([], id="whole", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
     ],
 )

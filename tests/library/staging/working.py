@@ -33,6 +33,9 @@ class SteppedWorker(Worker):
         """Do up to so many chunks. False: there was none, or one failed."""
         self._most, self._claimed, self._failed = chunks, 0, False
         self.work()
+        # The reader may have looked before the last chunk was committed; now all are.
+        while self._claimed < self._most and not self._failed and super()._look_after():
+            self.work()
         return self._claimed > 0 and not self._failed
 
     def drain(self) -> None:
