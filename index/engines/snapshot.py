@@ -7,9 +7,7 @@ of each row that it is still the vector of its item: the files are a cache, and 
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import os
 import shutil
 import uuid
 from pathlib import Path
@@ -18,10 +16,12 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from index.durable import sync_all
 from index.engines import approximate
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment, Tuned
 from index.events import Event
+from index.folder import sha256
 from index.space import Space
 
 logger = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class SegmentFiles:
             self._write(segment, incoming)
             name = self._folder / incoming.name.removeprefix(INCOMING)
             incoming.rename(name)
-            _sync(self._folder)
+            sync_all([self._folder])
         except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
             raise
@@ -96,13 +96,11 @@ class SegmentFiles:
             effort=tuned and tuned.effort,
             thin_effort=tuned and tuned.thin_effort,
             recall=tuned and tuned.recall,
-            sha256={file.name: _sha256(file) for file in sorted(folder.iterdir())},
+            sha256={file.name: sha256(file) for file in sorted(folder.iterdir())},
         )
-        for file in folder.iterdir():
-            _sync(file)
+        sync_all(list(folder.iterdir()))
         (folder / MANIFEST).write_text(manifest.model_dump_json(indent=1))
-        _sync(folder / MANIFEST)
-        _sync(folder)
+        sync_all([folder / MANIFEST, folder])
 
 
 def remove(segment: Segment) -> None:
@@ -119,7 +117,7 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         raise ValueError(f"{MANIFEST}: {error.error_count()} wrong fields") from error
     if (manifest.space, manifest.width) != (space.as_json(), space.width(dim)):
         raise ValueError(f"space {manifest.space}, {manifest.width} numbers a row")
-    if changed := [name for name, digest in manifest.sha256.items() if _sha256(folder / name) != digest]:
+    if changed := [name for name, digest in manifest.sha256.items() if sha256(folder / name) != digest]:
         raise ValueError(f"{changed[0]} changed")
     keys_R = np.load(folder / KEYS)
     index = approximate.read(folder / INDEX) if manifest.effort is not None else None
@@ -135,16 +133,3 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         segment.tuned = Tuned(index, effort, manifest.recall or 0.0, manifest.thin_effort or effort)
     segment.kill_all()
     return segment
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

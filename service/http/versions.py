@@ -12,6 +12,7 @@ from fastapi import APIRouter, Request, Response
 from sqlalchemy.exc import IntegrityError
 
 from index.archive import unpack_version
+from index.durable import sync_all
 from index.folder import card_sha256, load_version
 from index.isolated import verify_isolated
 from index.version import Edge, Version
@@ -26,7 +27,6 @@ from service.registry.registry import LoadedVersion, Registry, insert_version, r
 from service.runtime import Runtime
 from service.schemas import Name
 from service.store.audit import ChangeContext, record
-from service.store.blobs import sync_all
 from service.upgrades.removal import remove
 
 router = APIRouter(route_class=CheckedRoute, tags=["versions"])

@@ -8,16 +8,15 @@ disk which is not mounted leaves behind: only where it lies does an image that i
 from __future__ import annotations
 
 import logging
-import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import fsspec
 
+from index.durable import sync_all
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import StorageFull
@@ -25,8 +24,6 @@ from service.store.faults import is_full
 
 logger = logging.getLogger(__name__)
 
-SYNCS = 16
-"""Files handed to the disk side by side."""
 MARKER = ".regraft-store"
 
 
@@ -195,19 +192,3 @@ def _one_kind_of_error() -> Iterator[None]:
         raise
     except Exception as error:
         raise OSError(f"{type(error).__name__}: {error}") from error
-
-
-def sync_all(paths: Sequence[Path]) -> None:
-    """Make the content of files, or the names in folders, survive a power cut."""
-    # Side by side: the file system then answers many of them by one write of its journal, 8 times as fast.
-    with ThreadPoolExecutor(SYNCS) as threads:
-        for done in [threads.submit(_sync, path) for path in paths]:
-            done.result()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -14,13 +14,13 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, Select, delete, or_, select
 from sqlalchemy.exc import IntegrityError
 
+from index.durable import sync_all
 from index.errors import RegraftError
 from service.errors import UnknownVersion
 from service.registry.edge_records import delete_edge
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registry
 from service.store.audit import ChangeContext, record
-from service.store.blobs import sync_all
 from service.store.database import Database
 from service.store.rows import VersionRow, first_of
 from service.store.tables import (

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy import Connection, select
 from sqlalchemy.exc import IntegrityError
 
+from index.durable import sync_all
 from index.errors import InvalidArgument, RegraftError
 from index.events import Event
 from index.folder import files_of
@@ -31,7 +32,6 @@ from service.registry.placement import preference, route_to
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
-from service.store.blobs import sync_all
 from service.store.database import Database
 from service.store.repository import all_galleries, take_seq
 from service.store.rows import GalleryRow

@@ -117,7 +117,7 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monk
     job = shard.freeze()
     assert job is not None
     with monkeypatch.context() as broken:
-        broken.setattr("index.engines.snapshot._sync", die)
+        broken.setattr("index.engines.snapshot.sync_all", die)
         with pytest.raises(OSError, match="No space"):
             job.run()
 
