@@ -9,8 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from index.calibration import Calibration
-from index.engines.base import Keys
-from index.engines.segments import SegmentedShard
+from index.engines.base import Keys, Shard
 from index.graph import Route
 from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
 from index.scan import Mask
@@ -76,7 +75,7 @@ class Plan:
     items_by_version: Mapping[str, int]
     routes: Mapping[str, Route]
     degraded: tuple[Degraded, ...]
-    live: Mapping[ShardKey, SegmentedShard]
+    live: Mapping[ShardKey, Shard]
     spaces: Sequence[Space]
     mode: Mode
     maps: Sequence[Calibration] | None

@@ -73,12 +73,12 @@ class Segment:
         self.folder: Path | None = None
         self.refresh()
 
-    def __len__(self) -> int:
-        """Rows that are live."""
+    def count(self) -> int:
+        """Number of live rows."""
         return self._live
 
     def held(self) -> int:
-        """Rows that are not dead."""
+        """Number of rows that are not dead."""
         return len(self.keys_R) - self.dead
 
     def refresh(self) -> None:
@@ -136,7 +136,7 @@ class Segment:
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
-        among = len(self) if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
+        among = self.count() if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
         effort = 0 if exact or not among else self._effort(k, among)
         found = self._approximate(queries_QD, k, effort, allowed_R, among) if effort else None
         if found is None:

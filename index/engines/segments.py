@@ -1,8 +1,8 @@
 """`SegmentedShard`: an exact head that takes writes, and sealed segments that an approximate index may serve.
 
-Writes go to the head. When it is large, `freeze` turns it into a segment in one short step; `work` then builds indexes
-and merges segments beside queries and writes, and says what to swap in. Whoever owns the shard locks: `search` under a
-shared lock, `upsert`, `delete`, `freeze` and `finish` under its own, `Job.run` under none.
+Writes go to the head. When it is large, `freeze` turns it into a segment in one short step; the `Job` it gives builds
+indexes and merges segments beside queries and writes, and `finish` swaps in what it made. Whoever owns the shard locks:
+`search` under a shared lock, `upsert`, `delete`, `freeze` and `finish` under its own, `Job.run` under none.
 
 Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 """
@@ -86,13 +86,11 @@ class SegmentedShard:
         keys_N = np.asarray(keys, np.int64)
         slots_N = keys_N if slots_N is None else slots_N
         served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
-        new_N = np.ones(len(keys_N), np.bool_)
-        rows_NW = self.space.items(vectors_ND)
-        for segment in self.segments:
-            segment.kill(keys_N[~new_N])
-            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
-        self.head.delete(keys_N[~new_N])
-        self.head.upsert(keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N])
+        if self.segments:
+            new_N = ~self._take(keys_N, self.space.items(vectors_ND), slots_N, served_N)
+            self.head.delete(keys_N[~new_N])
+            keys_N, vectors_ND, slots_N, served_N = keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N]
+        self.head.upsert(keys_N, vectors_ND, slots_N, served_N)
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -108,7 +106,7 @@ class SegmentedShard:
 
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
         """The best of head and segments; see Shard."""
-        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments if len(segment)]
+        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments if segment.count()]
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         if self.segments:
@@ -137,11 +135,11 @@ class SegmentedShard:
 
     def count(self) -> int:
         """Number of served items."""
-        return self.head.count() + sum(len(segment) for segment in self.segments)
+        return self.head.count() + sum(segment.count() for segment in self.segments)
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""
-        return sum(len(segment) for segment in self.segments if segment.tuned)
+        return sum(segment.count() for segment in self.segments if segment.tuned)
 
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
@@ -158,16 +156,24 @@ class SegmentedShard:
 
     def finish(self, job: Job) -> None:
         """Swap in what was built; what died meanwhile is dead in it too."""
-        made, alive_R = job.made, np.zeros(len(job.made.keys_R), np.bool_)
+        made = job.made
+        made.alive_R[:] = False
         for old in job.replaced:
             at_R = old.find(made.keys_R)
             found_R = at_R != MISSING
-            alive_R |= found_R
+            made.alive_R |= found_R
             made.slots_R[found_R], made.served_R[found_R] = old.slots_R[at_R[found_R]], old.served_R[at_R[found_R]]
-        made.kill(made.keys_R[~alive_R])
         made.refresh()
         left = tuple(one for one in self.segments if one not in job.replaced)
         self.segments = (*left, made) if made.keys_R.size else left
+
+    def _take(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys, served_N: Mask) -> Mask:
+        """Have segments hold the rows that are the same there, each in one, and drop what was; which they do (N,)."""
+        new_N = np.ones(len(keys_N), np.bool_)
+        for segment in self.segments:
+            segment.kill(keys_N[~new_N])
+            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
+        return ~new_N
 
     def _due(self) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, first."""
