@@ -6,12 +6,15 @@ import logging
 import threading
 import time
 
+from index.engines.segments import SETTLED_SECONDS
 from index.events import Event
 from service.replica.replica import LoadedGallery, Replica
 
 logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
+LOOKED_AT_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
+"""So long after its last change a gallery is looked at: until its head has settled. Idle ones cost nothing."""
 STOP_SECONDS = 2.0
 """How long a stop waits for it: what it builds is lost anyway, and FAISS is asked between thousands of rows."""
 
@@ -21,6 +24,8 @@ class Indexer:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
+        # Gallery -> its feed number, and when it was first seen to stand there.
+        self._stands: dict[int, tuple[int, float]] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
 
@@ -35,12 +40,22 @@ class Indexer:
 
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):
-            self._replica.sweep_indexes()
-            for live in self._replica.all():
+            galleries = {live.id: live for live in self._replica.all()}
+            if not self._stands or self._stands.keys() - galleries.keys():
+                self._replica.sweep_indexes()
+            self._stands = {number: self._stood(live) for number, live in galleries.items()}
+            for number, live in galleries.items():
+                if time.monotonic() - self._stands[number][1] > LOOKED_AT_SECONDS:
+                    continue
                 try:
                     self._build(live)
                 except Exception:  # queries go on by what there is; the next look tries again
                     logger.exception(Event("index_failed", gallery=live.name))
+                    del self._stands[number]
+
+    def _stood(self, live: LoadedGallery) -> tuple[int, float]:
+        before, seq = self._stands.get(live.id), live.seq
+        return before if before is not None and before[0] == seq else (seq, time.monotonic())
 
     def _build(self, live: LoadedGallery) -> None:
         live.gallery.sweep_files()

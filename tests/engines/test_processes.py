@@ -56,6 +56,9 @@ class Site:
         self.processes.append(process)
         return process
 
+    def log(self, process: subprocess.Popen[bytes]) -> str:
+        return (self.settings.data / f"{self.processes.index(process)}.log").read_text()
+
     def ready(self) -> int:
         try:
             return self.http.get("/health/ready").status_code
@@ -117,6 +120,8 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
         return dict(http.get(f"/backfills/{number}").json())
 
     doomed, worker = site.launch("worker"), site.launch("worker")
+    # One that starts while there is no database says so and ends: both are to be at work before it goes.
+    until(lambda: all("worker_started" in site.log(process) for process in (doomed, worker)), api, doomed, worker)
     until(lambda: job()["done"] > 2, api, doomed, worker)
     doomed.kill()
     assert doomed.wait() == -signal.SIGKILL
