@@ -17,18 +17,24 @@ from training.data import Arrays, Data, ImageSet
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="session", autouse=True)
+LOAD = path.load_data
+
+
+@cache
+def _read(source: str) -> Data:
+    return LOAD(source, "", "refuse", None)
+
+
+def _loaded(source: str, root: str, unreadable: str, stored: object) -> Data:
+    plain = source.startswith("digits") and stored is None
+    return _read(source) if plain else LOAD(source, root, unreadable, stored)
+
+
+@pytest.fixture(scope="module", autouse=True)
 def _digits_are_read_once() -> Iterator[None]:
-    """Reading and sizing them takes as long as training on them does."""
-    load = path.load_data
-    read = cache(lambda source: load(source, "", "refuse", None))
-
-    def loaded(source: str, root: str, unreadable: str, stored: object) -> Data:
-        plain = source.startswith("digits") and stored is None
-        return read(source) if plain else load(source, root, unreadable, stored)
-
+    """Reading and sizing them takes as long as training on them does; read for all files, patched for one at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(path, "load_data", loaded)
+        patch.setattr(path, "load_data", _loaded)
         yield
 
 
