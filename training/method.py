@@ -65,7 +65,7 @@ class Old:
         bias_K: its bias, where it has one.
         space: how the old version compares.
         centre_CN: mean of the unit old embeddings of each class.
-        radius_C: distance of the farthest of them from it.
+        radius_C: distance of the farthest of them from it, outliers apart.
         side_dim: S, how many numbers of side-information it stores with each item.
     """
 
@@ -82,6 +82,13 @@ class Old:
     def dim(self) -> int:
         """N."""
         return self.mean_CN.shape[1]
+
+    def class_means(self, raw: bool) -> Tensor:
+        """(C, N) the rows of a class-mean classifier: means of unit old embeddings, or of raw ones."""
+        if raw:
+            return self.mean_CN
+        assert self.centre_CN is not None
+        return self.centre_CN
 
     def head(self, needed_by: str) -> tuple[Tensor, Tensor | None]:
         """The old head's weight and bias.

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 class Orthogonal(nn.Module):
     """x -> Q x with Q = exp(A), A skew-symmetric, no bias; used by OCA (Q) and BT2 (B1, B2).
 
-    Q is a rotation (determinant 1), and starts as the identity, so that training starts from the plain embedding. The
+    Q is a rotation (determinant 1) and starts as the identity, or at random, the angles of A normally distributed. The
     exponential is taken in float64: |Q Q^T - I| stays below 1e-6 however far A has moved, where
     `torch.nn.utils.parametrizations.orthogonal` in float32 does not promise 1e-5.
     """
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, random: bool = False) -> None:
         super().__init__()
-        self.upper = nn.Parameter(torch.zeros(dim, dim))
+        self.upper = nn.Parameter(torch.randn(dim, dim) if random else torch.zeros(dim, dim))
         """Only the part above the diagonal counts."""
         # Saved with the weights: what eval mode uses, and the ONNX exporter, which knows no matrix exponential.
         self.register_buffer("fixed", torch.eye(dim))

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from index.errors import InvalidArgument
 from training.backbones import build_backbone
+from training.contrasts import nt_xent
 from training.gather import gather
 from training.heads import HEADS
-from training.losses import nt_xent
 from training.method import Classifier
 from training.recipes import Recipe
 

@@ -182,4 +182,6 @@ def _require_known(field: str, value: str, legal: Iterable[str]) -> None:
 def blank_old(classes: int, dim: int, side_dim: int, space: str) -> Old:
     """An old version of the right size: a method built with it has the right parts to load weights into."""
     rows = torch.zeros(classes, dtype=torch.long)
-    return Old(torch.zeros(classes, dim), rows, torch.zeros(1, dim), torch.zeros(1), space, side_dim=side_dim)
+    means = torch.zeros(classes, dim)
+    head = torch.zeros(1, dim), torch.zeros(1)
+    return Old(means, rows, *head, space, centre_CN=means, radius_C=torch.zeros(classes), side_dim=side_dim)

@@ -38,7 +38,7 @@ def trained(dim: int = 4, method: str = "independent", old: Old | None = None) -
 
 
 def described(dim: int) -> Old:
-    return Old(torch.randn(3, dim), torch.arange(3), torch.randn(3, dim))
+    return Old(torch.randn(3, dim), torch.arange(3), torch.randn(3, dim), centre_CN=torch.randn(3, dim))
 
 
 def test_the_gain_compares_the_queries_that_count_on_both_sides() -> None:

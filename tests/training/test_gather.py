@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from training.contrasts import masked_alignment, regression_alleviating
+from training.contrasts import rince as hyperbolic
 from training.gather import gather_batch
-from training.losses import masked_alignment, regression_alleviating
-from training.losses import rince as hyperbolic
 from training.method import EmbeddedBatch
 
 LOSSES = {

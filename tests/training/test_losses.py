@@ -11,8 +11,8 @@ from torch import Tensor
 
 from index.errors import InvalidArgument
 from naive import cross_entropy
-from tensors import draw64
-from training import losses
+from tensors import circle, draw64
+from training import contrasts, losses
 
 UNKNOWN = losses.UNKNOWN
 
@@ -74,17 +74,35 @@ def test_class_means_average_each_class_and_refuse_an_empty_one() -> None:
         losses.class_means(z, label, 3)
 
 
-def test_class_radii_are_the_distances_of_the_farthest_samples() -> None:
-    z, label = torch.tensor([[3.0, 4.0], [0.0, 1.0], [2.0, 0.0]]), torch.tensor([0, 0, 2])
+@pytest.mark.parametrize(
+    ("away", "radius"),
+    [
+        ([], 0.0),
+        ([2.0], 2.0),
+        ([1.0, 5.0, 1.0], 5.0),  # too few to say what is usual
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 9.0], 9.0),  # quartiles 2 and 5: nothing beyond 9.5
+        ([1.0, 2.0, 3.0, 4.0, 5.0, 9.6], 5.0),
+        ([3.0] * 7 + [3.5], 3.0),
+    ],
+)
+def test_a_class_radius_is_the_distance_of_the_farthest_sample_that_is_no_outlier(
+    away: list[float], radius: float
+) -> None:
+    z = torch.tensor([[3.0, 4.0], *([x, 0.0] for x in reversed(away))])
 
-    assert losses.class_radii(z, label, torch.zeros(3, 2)).tolist() == [5.0, 0.0, 2.0]
+    radii = losses.class_radii(z, torch.tensor([0] + [1] * len(away)), torch.zeros(2, 2))
+    assert radii.tolist() == [5.0, radius]
 
 
-def test_known_cross_entropy_averages_over_known_samples_only() -> None:
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_known_cross_entropy_averages_over_known_samples_only(smoothing: float) -> None:
     logits, label = draw64(5, 3), torch.tensor([0, UNKNOWN, 2, UNKNOWN, 1])
-    naive = [cross_entropy(logits[i].tolist(), int(label[i])) for i in (0, 2, 4)]
+    naive = 0.0
+    for i in (0, 2, 4):
+        of_class = [cross_entropy(logits[i].tolist(), c) for c in range(3)]
+        naive += (1 - smoothing) * of_class[int(label[i])] + smoothing * sum(of_class) / 3
 
-    assert float(losses.known_cross_entropy(logits, label)) == pytest.approx(sum(naive) / 3)
+    assert float(losses.known_cross_entropy(logits, label, smoothing)) == pytest.approx(naive / 3)
 
 
 def test_known_cross_entropy_of_a_batch_without_known_samples_is_zero_with_zero_gradient() -> None:
@@ -168,21 +186,51 @@ def test_gaussian_nll_is_smallest_where_the_variance_is_the_mean_square() -> Non
 
 @pytest.mark.parametrize("temperature", [0.05, 0.5, 1.0])
 @pytest.mark.parametrize("labels", [[0, 0, 1, 2], [0, 1, 2, 3], [1, 1, 1, 0]])
-def test_regression_alleviating_equals_its_formula(temperature: float, labels: list[int]) -> None:
+@pytest.mark.parametrize(("among_new", "hardest"), [(True, 0), (False, 0), (True, 1), (False, 2), (True, 9)])
+def test_regression_alleviating_equals_its_formula(
+    temperature: float, labels: list[int], among_new: bool, hardest: int
+) -> None:
     new, old = draw64(4, 3), draw64(4, 3, seed=1)
     naive = 0.0
     for i in range(4):
         own = math.exp(loop_cosine(new[i], old[i]) / temperature)
         others = [k for k in range(4) if labels[k] != labels[i]]
-        to_old = sum(math.exp(loop_cosine(new[i], old[k]) / temperature) for k in others)
-        to_new = sum(math.exp(loop_cosine(new[i], new[k]) / temperature) for k in others)
-        naive += math.log(1 + to_old / own + to_new / own) / 4
+        for side in (old, new) if among_new else (old,):
+            terms = sorted((math.exp(loop_cosine(new[i], side[k]) / temperature) for k in others), reverse=True)
+            own = (own, *terms[: hardest or 4]) if isinstance(own, float) else (*own, *terms[: hardest or 4])
+        naive += math.log(sum(own) / own[0]) / 4
 
-    assert float(losses.regression_alleviating(new, old, torch.tensor(labels), temperature)) == pytest.approx(naive)
+    made = contrasts.regression_alleviating(new, old, torch.tensor(labels), temperature, among_new, hardest)
+    assert float(made) == pytest.approx(naive)
+
+
+@pytest.mark.parametrize("among_new", [True, False])
+@pytest.mark.parametrize("hardest", [0, 1, 2])
+def test_triplet_equals_its_formula(among_new: bool, hardest: int) -> None:
+    new, old, labels = draw64(4, 3), draw64(4, 3, seed=1), [0, 0, 1, 2]
+    naive = 0.0
+    for side in (old, new) if among_new else (old,):
+        terms = []
+        for i in range(4):
+            own = math.sqrt(2 - 2 * loop_cosine(new[i], old[i]))
+            away = sorted(math.sqrt(2 - 2 * loop_cosine(new[i], side[k])) for k in range(4) if labels[k] != labels[i])
+            terms += [max(0.0, own - d + 0.8) for d in away[: hardest or 4]]
+        naive += sum(terms) / len(terms)
+
+    assert float(contrasts.triplet(new, old, torch.tensor(labels), 0.8, among_new, hardest)) == pytest.approx(naive)
+
+
+def test_a_triplet_is_satisfied_a_margin_away_and_costs_the_margin_on_the_spot() -> None:
+    new, label = circle(0.0, 180.0), torch.tensor([0, 1])
+
+    assert float(contrasts.triplet(new, new, label, 0.8)) == pytest.approx(0.0, abs=1e-5)
+    turned = circle(60.0, 60.0)  # 1 away from the own old embedding; 2 sin 60 degrees from the other's
+    expected = (max(0, 1 - math.sqrt(3) + 0.8) + math.sqrt(3) - 1 + 0.8) / 2
+    assert float(contrasts.triplet(turned, new, label, 0.8, among_new=False)) == pytest.approx(expected)
 
 
 def test_regression_alleviating_of_one_class_has_nothing_to_push_from() -> None:
-    loss = losses.regression_alleviating(draw64(3, 2), draw64(3, 2, seed=1), torch.tensor([7, 7, 7]), 0.1)
+    loss = contrasts.regression_alleviating(draw64(3, 2), draw64(3, 2, seed=1), torch.tensor([7, 7, 7]), 0.1)
 
     assert float(loss) == 0
 
@@ -195,12 +243,12 @@ def test_masked_alignment_leaves_same_class_pairs_out_instead_of_counting_them_a
         crowd = math.log(sum(math.exp(10 * loop_cosine(old[i], new[k])) for k in others))
         naive += (crowd - 10 * loop_cosine(old[i], new[i])) / 4
 
-    assert float(losses.masked_alignment(new, old, torch.tensor(labels), 10.0)) == pytest.approx(naive)
+    assert float(contrasts.masked_alignment(new, old, torch.tensor(labels), 10.0)) == pytest.approx(naive)
 
 
 def test_masked_alignment_of_one_class_is_zero_and_finite_in_gradient() -> None:
     new = draw64(3, 2).requires_grad_()
-    loss = losses.masked_alignment(new, draw64(3, 2, seed=1), torch.tensor([1, 1, 1]), 10.0)
+    loss = contrasts.masked_alignment(new, draw64(3, 2, seed=1), torch.tensor([1, 1, 1]), 10.0)
     loss.backward()
 
     assert loss.item() == 0
@@ -242,7 +290,7 @@ def test_nt_xent_equals_its_formula() -> None:
         target = (i + 3) % 6
         naive += cross_entropy(logits, target - (target > i)) / 6
 
-    assert float(losses.nt_xent(first, second, 0.2)) == pytest.approx(naive)
+    assert float(contrasts.nt_xent(first, second, 0.2)) == pytest.approx(naive)
 
 
 def test_nt_xent_agrees_with_pytorch_metric_learning() -> None:
@@ -253,7 +301,7 @@ def test_nt_xent_agrees_with_pytorch_metric_learning() -> None:
         warnings.simplefilter("ignore")
         reference = pml.NTXentLoss(temperature=0.3)(torch.cat([first, second]), labels)
 
-    torch.testing.assert_close(losses.nt_xent(first, second, 0.3), reference)
+    torch.testing.assert_close(contrasts.nt_xent(first, second, 0.3), reference)
 
 
 def naive_outside(old: Tensor, new: Tensor, k: float, boundary: float) -> float:
@@ -269,14 +317,14 @@ def test_entailment_equals_its_formula(k: float) -> None:
     naive = sum(naive_outside(old[i], new[i], k, 0.1) for i in range(5)) / 5
 
     assert naive > 0
-    assert float(losses.entailment(new, old, k)) == pytest.approx(naive)
+    assert float(contrasts.entailment(new, old, k)) == pytest.approx(naive)
 
 
 def test_a_new_point_straight_behind_the_old_one_is_entailed_and_one_before_it_is_not() -> None:
     old = torch.tensor([[1.0, 0.0]])
 
-    assert float(losses.entailment(torch.tensor([[3.0, 0.0]]), old)) == 0
-    assert float(losses.entailment(torch.tensor([[0.3, 0.0]]), old)) == pytest.approx(
+    assert float(contrasts.entailment(torch.tensor([[3.0, 0.0]]), old)) == 0
+    assert float(contrasts.entailment(torch.tensor([[0.3, 0.0]]), old)) == pytest.approx(
         math.pi - math.asin(0.2), abs=5e-3
     )
 
@@ -285,32 +333,47 @@ def test_uncertainty_is_1_at_the_origin_and_falls_with_the_distance_from_it() ->
     x = torch.tensor([[0.0, 0.0], [math.sinh(1.0), 0.0], [0.0, math.sinh(2.0)]], dtype=torch.float64)
 
     expected = [1.0, 1 - math.tanh(1.0), 1 - math.tanh(2.0)]
-    assert losses.uncertainty(x).tolist() == pytest.approx(expected)
-    half = losses.uncertainty(x[1:2] / 2, curvature=4.0)  # |z| = 1/2 there, times sqrt(K) = 1
+    assert contrasts.uncertainty(x).tolist() == pytest.approx(expected)
+    half = contrasts.uncertainty(x[1:2] / 2, curvature=4.0)  # |z| = 1/2 there, times sqrt(K) = 1
     assert half.tolist() == pytest.approx([1 - math.tanh(1.0)])
 
 
 @pytest.mark.parametrize("k", [1.0, 0.5])
 @pytest.mark.parametrize("density", [0.01, 1.0])
-def test_rince_equals_its_formula(k: float, density: float) -> None:
+@pytest.mark.parametrize("form", ["rince", "rince_of_cosines"])
+def test_rince_equals_its_formula(k: float, density: float, form: str) -> None:
     new, old = draw64(4, 3), draw64(4, 3, seed=1)
     naive = 0.0
     for i in range(4):
         length = math.asinh(math.sqrt(k * loop_dot(old[i], old[i]))) / math.sqrt(k)
         q = 1 - math.tanh(math.sqrt(k) * length)
         away = [loop_distance(new[i], old[j], k) / 0.5 for j in range(4)]
+        if form == "rince_of_cosines":
+            away = [-loop_cosine(new[i], old[j]) / 0.5 for j in range(4)]
         crowd = density * sum(math.exp(-d) for d in away)
         naive += (-math.exp(-q * away[i]) / q + crowd**q / q) / 4
 
-    assert float(losses.rince(new, old, k, density=density)) == pytest.approx(naive, rel=1e-6)
+    assert float(getattr(contrasts, form)(new, old, k, density=density)) == pytest.approx(naive, rel=1e-6)
+
+
+def test_robust_contrast_goes_from_info_nce_to_the_mean_similarity_gap_as_q_rises() -> None:
+    similarity = draw64(4, 4)
+    crowd = similarity.exp().sum(1)
+
+    info_nce = (crowd.log() - similarity.diagonal()).mean() + math.log(0.5)
+    torch.testing.assert_close(
+        contrasts.robust_contrast(similarity, torch.full((4,), 1e-9), 0.5), info_nce, rtol=1e-3, atol=1e-3
+    )
+    linear = (0.5 * crowd - similarity.diagonal().exp()).mean()
+    torch.testing.assert_close(contrasts.robust_contrast(similarity, torch.ones(4).double(), 0.5), linear)
 
 
 def test_rince_of_a_certain_old_point_is_info_nce_plus_log_density() -> None:
     far = 200.0 * torch.nn.functional.normalize(draw64(3, 4))  # q about 1e-5: below its clamp at 1e-4
     new = far + draw64(3, 4, seed=1)
 
-    expected = losses.info_nce(new, far) + math.log(0.01)
-    torch.testing.assert_close(losses.rince(new, far), expected, rtol=1e-3, atol=1e-3)
+    expected = contrasts.info_nce(new, far) + math.log(0.01)
+    torch.testing.assert_close(contrasts.rince(new, far), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_info_nce_equals_its_formula() -> None:
@@ -320,7 +383,7 @@ def test_info_nce_equals_its_formula() -> None:
         away = [loop_distance(new[i], old[j], 1.0) / 0.5 for j in range(4)]
         naive += (away[i] + math.log(sum(math.exp(-d) for d in away))) / 4
 
-    assert float(losses.info_nce(new, old)) == pytest.approx(naive)
+    assert float(contrasts.info_nce(new, old)) == pytest.approx(naive)
 
 
 LABELS = torch.tensor([0, 1, 0, 2])
@@ -329,12 +392,14 @@ AGAINST_OLD = {
     "half_square": losses.half_square,
     "mean_square": losses.mean_square,
     "distillation": losses.distillation,
-    "regression_alleviating": lambda new, old: losses.regression_alleviating(new, old, LABELS, 0.1),
-    "masked_alignment": lambda new, old: losses.masked_alignment(new, old, LABELS, 10.0),
+    "regression_alleviating": lambda new, old: contrasts.regression_alleviating(new, old, LABELS, 0.1),
+    "masked_alignment": lambda new, old: contrasts.masked_alignment(new, old, LABELS, 10.0),
     "outside_boundary": lambda new, old: losses.outside_boundary(new, old, torch.full((4,), 0.1).double()),
-    "entailment": losses.entailment,
-    "rince": losses.rince,
-    "info_nce": losses.info_nce,
+    "triplet": lambda new, old: contrasts.triplet(new, old, LABELS, 0.8, hardest=2),
+    "rince_of_cosines": contrasts.rince_of_cosines,
+    "entailment": contrasts.entailment,
+    "rince": contrasts.rince,
+    "info_nce": contrasts.info_nce,
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from training.losses import discrimination, outside_boundary, reverse_gradient
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import Compatible
+from training.methods.compatible import Compatible, check_choice
 
 
 class AdvBct(Compatible):
@@ -26,6 +26,7 @@ class AdvBct(Compatible):
         weight: of the boundary loss.
         adversarial_weight: of the adversarial loss at the start.
         threshold: the radius that every boundary is drawn towards, as a distance of unit vectors.
+        over: whether `all` classes have a boundary, or `old` ones.
         hidden: width of the discriminator.
     """
 
@@ -36,9 +37,12 @@ class AdvBct(Compatible):
         weight: float = 1.0,
         adversarial_weight: float = 1.0,
         threshold: float = 0.5,
+        over: str = "all",
         hidden: int = 100,
     ) -> None:
         super().__init__(context, "advbct", weight)
+        check_choice("over", over, ("all", "old"))
+        self.over = over
         old = context.require_old("advbct")
         self.discriminator = nn.Sequential(
             nn.Linear(old.dim, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, 1)
@@ -62,8 +66,10 @@ class AdvBct(Compatible):
         return discrimination(new_B[:, 0], old_B[:, 0])
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How far new embeddings of old classes lie outside the elastic boundary of their class."""
-        radius_B = torch.where(self.known(batch), self.radius()[batch.label_B], torch.inf)
+        """How far new embeddings lie outside the elastic boundary of their class."""
+        radius_B = self.radius()[batch.label_B]
+        if self.over == "old":
+            radius_B = torch.where(self.known(batch), radius_B, torch.inf)
         return outside_boundary(self.pair(batch)[0], self.get_buffer("centre_CN")[batch.label_B], radius_B)
 
     def radius(self) -> Tensor:

@@ -1,20 +1,23 @@
 """Backward-compatible training (BCT, Shen 2020, arXiv 2003.11942): new queries search old items as they are.
 
-Loss = base + weight * influence (section 3): the frozen old head must classify the first n components of the new one.
+Loss = base + weight * influence (section 3): a frozen classifier of the old space must classify the first n components
+of the new embedding. By default that is the public form (BT2's and OCA's code): rows are the mean unit old embeddings
+of all classes, the new embedding is a unit vector, the weight is 10.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from index.errors import InvalidArgument
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
 from training.method import EmbeddedBatch, MethodContext, Old
-from training.methods.compatible import Compatible
+from training.methods.compatible import Compatible, check_choice
 
 INFLUENCES = ("old", "synthesised", "distill")
-LOGITS = ("cosine", "raw")
+LOGITS = ("unit", "head", "cosine", "raw")
 
 
 class Bct(Compatible):
@@ -22,13 +25,16 @@ class Bct(Compatible):
 
     Args:
         context: see `MethodContext`.
-        influence: what the old head judges. `old`: samples of the classes it knows. `synthesised`: every sample, the
-            mean old embedding of each class it does not know appended as a row. `distill`: every sample, by how far
-            its distribution on the new embedding is from that on the old one.
-        logits: `cosine` (`scale` times the cosines) or `raw` (the old head as it is, as in the public code; on small
-            data it can fall below the old model).
+        influence: what the old side judges. `old`: samples of the classes the old head knows. `synthesised`: every
+            sample, the mean old embedding of each class it does not know appended as a row. `distill`: every sample,
+            by how far its distribution on the new embedding is from that on the old one.
+        logits: `unit` (unit embeddings on the mean unit old embedding of every class, without the old head), `head`
+            (unit embeddings on the old head), `cosine` (`scale` times the cosines with its rows) or `raw` (the paper's
+            letter: raw embeddings on the old head; on small data it can fall below the old model).
         scale: of the cosine logits.
         weight: lambda.
+        alleviate: the new head's logits of other classes are to be smaller too (`bct_ract` of Hot-Refresh's public
+            code, Zhang 2022, arXiv 2201.09724); not for `distill`.
     """
 
     def __init__(
@@ -36,19 +42,24 @@ class Bct(Compatible):
         context: MethodContext,
         *,
         influence: str = "synthesised",
-        logits: str = "cosine",
+        logits: str = "unit",
         scale: float = 16.0,
-        weight: float = 1.0,
+        weight: float = 10.0,
+        alleviate: bool = False,
     ) -> None:
         super().__init__(context, "bct", weight)
-        for name, value, legal in (("influence", influence, INFLUENCES), ("logits", logits, LOGITS)):
-            if value not in legal:
-                raise InvalidArgument(f"{name} must be one of {', '.join(legal)}, not {value!r}", pointer=f"/{name}")
+        check_choice("influence", influence, INFLUENCES)
+        check_choice("logits", logits, LOGITS)
+        if alleviate and influence == "distill":
+            raise InvalidArgument("alleviate needs labels: influence old or synthesised", pointer="/alleviate")
         old = context.require_old("bct")
-        self.influence = influence
+        self.influence, self.alleviate = influence, alleviate
         self.scale = scale if logits == "cosine" else None
-        if influence == "synthesised":
-            head_KN, bias_K, label_C = _synthesised(old)
+        self.unit = logits in {"unit", "head"}
+        if logits == "unit":
+            head_KN, bias_K, label_C = _class_means(old, influence)
+        elif influence == "synthesised":
+            head_KN, bias_K, label_C = _synthesised(old, raw=logits == "raw")
         else:
             head_KN, bias_K, label_C = *old.head(f"influence={influence}"), old.label_C
         if influence == "old" and bool((label_C == UNKNOWN).all()):
@@ -59,22 +70,37 @@ class Bct(Compatible):
         self.register_buffer("label_C", label_C)
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
-        """How the old head judges the new embedding."""
+        """How the old side judges the new embedding."""
         new_BK = self.old_logits(fit_dim(batch.new_BD, self.old_dim))
-        if self.influence != "distill":
-            return known_cross_entropy(new_BK, self.get_buffer("label_C")[batch.label_B])
-        assert batch.old_BN is not None
-        return distillation(new_BK, self.old_logits(batch.old_BN))
+        if self.influence == "distill":
+            assert batch.old_BN is not None
+            return distillation(new_BK, self.old_logits(batch.old_BN))
+        if self.alleviate:
+            others_BC = self.classifier.head(batch.new_BD).scatter(1, batch.label_B[:, None], -torch.inf)
+            new_BK = torch.cat([new_BK, others_BC], dim=1)
+        # A masked logit of minus infinity cannot be given a share of a smoothed label.
+        smoothing = 0.0 if self.alleviate else self.classifier.label_smoothing
+        return known_cross_entropy(new_BK, self.get_buffer("label_C")[batch.label_B], smoothing)
 
     def old_logits(self, z_BN: Tensor) -> Tensor:
-        """(B, N) embeddings -> (B, K) logits of the old head, without its margin."""
-        return linear_logits(z_BN, self.get_buffer("head_KN"), self.bias_K, self.scale)
+        """(B, N) embeddings -> (B, K) logits of the old side, without a margin."""
+        read_BN = F.normalize(z_BN) if self.unit else z_BN
+        return linear_logits(read_BN, self.get_buffer("head_KN"), self.bias_K, self.scale)
 
 
-def _synthesised(old: Old) -> tuple[Tensor, Tensor | None, Tensor]:
+def _class_means(old: Old, influence: str) -> tuple[Tensor, None, Tensor]:
+    """The mean unit embedding of every class, and each class's row; `old` counts no sample of an unknown class."""
+    means_CN = old.class_means(raw=False)
+    row_C = torch.arange(len(means_CN))
+    known_C = old.label_C != UNKNOWN
+    return means_CN, None, torch.where(known_C, row_C, UNKNOWN) if influence == "old" else row_C
+
+
+def _synthesised(old: Old, raw: bool) -> tuple[Tensor, Tensor | None, Tensor]:
     """The old head with a row for every new class that it does not know, and the row of each class."""
-    known_KN, bias_K = (old.mean_CN[:0], None) if old.weight_KN is None else (old.weight_KN, old.bias_K)
+    means_CN = old.class_means(raw)
+    known_KN, bias_K = (means_CN[:0], None) if old.weight_KN is None else (old.weight_KN, old.bias_K)
     missing_C = (old.label_C == UNKNOWN) | (old.weight_KN is None)
-    head, bias = synthesise_head(known_KN, bias_K, old.mean_CN[missing_C])
+    head, bias = synthesise_head(known_KN, bias_K, means_CN[missing_C])
     appended_C = len(known_KN) + torch.cumsum(missing_C, 0) - 1
     return head, bias, torch.where(missing_C, appended_C, old.label_C)

@@ -21,7 +21,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.bct import LOGITS
+from training.methods.compatible import MEAN_LOGITS, check_choice
 from training.orthogonal import Orthogonal
 
 
@@ -72,8 +72,8 @@ class Bt2(nn.Module):
         independent_weight: a.
         influence_weight: b.
         old_weight: c.
-        logits: of the class means, `raw` as in the public code, or `cosine` (`logit_scale` times the cosines), for an
-            old version whose head left the lengths of its embeddings free.
+        logits: of the class means. `unit`: means of unit old embeddings. `raw`: of raw ones, the paper's letter (its
+            models end in a normalisation). `cosine`: `logit_scale` times the cosines.
         logit_scale: of the cosine logits.
 
     Raises:
@@ -93,19 +93,18 @@ class Bt2(nn.Module):
         independent_weight: float = 1.0,
         influence_weight: float = 10.0,
         old_weight: float = 5.0,
-        logits: str = "raw",
+        logits: str = "unit",
         logit_scale: float = 16.0,
     ) -> None:
         super().__init__()
-        if logits not in LOGITS:
-            raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
+        check_choice("logits", logits, MEAN_LOGITS)
         old = context.require_old("bt2")
         independent_dim = _independent_dim(context, old.dim, extra)
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
         self.classifier = context.classifier(independent_dim)
         self.weights = independent_weight, influence_weight, old_weight
         self.logit_scale = logit_scale if logits == "cosine" else None
-        self.register_buffer("mean_CN", old.mean_CN)
+        self.register_buffer("mean_CN", old.class_means(raw=logits == "raw"))
 
     def forward(self, batch: EmbeddedBatch) -> Step:
         """The four terms; phi5 is read as a unit vector, as in the public code."""
@@ -116,7 +115,7 @@ class Bt2(nn.Module):
         terms = {
             "base": self.classifier(phi3, batch.label_B),
             "independent": cosine_alignment(phi3, batch.independent_BM),
-            "influence": F.cross_entropy(logits_BC, batch.label_B),
+            "influence": F.cross_entropy(logits_BC, batch.label_B, label_smoothing=self.classifier.label_smoothing),
             "old": cosine_alignment(phi5, batch.old_BN),
         }
         weighted = [weight * term for weight, term in zip((1.0, *self.weights), terms.values(), strict=True)]

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
+from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
 from training.method import EmbeddedBatch, MethodContext, Step
+
+MEAN_LOGITS = ("unit", "cosine", "raw")
+"""How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""
+
+
+def check_choice(option: str, value: str, legal: Sequence[str]) -> None:
+    """Refuse an option's unknown value.
+
+    Raises:
+        InvalidArgument: lists the legal ones.
+    """
+    if value not in legal:
+        raise InvalidArgument(f"{option} must be one of {', '.join(legal)}, not {value!r}", pointer=f"/{option}")
 
 
 class PadToOld(nn.Module):

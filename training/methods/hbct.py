@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training import lorentz
+from training.contrasts import entailment, info_nce, rince, rince_of_cosines
 from training.gather import gather_batch
-from training.losses import entailment, info_nce, rince
 from training.method import EmbeddedBatch, MethodContext, Step
 
 CURVATURE = 1.0
 """K of the exported space."""
 
-CONTRASTS = ("rince", "info_nce", "none")
+CONTRASTS = ("rince", "cosine", "info_nce", "none")
 
 
 class Lift(nn.Module):
@@ -44,7 +44,7 @@ class Hbct(nn.Module):
         zeta: largest distance from the origin; 0.2 more than the old version's.
         weight: of both compatibility losses.
         entail: False leaves the entailment loss out (an ablation).
-        contrast: `rince`, `info_nce` (an ablation) or `none`.
+        contrast: `rince`, or as ablations `cosine` (RINCE on cosines, its form for SimCLR), `info_nce` or `none`.
         temperature: of the contrast.
         density: beta of RINCE.
         boundary: eps, the cones' width.
@@ -77,6 +77,7 @@ class Hbct(nn.Module):
         self.entail = entail
         self.contrast: Callable[[Tensor, Tensor], Tensor] | None = {
             "rince": lambda new, old: rince(new, old, CURVATURE, temperature, density),
+            "cosine": lambda new, old: rince_of_cosines(new, old, CURVATURE, temperature, density),
             "info_nce": lambda new, old: info_nce(new, old, CURVATURE, temperature),
             "none": None,
         }[contrast]

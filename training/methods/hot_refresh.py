@@ -1,33 +1,62 @@
 """Hot-Refresh (Zhang 2022, arXiv 2201.09724): regression-alleviating compatible training.
 
-Decided where the source is silent: every other-class sample of the batch is a negative (the public code can keep the
-hardest only), temperature 0.05 and weight 1 as in its code. Its order of backfilling belongs to serving.
+Its public code compares forms, all on unit vectors: `contrast` and `triplet`, each also with new embeddings of other
+classes as negatives (its own contribution, the default), `l2`, and BCT with such negatives (`alleviate=true` of method
+bct). Decided where the source is silent: every other-class sample of the batch is a negative, temperature 0.05 and
+weight 1 as in its code. Its order of backfilling belongs to serving.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
+from index.errors import InvalidArgument
+from training.contrasts import regression_alleviating, triplet
 from training.gather import gather_batch
-from training.losses import regression_alleviating
+from training.losses import cosine_alignment
 from training.method import EmbeddedBatch, MethodContext
-from training.methods.compatible import Compatible
+from training.methods.compatible import Compatible, check_choice
+
+FORMS = ("contrast", "triplet", "l2")
 
 
 class HotRefresh(Compatible):
-    """Base loss + weight * regression-alleviating contrast.
+    """Base loss + weight * how new embeddings lie among old ones.
 
     Args:
         context: see `MethodContext`.
-        weight: of the contrast.
-        temperature: of the cosines.
+        weight: of that loss.
+        temperature: of the cosines of `contrast`.
+        form: `contrast`, `triplet` or `l2` (1/2 |u - u_old|^2).
+        among_new: new embeddings of other classes are negatives too.
+        hardest: only the so many nearest negatives of each kind count; 0: all.
+        margin: of `triplet`, between distances of unit vectors.
     """
 
-    def __init__(self, context: MethodContext, *, weight: float = 1.0, temperature: float = 0.05) -> None:
+    def __init__(
+        self,
+        context: MethodContext,
+        *,
+        weight: float = 1.0,
+        temperature: float = 0.05,
+        form: str = "contrast",
+        among_new: bool = True,
+        hardest: int = 0,
+        margin: float = 0.8,
+    ) -> None:
         super().__init__(context, "hot_refresh", weight)
-        self.temperature = temperature
+        check_choice("form", form, FORMS)
+        for option, value, legal in (("temperature", temperature, temperature > 0), ("hardest", hardest, hardest >= 0)):
+            if not legal:
+                raise InvalidArgument(f"{option} is out of range: {value}", pointer=f"/{option}")
+        self.form, self.temperature, self.margin = form, temperature, margin
+        self.among_new, self.hardest = among_new, hardest
 
     def influence_loss(self, batch: EmbeddedBatch) -> Tensor:
         """Whether the own old embedding is nearer than old and new embeddings of other classes."""
         batch = gather_batch(batch)
-        return regression_alleviating(*self.pair(batch), batch.label_B, self.temperature)
+        new_BN, old_BN = self.pair(batch)
+        if self.form == "l2":
+            return cosine_alignment(new_BN, old_BN)
+        loss, degree = (regression_alleviating, self.temperature) if self.form == "contrast" else (triplet, self.margin)
+        return loss(new_BN, old_BN, batch.label_B, degree, self.among_new, self.hardest)

@@ -1,8 +1,8 @@
 """OCA, orthogonal compatible aligned representations (Ricci 2024, arXiv 2408.08793): new dimensions for new knowledge.
 
-The backbone gives h = [h_bct | h_e], n + d numbers. h_bct aligns with the old space; h_perp = Q h, Q orthogonal, is
-free to classify with all of h. What is stored is h; its first n components search old items. Q and the heads stay
-behind.
+The backbone gives h = [h_bct | h_e], n + d numbers, made unit as in the authors' code. h_bct aligns with the old space;
+h_perp = Q h, Q orthogonal, is free to classify with all of h. What is stored is h; its first n components search old
+items. Q, which starts at random, and the heads stay behind.
 
 Shape suffixes: B batch, N old dimension, C classes.
 """
@@ -16,20 +16,21 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.bct import LOGITS
+from training.methods.compatible import MEAN_LOGITS, check_choice
 from training.orthogonal import Orthogonal
 
 
 class Oca(nn.Module):
     """CE(W, h_perp) + a CE(P, h_bct) + b mean(1 - cos(h_bct, P_y)); eq. 5 has the sign of the last term wrong.
 
-    P holds the mean old embedding of each class of the new data.
+    P holds the mean unit old embedding of each class of the new data. Label smoothing reaches both cross-entropies.
 
     Args:
         context: `dim` is n + d.
         influence_weight: a.
         alignment_weight: b.
-        logits: of P, `raw` as in the paper, or `cosine` (`scale` times the cosines).
+        logits: of P. `unit`: h is a unit vector throughout. `raw`: the paper's letter, h and the means as they are.
+            `cosine`: h as it is, `scale` times the cosines.
         scale: of the cosine logits.
 
     Raises:
@@ -46,7 +47,7 @@ class Oca(nn.Module):
         *,
         influence_weight: float = 10.0,
         alignment_weight: float = 5.0,
-        logits: str = "raw",
+        logits: str = "unit",
         scale: float = 16.0,
     ) -> None:
         super().__init__()
@@ -55,21 +56,23 @@ class Oca(nn.Module):
             raise InvalidArgument(
                 f"oca's dim is the old one plus extra dimensions, so above {old.dim}, not {context.dim}", pointer="/dim"
             )
-        if logits not in LOGITS:
-            raise InvalidArgument(f"logits must be one of {', '.join(LOGITS)}, not {logits!r}", pointer="/logits")
+        check_choice("logits", logits, MEAN_LOGITS)
         self.transform = nn.Identity()
-        self.rotation = Orthogonal(context.dim)
+        self.unit = logits == "unit"
+        self.rotation = Orthogonal(context.dim, random=True)
         self.classifier = context.classifier(context.dim)
         self.influence_weight, self.alignment_weight = influence_weight, alignment_weight
         self.scale = scale if logits == "cosine" else None
-        self.register_buffer("mean_CN", old.mean_CN)
+        self.register_buffer("mean_CN", old.class_means(raw=logits == "raw"))
 
     def forward(self, batch: EmbeddedBatch) -> Step:
         """The three terms."""
         mean_CN = self.get_buffer("mean_CN")
-        h_bct_BN = batch.new_BD[:, : mean_CN.shape[1]]
-        base = self.classifier(self.rotation(batch.new_BD), batch.label_B)
-        influence = F.cross_entropy(linear_logits(h_bct_BN, mean_CN, scale=self.scale), batch.label_B)
+        h_BD = F.normalize(batch.new_BD) if self.unit else batch.new_BD
+        h_bct_BN = h_BD[:, : mean_CN.shape[1]]
+        base = self.classifier(self.rotation(h_BD), batch.label_B)
+        logits_BC = linear_logits(h_bct_BN, mean_CN, scale=self.scale)
+        influence = F.cross_entropy(logits_BC, batch.label_B, label_smoothing=self.classifier.label_smoothing)
         alignment = cosine_alignment(h_bct_BN, mean_CN[batch.label_B])
         loss = base + self.influence_weight * influence + self.alignment_weight * alignment
         return Step(loss, {"base": base, "influence": influence, "alignment": alignment})

@@ -67,7 +67,7 @@ FAMILIES = (
         replace(SMALL, classes=50),
         replace(SMALL, epochs=5, seed=1),
         {
-            "bct": {"options": {"weight": 3.0}},
+            "bct": {"options": {"logits": "cosine", "weight": 3.0}},
             "oca": {"options": {"logits": "cosine"}},
             "bt2": {"options": {"logits": "cosine"}},
             "fct": {"options": {"branch": 128, "trunk": 512}, "epochs": 8, "warmup_epochs": 2},

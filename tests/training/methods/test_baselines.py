@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,8 +13,8 @@ from torch import nn
 
 from index.errors import InvalidArgument
 from index.version import EdgeKind
-from tensors import draw
-from training import losses
+from tensors import circle, draw
+from training import contrasts, losses
 from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.advbct import AdvBct
@@ -98,11 +99,55 @@ def test_a_baseline_needs_an_old_version(name: str) -> None:
         BASELINES[name](replace(method_context(), old=None))
 
 
-def test_l2_counts_old_classes_only() -> None:
-    given = batch()
-    naive = sum(float(0.5 * (given.new_BD[i] - given.old_BN[i]).square().sum().detach()) for i in range(6) if KNOWN[i])
+@pytest.mark.parametrize("over", ["all", "old"])
+@pytest.mark.parametrize("unit", [True, False])
+def test_l2_is_half_the_square_of_all_or_of_old_classes_on_unit_or_raw_embeddings(over: str, unit: bool) -> None:
+    given, terms = batch(), []
+    for new, old, known in zip(given.new_BD.tolist(), given.old_BN.tolist(), KNOWN.tolist(), strict=True):
+        lengths = (math.hypot(*new), math.hypot(*old)) if unit else (1, 1)
+        if known or over == "all":
+            terms.append(0.5 * sum((x / lengths[0] - y / lengths[1]) ** 2 for x, y in zip(new, old, strict=True)))
 
-    assert build("l2").influence_loss(given).item() == pytest.approx(naive / 3)
+    made = build("l2", over=over, unit=unit).influence_loss(given)
+    assert made.item() == pytest.approx(sum(terms) / len(terms))
+
+
+def test_on_unit_vectors_l2_is_the_cosine_alignment_and_hot_refreshs_form_l2() -> None:
+    given = batch()
+
+    expected = losses.cosine_alignment(given.new_BD, given.old_BN)
+    torch.testing.assert_close(build("l2").influence_loss(given), expected)
+    torch.testing.assert_close(build("hot_refresh", form="l2").influence_loss(given), expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"among_new": False, "hardest": 2}, lambda *pair: contrasts.regression_alleviating(*pair, 0.05, False, 2)),
+        ({"form": "triplet", "hardest": 1}, lambda *pair: contrasts.triplet(*pair, 0.8, True, 1)),
+        ({"form": "triplet", "margin": 0.3, "among_new": False}, lambda *pair: contrasts.triplet(*pair, 0.3, False)),
+    ],
+)
+def test_hot_refresh_has_the_forms_of_its_public_code(options: dict[str, object], expected: Callable) -> None:
+    given = batch()
+
+    made = build("hot_refresh", **options).influence_loss(given)
+    torch.testing.assert_close(made, expected(given.new_BD, given.old_BN, LABELS))
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "value"),
+    [
+        ("l2", "over", "new"),
+        ("advbct", "over", "new"),
+        ("hot_refresh", "form", "none"),
+        ("hot_refresh", "hardest", -1),
+        ("contrast", "temperature", 0.0),
+    ],
+)
+def test_an_option_out_of_range_is_refused_by_name(name: str, option: str, value: object) -> None:
+    with pytest.raises(InvalidArgument, match=option):
+        build(name, **{option: value})
 
 
 def test_lwf_distils_new_classes_only_and_everything_where_nothing_is_new() -> None:
@@ -159,13 +204,29 @@ def test_advbct_draws_each_boundary_between_the_old_radius_and_the_threshold() -
         assert method.radius().tolist() == pytest.approx(expected)
 
 
-def test_advbct_learns_its_boundaries_and_ignores_new_classes_there() -> None:
-    method, given = build("advbct"), batch()
+def test_advbct_bounds_all_classes_and_can_leave_new_ones_alone() -> None:
+    everywhere, given = build("advbct"), batch()
+    everywhere.influence_loss(given).backward()
+    assert bool((everywhere.elastic_C.grad < 0).all())
+
+    method, given = build("advbct", over="old"), batch()
     method.influence_loss(given).backward()
 
     assert bool((method.elastic_C.grad[:2] < 0).all())  # a wider boundary is a smaller loss
     assert not method.elastic_C.grad[2:].any()
     assert not given.new_BD.grad[~KNOWN].any()
+
+
+def test_advbcts_boundary_acts_on_what_lies_between_two_classes() -> None:
+    angles = [*torch.linspace(-5, 5, 11).tolist(), 80.0], [*torch.linspace(85, 95, 11).tolist(), 10.0]
+    z = torch.cat([circle(*group) for group in angles]).float()  # in each class one sample looks like the other class
+    label = torch.arange(2).repeat_interleave(12)
+    centre = losses.class_means(z, label, 2)
+    between = circle(45.0, 45.0).float()
+
+    farthest = torch.linalg.vector_norm(z - centre[label], dim=1).reshape(2, 12).amax(1)
+    assert float(losses.outside_boundary(between, centre, farthest)) == 0  # what it is without dropping outliers
+    assert float(losses.outside_boundary(between, centre, losses.class_radii(z, label, centre))) > 0.3
 
 
 def test_advbct_trains_the_discriminator_at_once_and_misleads_it_only_later() -> None:

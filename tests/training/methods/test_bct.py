@@ -23,13 +23,15 @@ LABELS = [0, 1, 2, 3, 0, 2]
 def old_version(rows: tuple[int, ...] = (1, UNKNOWN, 0, UNKNOWN), *, head: bool = True) -> Old:
     """By default it knows classes 2 and 0, in that order, of four."""
     weight, bias = (draw(2, OLD_DIM, seed=6), draw(2, seed=7)) if head else (None, None)
-    return Old(draw(CLASSES, OLD_DIM, seed=5), torch.tensor(rows), weight, bias)
+    return Old(
+        draw(CLASSES, OLD_DIM, seed=5), torch.tensor(rows), weight, bias, centre_CN=draw(CLASSES, OLD_DIM, seed=8)
+    )
 
 
-def build(dim: int = OLD_DIM, old: Old | None = None, **options: object) -> Bct:
+def build(dim: int = OLD_DIM, old: Old | None = None, smoothing: float = 0.0, **options: object) -> Bct:
     torch.manual_seed(0)
     given = old_version() if old is None else old
-    return Bct(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), given), **options)
+    return Bct(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES), smoothing), given), **options)
 
 
 def batch(dim: int = OLD_DIM) -> EmbeddedBatch:
@@ -39,12 +41,12 @@ def batch(dim: int = OLD_DIM) -> EmbeddedBatch:
 
 def naive_logit(z: list[float], row: list[float], bias: float, logits: str) -> float:
     inner = sum(a * b for a, b in zip(z, row, strict=True))
-    if logits == "raw":
-        return inner + bias
+    if logits != "cosine":
+        return inner / (math.hypot(*z) if logits in {"unit", "head"} else 1) + bias
     return SCALE * inner / math.hypot(*z) / math.hypot(*row)
 
 
-@pytest.mark.parametrize("logits", ["raw", "cosine"])
+@pytest.mark.parametrize("logits", ["head", "raw", "cosine"])
 def test_the_form_old_is_the_cross_entropy_of_known_samples_by_the_old_head(logits: str) -> None:
     old, given = old_version(), batch()
     terms = []
@@ -61,11 +63,12 @@ def test_the_form_old_is_the_cross_entropy_of_known_samples_by_the_old_head(logi
     assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
-@pytest.mark.parametrize("logits", ["raw", "cosine"])
+@pytest.mark.parametrize("logits", ["head", "raw", "cosine"])
 def test_the_form_synthesised_judges_every_sample_with_means_for_the_classes_the_head_lacks(logits: str) -> None:
     old, given = old_version(), batch()
     rows = {2: 0, 0: 1, 1: 2, 3: 3}  # the head's own rows first, then the missing classes in their order
-    weights = [*old.weight_KN.tolist(), old.mean_CN[1].tolist(), old.mean_CN[3].tolist()]
+    means = old.mean_CN if logits == "raw" else old.centre_CN
+    weights = [*old.weight_KN.tolist(), means[1].tolist(), means[3].tolist()]
     biases = [*old.bias_K.tolist(), 0.0, 0.0]
     terms = []
     for z, label in zip(given.new_BD.tolist(), LABELS, strict=True):
@@ -77,7 +80,7 @@ def test_the_form_synthesised_judges_every_sample_with_means_for_the_classes_the
     assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
 
 
-@pytest.mark.parametrize("logits", ["raw", "cosine"])
+@pytest.mark.parametrize("logits", ["head", "raw", "cosine"])
 def test_the_form_distill_compares_what_the_old_head_says_of_both_embeddings(logits: str) -> None:
     old, given = old_version(), batch()
     terms = []
@@ -90,6 +93,37 @@ def test_the_form_distill_compares_what_the_old_head_says_of_both_embeddings(log
     made = build(influence="distill", logits=logits, scale=SCALE).influence_loss(given)
 
     assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+@pytest.mark.parametrize("influence", ["old", "synthesised", "distill"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_by_default_the_rows_are_the_mean_unit_old_embeddings_of_all_classes(influence: str, smoothing: float) -> None:
+    old, given, terms = old_version(), batch(), []
+    for new, before, label in zip(given.new_BD.tolist(), given.old_BN.tolist(), LABELS, strict=True):
+        q, p = (
+            log_softmax([naive_logit(z, row, 0.0, "unit") for row in old.centre_CN.tolist()]) for z in (new, before)
+        )
+        if influence == "distill":
+            terms.append(sum(math.exp(a) * (a - b) for a, b in zip(p, q, strict=True)))
+        elif influence == "synthesised" or old.label_C[label] != UNKNOWN:
+            terms.append(-(1 - smoothing) * q[label] - smoothing * sum(q) / CLASSES)
+
+    made = build(influence=influence, smoothing=smoothing).influence_loss(given)
+    assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+@pytest.mark.parametrize("logits", ["unit", "raw"])
+def test_alleviating_adds_the_new_heads_logits_of_other_classes_as_negatives(logits: str) -> None:
+    method, given = build(logits=logits, alleviate=True), batch()
+    mine = method.old_logits(given.new_BD).tolist()
+    heads, terms = method.classifier.head(given.new_BD).tolist(), []
+    for old, new, label in zip(mine, heads, LABELS, strict=True):
+        row = int(method.get_buffer("label_C")[label])
+        terms.append(cross_entropy([*old, *(x for c, x in enumerate(new) if c != label)], row))
+
+    assert method.influence_loss(given).item() == pytest.approx(sum(terms) / len(terms), rel=1e-5)
+    with pytest.raises(InvalidArgument, match="alleviate needs labels"):
+        build(influence="distill", alleviate=True)
 
 
 @pytest.mark.parametrize("influence", ["old", "synthesised", "distill"])
@@ -112,7 +146,7 @@ def test_without_an_old_head_every_class_is_synthesised_whatever_the_old_version
     old = old_version(known, head=False)
     method = build(old=old, influence="synthesised")
 
-    torch.testing.assert_close(method.get_buffer("head_KN"), old.mean_CN)
+    torch.testing.assert_close(method.get_buffer("head_KN"), old.centre_CN)
     assert method.get_buffer("label_C").tolist() == [0, 1, 2, 3]
     assert method.bias_K is None
 
@@ -120,7 +154,7 @@ def test_without_an_old_head_every_class_is_synthesised_whatever_the_old_version
 @pytest.mark.parametrize("influence", ["old", "distill"])
 def test_forms_that_need_the_old_head_say_so(influence: str) -> None:
     with pytest.raises(InvalidArgument, match="influence=synthesised"):
-        build(old=old_version((UNKNOWN,) * CLASSES, head=False), influence=influence)
+        build(old=old_version((UNKNOWN,) * CLASSES, head=False), influence=influence, logits="head")
 
 
 def test_the_form_old_refuses_an_old_head_that_knows_no_new_class() -> None:

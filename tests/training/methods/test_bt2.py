@@ -26,14 +26,17 @@ def turned(transformation: BasisTransformation) -> BasisTransformation:
 
 
 def old_version() -> Old:
-    return Old(draw64(CLASSES, N, seed=8), torch.zeros(CLASSES, dtype=torch.long))
+    centres = F.normalize(draw64(CLASSES, N, seed=9))
+    return Old(draw64(CLASSES, N, seed=8), torch.zeros(CLASSES, dtype=torch.long), centre_CN=centres)
 
 
-def build(dim: int = M + N, extra: int = D, **options: float | str) -> Bt2:
+def build(dim: int = M + N, extra: int = D, smoothing: float = 0.0, **options: float | str) -> Bt2:
     torch.manual_seed(0)
-    method = Bt2(
-        MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old_version()), extra=extra, **options
-    ).double()
+
+    def classifier(width: int) -> Classifier:
+        return Classifier(Softmax(width, CLASSES), smoothing)
+
+    method = Bt2(MethodContext(dim, CLASSES, classifier, old_version()), extra=extra, **options).double()
     turned(method.transform)
     return method
 
@@ -106,10 +109,13 @@ def test_eval_mode_uses_the_matrices_that_training_ended_with() -> None:
     torch.testing.assert_close(nowhere(phi1), trained)
 
 
-def test_the_loss_is_its_four_terms() -> None:
-    method, given = build(independent_weight=0.5, influence_weight=7.0, old_weight=3.0), batch()
+@pytest.mark.parametrize("form", ["unit", "raw"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.2])
+def test_the_loss_is_its_four_terms(form: str, smoothing: float) -> None:
+    weights = {"independent_weight": 0.5, "influence_weight": 7.0, "old_weight": 3.0}
+    method, given = build(smoothing=smoothing, logits=form, **weights), batch()
     step = method(given)
-    means = old_version().mean_CN
+    means = old_version().mean_CN if form == "raw" else old_version().centre_CN
     naive = 0.0
     for i in range(6):
         phi3, phi5, _ = naive_parts(method.transform, given.new_BD[i].detach().numpy())
@@ -117,9 +123,10 @@ def test_the_loss_is_its_four_terms() -> None:
         independent, old = given.independent_BM[i].detach().numpy(), given.old_BN[i].detach().numpy()
         logits = means.numpy() @ unit5
         head = method.classifier.head(torch.from_numpy(phi3)[None])
-        naive += F.cross_entropy(head, given.label_B[i : i + 1]).item()
+        naive += F.cross_entropy(head, given.label_B[i : i + 1], label_smoothing=smoothing).item()
         naive += 0.5 * (1 - phi3 @ independent / np.linalg.norm(independent))
-        naive += 7.0 * (np.log(np.exp(logits).sum()) - logits[int(given.label_B[i])])
+        wanted = (1 - smoothing) * logits[int(given.label_B[i])] + smoothing * logits.mean()
+        naive += 7.0 * (np.log(np.exp(logits).sum()) - wanted)
         naive += 3.0 * (1 - unit5 @ old / np.linalg.norm(old))
 
     assert step.loss.item() == pytest.approx(naive / 6)
@@ -127,7 +134,7 @@ def test_the_loss_is_its_four_terms() -> None:
 
 def test_cosine_logits_leave_the_length_of_the_class_means_out() -> None:
     method, given = build(logits="cosine", logit_scale=9.0), batch()
-    means = old_version().mean_CN.numpy()
+    means = old_version().centre_CN.numpy()
     means = means / np.linalg.norm(means, axis=1, keepdims=True)
     naive = 0.0
     for i in range(6):
@@ -139,7 +146,7 @@ def test_cosine_logits_leave_the_length_of_the_class_means_out() -> None:
 
 
 def test_an_unknown_kind_of_logits_lists_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw"):
+    with pytest.raises(InvalidArgument, match="logits must be one of unit, cosine, raw"):
         build(logits="warm")
 
 

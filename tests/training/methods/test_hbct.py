@@ -10,7 +10,7 @@ import torch
 from index.errors import InvalidArgument
 from index.version import EdgeKind
 from tensors import draw
-from training import lorentz, losses
+from training import contrasts, lorentz
 from training.heads import LorentzMLR
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.hbct import Hbct
@@ -39,7 +39,7 @@ def test_the_loss_is_the_base_loss_plus_the_weighted_entailment_and_rince() -> N
     assert given.old_BN is not None
     new = lorentz.lift(given.new_BD, 1.2)
     expected = method.classifier(new, given.label_B) + 0.3 * (
-        losses.entailment(new, given.old_BN) + losses.rince(new, given.old_BN)
+        contrasts.entailment(new, given.old_BN) + contrasts.rince(new, given.old_BN)
     )
 
     torch.testing.assert_close(method(given).loss, expected)
@@ -62,7 +62,7 @@ def test_the_info_nce_ablation_replaces_rince() -> None:
     method, given = build(contrast="info_nce"), batch()
     assert given.old_BN is not None
 
-    expected = losses.info_nce(lorentz.lift(given.new_BD, 1.2), given.old_BN)
+    expected = contrasts.info_nce(lorentz.lift(given.new_BD, 1.2), given.old_BN)
     torch.testing.assert_close(method(given).logging["contrast"], expected)
 
 
@@ -104,7 +104,7 @@ def test_training_moves_new_points_into_the_cones_of_old_ones() -> None:
     first, outside = math.nan, math.nan
     for _ in range(150):
         optimiser.zero_grad()
-        loss = losses.entailment(method.transform(z_BD), old_BN)
+        loss = contrasts.entailment(method.transform(z_BD), old_BN)
         loss.backward()
         optimiser.step()
         outside = loss.item()
@@ -130,5 +130,5 @@ def test_what_cannot_work_is_refused() -> None:
         Hbct(method_context(old_space="cosine"))
     with pytest.raises(InvalidArgument, match="old version's dimension 7, not 4"):
         Hbct(method_context(old_dim=7))
-    with pytest.raises(InvalidArgument, match="contrast must be one of rince, info_nce, none"):
+    with pytest.raises(InvalidArgument, match="contrast must be one of rince, cosine, info_nce, none"):
         build(contrast="nce")

@@ -20,13 +20,14 @@ CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = [0, 1, 2, 3, 0, 2]
 
 
-MEANS = draw(CLASSES, OLD_DIM, seed=5)
+MEANS, CENTRES = draw(CLASSES, OLD_DIM, seed=5), draw(CLASSES, OLD_DIM, seed=6)
 
 
-def build(dim: int = DIM, **options: object) -> Oca:
+def build(dim: int = DIM, smoothing: float = 0.0, **options: object) -> Oca:
     torch.manual_seed(0)
-    old = Old(MEANS, torch.full((CLASSES,), UNKNOWN))
-    made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old), **options)
+    old = Old(MEANS, torch.full((CLASSES,), UNKNOWN), centre_CN=CENTRES)
+    made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES), smoothing), old), **options)
+    assert bool(made.rotation.upper.any())  # a random start
     with torch.no_grad():
         made.rotation.upper.copy_(draw(dim, dim, seed=9))
     return made
@@ -36,21 +37,28 @@ def batch() -> EmbeddedBatch:
     return EmbeddedBatch(draw(len(LABELS), DIM, seed=1).requires_grad_(), torch.tensor(LABELS))
 
 
-@pytest.mark.parametrize("scale", [None, 5.0])
-def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(scale: float | None) -> None:
-    options = {} if scale is None else {"logits": "cosine", "scale": scale}
-    method, given = build(**options), batch()
+def smoothed(logits: list[float], label: int, smoothing: float) -> float:
+    everyone = sum(cross_entropy(logits, c) for c in range(CLASSES)) / CLASSES
+    return (1 - smoothing) * cross_entropy(logits, label) + smoothing * everyone
+
+
+@pytest.mark.parametrize("form", ["unit", "raw", "cosine"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(form: str, smoothing: float) -> None:
+    method, given = build(smoothing=smoothing, logits=form, scale=5.0), batch()
+    means = (MEANS if form == "raw" else CENTRES).tolist()
     rotation = method.rotation.matrix().double().tolist()
     weight, bias = (x.double().tolist() for x in method.classifier.weights() if x is not None)
     base = influence = alignment = 0.0
     for h, label in zip(given.new_BD.tolist(), LABELS, strict=True):
+        h = [x / math.hypot(*h) for x in h] if form == "unit" else h  # noqa: PLW2901
         turned = [sum(q * x for q, x in zip(row, h, strict=True)) for row in rotation]
         logits = [sum(w * x for w, x in zip(row, turned, strict=True)) + b for row, b in zip(weight, bias, strict=True)]
-        inner = [sum(p * x for p, x in zip(mean, h[:OLD_DIM], strict=True)) for mean in MEANS.tolist()]
+        inner = [sum(p * x for p, x in zip(mean, h[:OLD_DIM], strict=True)) for mean in means]
         length = math.hypot(*h[:OLD_DIM])
-        cosine = [v / length / math.hypot(*mean) for v, mean in zip(inner, MEANS.tolist(), strict=True)]
-        base += cross_entropy(logits, label)
-        influence += cross_entropy(inner if scale is None else [scale * c for c in cosine], label)
+        cosine = [v / length / math.hypot(*mean) for v, mean in zip(inner, means, strict=True)]
+        base += smoothed(logits, label, smoothing)
+        influence += smoothed([5.0 * c for c in cosine] if form == "cosine" else inner, label, smoothing)
         alignment += 1 - cosine[label]
 
     expected = (base + 10 * influence + 5 * alignment) / len(LABELS)
@@ -58,8 +66,18 @@ def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(scale: float | No
     assert method(given).loss.item() == pytest.approx(expected, rel=1e-4)
 
 
+def test_on_unit_vectors_both_readings_are_one() -> None:
+    given = batch()
+    unit = EmbeddedBatch(torch.nn.functional.normalize(given.new_BD), given.label_B)
+    letter = build(logits="raw")
+    letter.register_buffer("mean_CN", CENTRES)
+
+    torch.testing.assert_close(build().forward(given).loss, letter(unit).loss)
+    torch.testing.assert_close(build().forward(given).loss, build().forward(unit).loss)
+
+
 def test_only_the_base_loss_reaches_the_extra_dimensions() -> None:
-    method, given = build(influence_weight=1.0, alignment_weight=1.0), batch()
+    method, given = build(logits="raw", influence_weight=1.0, alignment_weight=1.0), batch()
     parts = method(given).logging
     gradients = {name: torch.autograd.grad(parts[name], given.new_BD, retain_graph=True)[0] for name in parts}
 
@@ -106,5 +124,5 @@ def test_a_dimension_that_leaves_nothing_extra_is_refused(dim: int) -> None:
 
 
 def test_unknown_logits_list_the_legal_ones() -> None:
-    with pytest.raises(InvalidArgument, match="logits must be one of cosine, raw, not 'other'"):
+    with pytest.raises(InvalidArgument, match="logits must be one of unit, cosine, raw, not 'other'"):
         build(logits="other")

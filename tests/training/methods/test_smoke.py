@@ -205,5 +205,8 @@ def test_describe_gives_methods_the_old_versions_means_centres_and_radii(referen
 
     torch.testing.assert_close(described.mean_CN[7], raw.mean(0))
     torch.testing.assert_close(described.centre_CN[7], unit.mean(0))
-    torch.testing.assert_close(described.radius_C[7], (unit - unit.mean(0)).norm(dim=1).max())
+    away = sorted((unit - unit.mean(0)).norm(dim=1).tolist())
+    low, high = away[len(away) // 4], away[3 * len(away) // 4]
+    usual = [x for x in away if x <= high + 1.5 * (high - low)]
+    assert float(described.radius_C[7]) == pytest.approx(usual[-1])
     assert int((described.label_C == UNKNOWN).sum()) == 5
