@@ -8,7 +8,8 @@ such a part would make the address of an item that of its gallery, so none is le
 from __future__ import annotations
 
 import re
-from typing import TypeGuard
+from collections.abc import Sequence
+from typing import TypeGuard, cast
 from urllib.parse import unquote
 
 MAX_ID = 256
@@ -23,11 +24,23 @@ LEGAL_ID = (
 _UNWRITABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 # What ends a part of a path, or the path itself.
 _ENDS = re.compile(r"[/\\?#;]")
+_CLIMBING = re.compile(r"(?:^|[/\\?#;])\s*\.\.?\s*(?:$|[/\\?#;])")
 
 
 def is_item_id(value: object) -> TypeGuard[str]:
     """Whether an item may be stored under this id."""
     return isinstance(value, str) and 1 <= len(value) <= MAX_ID and is_writable(value) and not climbs(value)
+
+
+def are_plain_ids(values: Sequence[object]) -> bool:
+    """Whether all surely may be ids, told of all at once; False: look at each."""
+    if set(map(type, values)) != {str}:
+        return False
+    texts = cast("Sequence[str]", values)
+    lengths = set(map(len, texts))
+    joined = "/".join(texts)
+    plain = joined.isprintable() and "%" not in joined  # what is printable is writable
+    return plain and min(lengths) >= 1 and max(lengths) <= MAX_ID and _CLIMBING.search(joined) is None
 
 
 def is_writable(text: str) -> bool:

@@ -245,7 +245,7 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
         given = np.empty(0, object)
     if given.dtype.kind not in "iuf":
         raise InvalidVector(f"an embedding is a list of {dim} numbers", pointer=pointer)
-    x = given.astype(np.float64, copy=False)
+    x = given if given.dtype == np.float32 else given.astype(np.float64, copy=False)
     x_ND = x[None] if x.ndim == 1 else x
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
         shape = "x".join(map(str, x.shape))
@@ -257,12 +257,14 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
             "an embedding must be finite numbers (float32)", pointer=_at(pointer, x, int(np.argmin(finite_N)))
         )
     if isinstance(space, Cosine):
-        norm_N = np.linalg.norm(x_ND, axis=1)
+        norm_N = np.sqrt(np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64))
         if (norm_N < 1e-12).any():
             zero = int(np.argmax(norm_N < 1e-12))
             raise InvalidVector("an all-zero embedding has no direction to compare", pointer=_at(pointer, x, zero))
-        x_ND = x_ND / norm_N[:, None]
-    elif (long_N := np.linalg.norm(x_ND, axis=1) > MAX_NORM).any():
+        unit_ND = np.empty(x_ND.shape, np.float32)
+        np.divide(x_ND, norm_N[:, None], out=unit_ND, casting="same_kind")  # in float64, a few rows at a time
+        return unit_ND
+    if (long_N := np.linalg.norm(x_ND.astype(np.float64, copy=False), axis=1) > MAX_NORM).any():
         why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
         raise InvalidVector(why, pointer=_at(pointer, x, int(np.argmax(long_N))))
     return np.ascontiguousarray(x_ND, dtype=np.float32)

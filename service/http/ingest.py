@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain, count
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
-from index.item_id import LEGAL_ID, MAX_ID, is_item_id
+from index.item_id import LEGAL_ID, MAX_ID, are_plain_ids, is_item_id
 from index.space import Space, Vectors, space_from_json
 from service.errors import (
     BodyTooLarge,
@@ -32,7 +33,7 @@ from service.errors import (
 from service.http.forms import Form
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
-from service.http.stored_json import why_not_stored
+from service.http.stored_json import are_surely_stored, why_not_stored
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import LoadedVersion
 from service.registry.sight import Sight
@@ -43,7 +44,7 @@ from service.settings import Settings
 from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class ItemDraft:
     """An item as the client described it: `content` is its image's file name or its embedding, still unchecked.
 
@@ -124,7 +125,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replaci
         items = _encode(batch, files, current, service.decoder)
         batch.settle(atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
-        stored = [(draft, replace(item, blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
+        stored = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
         try:
             return _store(service, gallery_id, current, current, stored, batch, atomic, replacing)
         except (_CurrentChanged, RegraftError):
@@ -193,6 +194,9 @@ def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
     if len(listed) > max_batch:
         raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
     batch = IngestBatch(len(listed))
+    if (drafts := _plain_drafts(listed, content, settings.max_metadata_bytes)) is not None:
+        batch.drafts = drafts
+        return batch
     seen: set[str] = set()
     for index, value in enumerate(listed):
         try:
@@ -205,6 +209,21 @@ def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
             batch.drafts.append(draft)
             seen.add(draft.id)
     return batch
+
+
+def _plain_drafts(listed: list[Any], content: str, max_metadata: int) -> list[ItemDraft] | None:
+    """Items of which all is good, as is the rule, checked all at once; None: look at each."""
+    if set(map(type, listed)) != {dict} or not ({"id", "metadata", content} - {""}).issuperset(
+        chain.from_iterable(listed)
+    ):
+        return None
+    ids, metadata = [one.get("id") for one in listed], [one["metadata"] for one in listed if "metadata" in one]
+    contents = [one[content] for one in listed if content in one] if content else [None] * len(listed)
+    if len(contents) < len(listed) or not are_plain_ids(ids) or len(set(ids)) < len(ids):
+        return None
+    if not {dict}.issuperset(map(type, metadata)) or not are_surely_stored(metadata, max_metadata):
+        return None
+    return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents))
 
 
 def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDraft:

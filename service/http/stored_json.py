@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ def why_not_stored(value: Any, most: int) -> str | None:
     It may be nested too deep, too large, hold a number beyond float64, which was read as infinite, or half of a
     surrogate pair.
     """
-    if _is_surely_stored(value, most):
+    if are_surely_stored([value], most):
         return None
     if not _is_shallow(value):
         return f"may be nested {MAX_DEPTH} deep"
@@ -30,17 +31,21 @@ def why_not_stored(value: Any, most: int) -> str | None:
     return f"takes {size} bytes as JSON; at most {most}" if size > most else None
 
 
-def _is_surely_stored(value: Any, most: int) -> bool:
-    """Whether it is, told at a fifth of the cost; of what is nested, large, or holds null it is not told.
+def are_surely_stored(values: Sequence[Any], most: int) -> bool:
+    """Whether a value, or each of many objects, is: at a fraction of the cost.
 
-    orjson writes no half of a surrogate pair, and for a number that is not finite null; its numbers are no longer
-    than twice those of Python's encoder.
+    It is not told of what is nested, large, or holds null. orjson writes no half of a surrogate pair, and for a number
+    that is not finite null; its numbers are no longer than twice those of Python's encoder.
     """
     try:
-        text = orjson.dumps(value)
+        text = orjson.dumps(values)
     except (TypeError, ValueError):
         return False
-    return 2 * len(text) <= most and text.count(b"{") + text.count(b"[") <= 1 and b"null" not in text
+    if text.count(b"{") + text.count(b"[") > len(values) + 1 or b"null" in text:
+        return False
+    # No brace is within a text, for there are no more than objects.
+    each = text.split(b"},{") if len(values) > 1 else [text]
+    return 2 * max(map(len, each)) <= most
 
 
 def _is_shallow(value: Any) -> bool:

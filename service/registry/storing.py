@@ -6,8 +6,8 @@ from, so it takes their place. Whatever comes, an item must hold something that 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from sqlalchemy import Connection, case, delete, select
@@ -65,7 +65,8 @@ def store(
     To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
     for as many. `replacing`: True: nothing stays of an item that is there; False: it is refused; None: it is updated.
     """
-    there = items_there(connection, gallery_id, items, version.id)
+    rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
+    there = items_there(connection, rows.values(), version.id)
     if there or version is not current:
         registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
@@ -81,20 +82,22 @@ def store(
             stored.new.append(new)
         elif _is_whole(new, replacing):
             metadata = new.metadata if replacing or new.metadata is not None else known.row.metadata
-            stored.replaced.append(replace(new, metadata=metadata))
+            stored.replaced.append(new._replace(metadata=metadata))
         else:
             stored.updated.append(new)
     whole = [*stored.new, *stored.replaced]
-    stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq)
+    stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq, rows)
     stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
     updated = [(there[new.external_id], new) for new in stored.updated]
     _add(connection, version.id, updated, first_seq + len(whole))
     return stored
 
 
-def items_there(connection: Connection, gallery_id: int, items: Sequence[NewItem], version_id: int) -> dict[str, There]:
-    """Those of the items that are there, by their ids, with the vectors they hold of one version."""
-    rows = {row.id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items]) if not row.deleted}
+def items_there(connection: Connection, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
+    """Those of the items that are live, by their ids, with the vectors they hold of one version."""
+    rows = {row.id: row for row in known if not row.deleted}
+    if not rows:
+        return {}
     vector = case((embedding.c.version_id == version_id, embedding.c.vector))
     mine = embedding.c.item_id.in_(listed(connection, list(rows)).keys)
     held: dict[int, dict[int, tuple[str, bytes | None]]] = {key: {} for key in rows}

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from index.item_id import is_writable
 from index.space import Vectors
 from service.store.rows import all_of
-from service.store.sql_arrays import SqlArray, blocks, listed
+from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
 from service.store.vector_codec import STORED, to_bytes
 
@@ -75,8 +75,8 @@ def put_embeddings(
         "item_id": keys.key,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        "vector": _row_of(vectors, keys),
-        "side": null() if side is None else _row_of(side, keys),
+        "vector": _row_at(vectors, keys.place),
+        "side": null() if side is None else _row_at(side, keys.place),
     }
     connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
     if uncertainty is not None:
@@ -85,11 +85,33 @@ def put_embeddings(
         connection.execute(unsure.values(uncertainty=bindparam("value")), values)
 
 
-def _row_of(array: Vectors, keys: SqlArray) -> ColumnElement[bytes]:
-    """The bytes of each key's row of (N, X), cut from all rows sent as one value."""
+def put_first_embeddings(
+    connection: Connection,
+    gallery_id: int,
+    version_id: int,
+    origin: str,
+    first_seq: int,
+    vectors: Vectors,
+    side: Vectors | None = None,
+) -> None:
+    """Insert the embeddings of N items that hold none: those of the feed's numbers from `first_seq` on."""
+    place = item.c.seq - first_seq
+    rows: dict[str, ColumnElement[Any]] = {
+        "item_id": item.c.id,
+        "version_id": literal(version_id),
+        "origin": literal(origin),
+        "vector": _row_at(vectors, place),
+        "side": null() if side is None else _row_at(side, place),
+    }
+    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(vectors) - 1))
+    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values()).where(*mine)))
+
+
+def _row_at(array: Vectors, place: ColumnElement[int]) -> ColumnElement[bytes]:
+    """The bytes of a row of (N, X), cut from all rows sent as one value."""
     width = array.shape[1] * STORED.itemsize
     # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
-    return func.substr(literal(to_bytes(array), LargeBinary), cast(keys.place * width + 1, Integer), width)
+    return func.substr(literal(to_bytes(array), LargeBinary), cast(place * width + 1, Integer), width)
 
 
 def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:

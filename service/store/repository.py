@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from sqlalchemy import (
@@ -18,6 +17,7 @@ from sqlalchemy import (
     false,
     func,
     insert,
+    literal,
     select,
     update,
 )
@@ -27,9 +27,9 @@ from index.item_id import is_writable
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
-from service.store.embeddings import first_held, put_embeddings, remove_embeddings
+from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import texts
+from service.store.sql_arrays import records, texts
 from service.store.tables import embedding, gallery, item, version
 
 FEED_BLOCK = 10_000
@@ -44,8 +44,7 @@ STREAMED = {"stream_results": True}
 """Of one statement: set on the connection, on PostgreSQL every later statement would be read through a cursor too."""
 
 
-@dataclass(frozen=True)
-class NewItem:
+class NewItem(NamedTuple):
     """An item to be written, everything about it checked: `vector` (D,), `side` (S,) or None, `blob` a key or None.
 
     `metadata` None: none were named.
@@ -135,51 +134,68 @@ def take_seq(connection: Connection, gallery_id: int, count: int) -> int:
 
 
 def store_items(
-    connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int
+    connection: Connection,
+    gallery_id: int,
+    version_id: int,
+    new: Sequence[NewItem],
+    first_seq: int,
+    known: Mapping[str, ItemRow] | None = None,
 ) -> list[str]:
     """Insert or replace items by their external ids (all different), each with one embedding, by `version_id`.
 
-    `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. Returns the blobs that nothing refers to
-    any more.
+    `first_seq` is what `take_seq(connection, gallery_id, len(new))` returned. `known`: the rows of these ids, also of
+    deleted items, where they were read already. Returns the blobs that nothing refers to any more.
     """
-    now = time.time()
-    known = {row.external_id: row for row in rows_of(connection, gallery_id, [n.external_id for n in new])}
-    rows = [
-        {
-            "gallery_id": gallery_id,
-            "external_id": n.external_id,
-            "metadata": dict(n.metadata or {}),
-            "blob": n.blob,
-            "seq": first_seq + number,
-            "deleted": False,
-            "created": now,
-        }
-        for number, n in enumerate(new)
-    ]
-    replaced = [known[row["external_id"]] for row in rows if row["external_id"] in known]
-    remove_embeddings(connection, [row.id for row in replaced])
-    if replaced:
-        overwrite(
-            connection, [{**row, "key": known[row["external_id"]].id} for row in rows if row["external_id"] in known]
-        )
-    keys = {row.external_id: row.id for row in replaced}
-    if added := [row for row in rows if row["external_id"] not in known]:
-        connection.execute(insert(item), added)
-        # Nobody else has these numbers; to be told the keys while inserting takes twice as long.
-        mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(new) - 1))
-        keys.update((row[0], row[1]) for row in connection.execute(select(item.c.external_id, item.c.id).where(*mine)))
-    for origin in {n.origin for n in new}:
-        stored = [n for n in new if n.origin == origin]
-        sides = [n.side for n in stored if n.side is not None]
-        put_embeddings(
-            connection,
-            version_id,
-            origin,
-            [keys[n.external_id] for n in stored],
-            np.stack([n.vector for n in stored]),
-            np.stack(sides) if sides else None,
-        )
-    return [row.blob for row in replaced if row.blob is not None]
+    if known is None:
+        known = {row.external_id: row for row in rows_of(connection, gallery_id, [n.external_id for n in new])}
+    added = [n for n in new if n.external_id not in known]
+    again = [(known[n.external_id], n) for n in new if n.external_id in known]
+    for alike in _alike(added):
+        _insert(connection, gallery_id, version_id, alike, first_seq)
+        first_seq += len(alike)
+    if again:
+        remove_embeddings(connection, [row.id for row, _ in again])
+        rows = [
+            {"key": row.id, "metadata": n.metadata or {}, "blob": n.blob, "seq": first_seq + number, "deleted": False}
+            for number, (row, n) in enumerate(again)
+        ]
+        overwrite(connection, rows)
+    keys = {n.external_id: row.id for row, n in again}
+    for alike in _alike([n for _, n in again]):
+        mine = [keys[n.external_id] for n in alike]
+        put_embeddings(connection, version_id, alike[0].origin, mine, *_arrays(alike))
+    return [row.blob for row, _ in again if row.blob is not None]
+
+
+def _alike(new: Sequence[NewItem]) -> list[list[NewItem]]:
+    """Items of one origin together."""
+    found: dict[str, list[NewItem]] = {}
+    for n in new:
+        found.setdefault(n.origin, []).append(n)
+    return list(found.values())
+
+
+def _arrays(new: Sequence[NewItem]) -> tuple[Vectors, Vectors | None]:
+    """Vectors (N, D) and, where there are some, side-information (N, S)."""
+    sides = [n.side for n in new if n.side is not None]
+    return np.stack([n.vector for n in new]), np.stack(sides) if sides else None
+
+
+def _insert(connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int) -> None:
+    """Items that are not there, in two statements: a row each would go through Python several times."""
+    names, objects, blobs = zip(*((n.external_id, n.metadata or {}, n.blob) for n in new), strict=True)
+    rows = records(connection, names, objects, blobs)
+    columns: dict[str, ColumnElement[Any]] = {
+        "gallery_id": literal(gallery_id),
+        "external_id": rows.name,
+        "metadata": rows.document,
+        "blob": rows.text,
+        "seq": rows.place + first_seq,
+        "deleted": false(),
+        "created": literal(time.time()),
+    }
+    connection.execute(insert(item).from_select(list(columns), select(*columns.values())))
+    put_first_embeddings(connection, gallery_id, version_id, new[0].origin, first_seq, *_arrays(new))
 
 
 def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> tuple[set[str], list[str]]:

@@ -7,12 +7,26 @@ A list that is one value costs neither, and the database works on it without hol
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
-from sqlalchemy import BigInteger, ColumnElement, Connection, Integer, Select, Text, bindparam, column, func, select
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    ColumnElement,
+    Connection,
+    Integer,
+    Select,
+    Text,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.dialects.postgresql import ARRAY
 
@@ -44,6 +58,41 @@ def listed(connection: Connection, keys: Sequence[int]) -> SqlArray:
     array = bindparam(None, list(keys), ARRAY(BigInteger))
     rows = func.unnest(array).table_valued(column("value", BigInteger), with_ordinality="number").render_derived()
     return SqlArray(rows.c.value, rows.c.number - 1)
+
+
+class SqlRecords(NamedTuple):
+    """Names, each with a JSON object and perhaps a text, as a table, and their place in the list, from 0."""
+
+    name: ColumnElement[str]
+    document: ColumnElement[Any]
+    text: ColumnElement[str | None]
+    place: ColumnElement[int]
+
+
+def records(
+    connection: Connection, names: Sequence[str], objects: Sequence[Mapping[str, Any]], beside: Sequence[str | None]
+) -> SqlRecords:
+    """Names, objects and texts as a table: SQLite reads them from JSON, PostgreSQL from arrays.
+
+    PostgreSQL would refuse a zero character within the JSON, were it to take names out of it.
+    """
+    if connection.dialect.name == "sqlite":
+        text = written(list(zip(names, objects, beside, strict=True)))
+        rows = func.json_each(text).table_valued(column("value", Text), column("key", Integer))
+        name, document, more = (func.json_extract(rows.c.value, f"$[{part}]") for part in range(3))
+        return SqlRecords(name, document, more, rows.c.key)
+    arrays = (bindparam(None, list(one), ARRAY(Text)) for one in (names, map(written, objects), beside))
+    columns = (column("name", Text), column("document", Text), column("beside", Text))
+    table = func.unnest(*arrays).table_valued(*columns, with_ordinality="number").render_derived()
+    return SqlRecords(table.c.name, cast(table.c.document, JSON), table.c.beside, table.c.number - 1)
+
+
+def written(value: Any) -> str:
+    """JSON text; orjson writes no integers beyond 64 bits."""
+    try:
+        return orjson.dumps(value).decode()
+    except TypeError:
+        return json.dumps(value)
 
 
 def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:

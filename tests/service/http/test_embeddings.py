@@ -136,3 +136,17 @@ def test_the_vector_that_is_stored_is_the_one_the_encoder_gives(
     stored = from_bytes([rows[str(n)] for n in range(20)], 6)
     expected = Encoder(versions["v2"]).encode([decode_image(picture) for picture in pictures]).vectors
     np.testing.assert_allclose(stored, expected, atol=1e-6)
+
+
+def test_metadata_of_a_batch_are_checked_one_by_one_where_they_must_be(served: Any) -> None:
+    path = served.gallery()
+    kept = [{"n": 10**30}, {"t": "},{"}, {"t": "ä\u0000", "x": None}, {"deep": [{"er": [1.5, True]}]}, {}]
+    metadata = [*kept, {"t": "},{" * 30_000}, {"t": "x" * 70_000}]
+    items = [{"id": str(n), "metadata": one, "embedding": [1, 2, 3, 4]} for n, one in enumerate(metadata)]
+
+    stored = served.http.post(f"{path}/items", json={"items": items}).json()
+
+    assert [(e["index"], e["pointer"]) for e in stored["errors"]] == [(n, f"/items/{n}/metadata") for n in (5, 6)]
+    assert [served.http.get(f"{path}/items/{n}").json()["metadata"] for n in range(5)] == kept
+    found = served.http.post(f"{path}/query", json={"version": "v1", "embeddings": [[1, 2, 3, 4]]}).json()
+    assert {m["id"]: m["metadata"] for m in found["results"][0]["matches"]} == {str(n): m for n, m in enumerate(kept)}

@@ -9,8 +9,10 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from index.item_id import is_item_id
+from index.item_id import are_plain_ids, is_item_id
 from staging.builders import make_version
 from staging.served import problem
 
@@ -29,6 +31,12 @@ def test_no_item_can_be_named_so_that_its_path_is_anothers(served: Any, climbing
 
     assert refused["errors"][0]["code"] == "invalid_item"
     assert not is_item_id(climbing)
+
+
+@given(st.lists(st.one_of(st.text("./\\%2e?# a\u00a0\n", max_size=8), st.sampled_from([*CLIMBING, "a" * 257, 1]))))
+def test_many_ids_told_at_once_are_each_legal(ids: list[Any]) -> None:
+    assert not are_plain_ids(ids) or all(map(is_item_id, ids))
+    assert are_plain_ids(["a", "b/c", ".d", "e...", "ä 1"])
 
 
 def test_a_client_that_joins_paths_deletes_the_items_and_not_their_gallery(served: Any) -> None:
