@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
 import shlex
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +17,9 @@ from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
 from staging.builders import image_bytes, make_image, make_version
+from staging.forked import Forked, environment
 from staging.ports import free_port
+from staging.waiting import until
 
 ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text()
@@ -33,17 +33,9 @@ class Running:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         self.log = folder / "serve.log"
-        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("REGRAFT_")}
-        self.environment |= {"REGRAFT_URL": self.url, "NO_COLOR": "1"}
-        options = ["--port", str(port), "--data", str(folder / "data")]
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "regraft", "serve", *options],
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                cwd=ROOT,
-            )
+        self.folder, self.environment = folder, environment(REGRAFT_URL=self.url, NO_COLOR="1")
+        options = ["--port", port, "--data", folder / "data"]
+        self.process = Forked(["-m", "regraft", "serve", *options], self.environment, self.log)
         try:
             self.wait(self.is_ready)
         except BaseException:
@@ -61,17 +53,16 @@ class Running:
             return False
 
     def wait(self, holds, seconds: float = 90.0) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            assert time.monotonic() < deadline, self.log.read_text()
-            time.sleep(0.05)
+        until(holds, seconds=seconds, said=self.log.read_text)
 
     def regraft(self, *arguments: object, code: int = 0) -> str:
-        command = [sys.executable, "-m", "regraft", *map(str, arguments)]
-        ended = subprocess.run(command, env=self.environment, capture_output=True, text=True, cwd=ROOT, check=False)
-        assert ended.returncode == code, ended.stdout + ended.stderr
-        assert "Traceback" not in ended.stderr
-        return ended.stdout + (ended.stderr if code else "")
+        out, err = self.folder / "out", self.folder / "err"
+        for path in (out, err):
+            path.write_text("")
+        ended = Forked(["-m", "regraft", *arguments], self.environment, out, err).wait(90)
+        assert ended == code, out.read_text() + err.read_text()
+        assert "Traceback" not in err.read_text()
+        return out.read_text() + (err.read_text() if code else "")
 
     def logged(self, words: str) -> bool:
         return words in self.log.read_text()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from sqlalchemy import select, update
 
@@ -21,70 +17,19 @@ from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, embedding, item
 from staging.builders import image_bytes, make_image, make_version
-from staging.ports import free_port
+from staging.processes import Site
+from staging.waiting import until
 
-ROOT = Path(__file__).parents[2]
 ITEMS = 40
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
 
-class Site:
-    """Processes on one data folder and one database."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.processes: list[subprocess.Popen[bytes]] = []
-        settings.data.mkdir(parents=True)
-        self.port = free_port()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=30)
-
-    def launch(self, *arguments: str) -> subprocess.Popen[bytes]:
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "REGRAFT_DATA": str(self.settings.data),
-            "REGRAFT_DATABASE_URL": self.settings.database_url,
-            "REGRAFT_LEASE_SECONDS": "1",
-        }
-        log = self.settings.data / f"{len(self.processes)}.log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "regraft", *arguments], cwd=ROOT, env=env, stdout=stream, stderr=stream
-            )
-        self.processes.append(process)
-        return process
-
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        return (self.settings.data / f"{self.processes.index(process)}.log").read_text()
-
-    def ready(self) -> int:
-        try:
-            return self.http.get("/health/ready").status_code
-        except httpx.TransportError:
-            return 0
-
-    def close(self) -> None:
-        self.http.close()
-        for process in self.processes:
-            process.kill()
-            process.wait()
-
-
 @pytest.fixture
 def site(settings: Settings) -> Iterator[Site]:
-    made = Site(settings)
-    yield made
-    made.close()
-
-
-def until(holds: Callable[[], Any], *alive: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while not holds():
-        assert [p.returncode for p in alive if p.poll() is not None] == [], "a process ended"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+    settings.data.mkdir(parents=True)
+    with closing(Site(settings.data, settings)) as made:
+        yield made
 
 
 def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_rolled_back(
@@ -93,8 +38,7 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     pictures = [image_bytes(make_image(n % 5, n)) for n in range(ITEMS)]
-    api = site.launch("serve", "--workers", "0", "--port", str(site.port))
-    until(lambda: site.ready() == 200, api)
+    api = site.server()
     http = site.http
     for version in (v1, v2):
         pack_version(version.folder, tmp_path / "v.zip")
@@ -119,7 +63,7 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
     def job() -> dict[str, Any]:
         return dict(http.get(f"/backfills/{number}").json())
 
-    doomed, worker = site.launch("worker"), site.launch("worker")
+    doomed, worker = site.worker(), site.worker()
     # One that starts while there is no database says so and ends: both are to be at work before it goes.
     until(lambda: all("worker_started" in site.log(process) for process in (doomed, worker)), api, doomed, worker)
     until(lambda: job()["done"] > 2, api, doomed, worker)
@@ -128,11 +72,11 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
     server.stop(signal.SIGQUIT)
     away = http.get(f"/backfills/{number}")
     assert (away.status_code, away.json()["code"]) == (503, "database_unavailable")
-    assert site.ready() == 503
+    assert http.get("/health/ready").status_code == 503
     server.start()
-    until(lambda: site.ready() == 200, api)
+    until(site.answers, api)
     assert job()["state"] == "running"
-    database = Database(site.settings.database_url)
+    database = Database(site.settings.database_url)  # no connection of it is older than the crash
     with database.write() as connection:
         connection.execute(update(backfill).values(rate=None))  # slow until the crash, so that it comes in the middle
     until(lambda: job()["state"] == "done", api, worker)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version, tell_variance
-from staging.processes import Site, until
+from staging.processes import Site
 from staging.world import World
 
 ITEMS = 48
@@ -55,12 +55,6 @@ def site(template: Path, tmp_path: Path) -> Iterator[Site]:
     made = Site(tmp_path / "data")
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def wait_until() -> Callable[..., None]:
-    """The function `until`."""
-    return until
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from fastapi.testclient import TestClient
 import service.store.database
 from service.backfills.worker import Worker
 from service.http.app import create_app
+from staging.waiting import until
 
 V2 = 2
 
@@ -64,7 +65,7 @@ def test_a_write_is_refused_as_a_whole_and_reads_and_queries_go_on(site: Any) ->
         assert http.post("/galleries", json={"name": "late"}).status_code == 201
 
 
-def test_a_worker_waits_and_goes_on(site: Any, wait_until: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_waits_and_goes_on(site: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     number = site.start_backfill("g")
     stop = threading.Event()
@@ -73,9 +74,9 @@ def test_a_worker_waits_and_goes_on(site: Any, wait_until: Any, caplog: pytest.L
     try:
         with locked(site):
             working.start()
-            wait_until(lambda: caplog.text.count("action=database_busy") > 1)
+            until(lambda: caplog.text.count("action=database_busy") > 1)
             assert site.mix("g").get(V2, 0) == 0
-        wait_until(lambda: site.backfill(number).state == "done")
+        until(lambda: site.backfill(number).state == "done")
     finally:
         stop.set()
         working.join()

@@ -9,15 +9,16 @@ from sqlalchemy import insert, select
 
 from regraft.backfill_routes import events
 from service.store.tables import backfill_point
+from staging.waiting import until
 
 MARKS = 12
 
 
-def test_the_curve_goes_on_where_it_was(site: Any, wait_until: Any) -> None:
+def test_the_curve_goes_on_where_it_was(site: Any) -> None:
     server, worker = site.server(), site.worker()
     body = {"chunk_size": 2, "rate": 20, "curve": {"label": "label", "metric": "mAP@1.0", "marks": MARKS}}
     number = site.http.post("/galleries/g/backfills", json=body).json()["id"]
-    wait_until(lambda: len(measured(site, number)) >= 4, worker)
+    until(lambda: len(measured(site, number)) >= 4, worker)
     seen = told(site, number, until=3)
 
     server.kill()
@@ -29,7 +30,7 @@ def test_the_curve_goes_on_where_it_was(site: Any, wait_until: Any) -> None:
         for mark in set(range(MARKS)) - {point.mark for point in claimed(connection, number)}:
             connection.execute(insert(backfill_point).values(mark=mark, **dead))
     server = site.server()
-    wait_until(lambda: shown(site, number)["curve"]["state"] != "measuring", worker)
+    until(lambda: shown(site, number)["curve"]["state"] != "measuring", worker)
 
     curve, after = shown(site, number)["curve"], measured(site, number)
     assert curve["state"] == "complete"

@@ -13,14 +13,15 @@ from sqlalchemy import func, select
 
 from service.store.tables import deployment, embedding, gallery, item
 from staging.builders import image_bytes, make_image
+from staging.waiting import until
 
 V1, V2 = 1, 2
 WAY = ("registered", "verified", "shadow", "canary", "current")
 
 
-def doomed(site: Any, wait_until: Any, point: str, number: int) -> Any:
+def doomed(site: Any, point: str, number: int) -> Any:
     process = site.launch("tests/faults/doomed_server.py", str(site.port), point, str(number))
-    wait_until(site._answers, process)
+    until(site.answers, process)
     return process
 
 
@@ -56,8 +57,8 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize("number", [pytest.param(1, marks=SLOW), 2, pytest.param(3, marks=SLOW)])
-def test_a_deployment_killed_inside_its_steps_has_not_happened(site: Any, wait_until: Any, number: int) -> None:
-    process = doomed(site, wait_until, "stepped", number)
+def test_a_deployment_killed_inside_its_steps_has_not_happened(site: Any, number: int) -> None:
+    process = doomed(site, "stepped", number)
     before = deployments(site)
 
     dies(site, process, lambda: site.http.post("/galleries/g/deployments", json={"version": "v1"}))
@@ -71,8 +72,8 @@ def test_a_deployment_killed_inside_its_steps_has_not_happened(site: Any, wait_u
 
 @pytest.mark.slow
 @pytest.mark.parametrize("until", WAY)
-def test_a_step_that_was_committed_stands_and_the_next_one_goes_on(site: Any, wait_until: Any, until: str) -> None:
-    process = doomed(site, wait_until, "committed", 1)
+def test_a_step_that_was_committed_stands_and_the_next_one_goes_on(site: Any, until: str) -> None:
+    process = doomed(site, "committed", 1)
 
     dies(site, process, lambda: site.http.post("/galleries/g/deployments", json={"version": "v1", "until": until}))
     site.server()
@@ -92,10 +93,10 @@ def test_a_step_that_was_committed_stands_and_the_next_one_goes_on(site: Any, wa
     ("point", "number"),
     [pytest.param("retired", 1, marks=SLOW), pytest.param("freeing", 1, marks=SLOW), ("freeing", 3)],
 )
-def test_a_retirement_goes_on_at_the_next_start(site: Any, wait_until: Any, point: str, number: int) -> None:
+def test_a_retirement_goes_on_at_the_next_start(site: Any, point: str, number: int) -> None:
     site.start_backfill()
     site.work()
-    process = doomed(site, wait_until, point, number)
+    process = doomed(site, point, number)
     answer = site.state()
 
     dies(site, process, lambda: site.http.post("/galleries/g/retire", json={"version": "v1"}))
@@ -111,8 +112,8 @@ def test_a_retirement_goes_on_at_the_next_start(site: Any, wait_until: Any, poin
         assert connection.execute(select(deployment.c.to_free).where(deployment.c.to_free.is_not(None))).all() == []
 
 
-def test_what_a_deleted_gallery_held_is_freed_after_the_next_start(site: Any, wait_until: Any) -> None:
-    process = doomed(site, wait_until, "deleting", 3)
+def test_what_a_deleted_gallery_held_is_freed_after_the_next_start(site: Any) -> None:
+    process = doomed(site, "deleting", 3)
 
     with suppress(httpx.TransportError):  # the answer may come before the thread has freed so much
         site.http.delete("/galleries/g", params={"confirm": "g"})
@@ -128,7 +129,7 @@ def test_what_a_deleted_gallery_held_is_freed_after_the_next_start(site: Any, wa
         with site.database.lookup() as connection:
             return list(connection.execute(select(gallery.c.name)).scalars()) == ["h"]
 
-    wait_until(freed, server)
+    until(freed, server)
     assert held(site, "h", V1) == 48
     with site.database.lookup() as connection:
         assert connection.execute(select(func.count()).select_from(item)).scalar_one() == 48
@@ -142,8 +143,8 @@ def held(site: Any, name: str, version: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_canary_killed_while_it_rolls_itself_back_does_so_after_the_next_start(site: Any, wait_until: Any) -> None:
-    process = doomed(site, wait_until, "rolled_back", 1)
+def test_a_canary_killed_while_it_rolls_itself_back_does_so_after_the_next_start(site: Any) -> None:
+    process = doomed(site, "rolled_back", 1)
     limits = {"share": 1.0, "max_p99_ms": 0.001, "min_queries": 1}
     body = {"version": "v1", "until": "canary", "canary": limits}
     number = site.http.post("/galleries/g/deployments", json=body).json()["id"]

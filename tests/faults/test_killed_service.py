@@ -15,6 +15,7 @@ from index.encoder import Encoder
 from index.folder import load_version
 from service.store.vector_codec import from_bytes
 from staging.builders import image_bytes, make_image
+from staging.waiting import until
 
 V1, V2 = 1, 2
 
@@ -68,26 +69,26 @@ class Client:
         return {name: number for name, number in self.live.items() if name not in self.unsure}
 
 
-def test_nothing_acknowledged_is_lost_and_nothing_deleted_returns(site: Any, wait_until: Any) -> None:
+def test_nothing_acknowledged_is_lost_and_nothing_deleted_returns(site: Any) -> None:
     server, workers = site.server(), [site.worker(), site.worker()]
     number = site.http.post("/galleries/g/backfills", json={"chunk_size": 3, "rate": 25}).json()["id"]
     client = Client(site, lambda n: image_bytes(make_image(n % 5, n)))
     client.thread.start()
 
-    wait_until(lambda: handled(site, number) > 5, workers[0])
+    until(lambda: handled(site, number) > 5, workers[0])
     workers[0].kill()
-    wait_until(lambda: handled(site, number) > 12, workers[1])
+    until(lambda: handled(site, number) > 12, workers[1])
     server.kill()
     server.wait()
     server = site.server()
     workers.append(site.worker())
     # How much the client gets done meanwhile depends on the machine: wait for it too.
-    wait_until(lambda: handled(site, number) > 20 and len(client.deleted) > 2, workers[1])
+    until(lambda: handled(site, number) > 20 and len(client.deleted) > 2, workers[1])
     server.kill()
     client.stop.set()
     client.thread.join()
     site.server()
-    wait_until(lambda: site.backfill(number).state == "done", workers[1])
+    until(lambda: site.backfill(number).state == "done", workers[1])
 
     state, sure = site.state("g"), client.sure()
     assert len(sure) > 20
@@ -114,18 +115,16 @@ def check_vectors(site: Any, state: dict[str, Any], sure: dict[str, int], make_i
     np.testing.assert_allclose(held, expected, atol=1e-5)
 
 
-def test_a_rollback_during_a_backfill_is_final_and_going_forward_again_resumes_where_it_was(
-    site: Any, wait_until: Any
-) -> None:
+def test_a_rollback_during_a_backfill_is_final_and_going_forward_again_resumes_where_it_was(site: Any) -> None:
     before = {name: active for name, (active, _) in site.state("g").items()}
     server, workers = site.server(), [site.worker(), site.worker()]
     number = site.http.post("/galleries/g/backfills", json={"chunk_size": 3, "rate": 10}).json()["id"]
-    wait_until(lambda: site.backfill(number).done > 8, workers[0])
+    until(lambda: site.backfill(number).done > 8, workers[0])
 
     back = site.http.post("/galleries/g/rollback").json()
     at_once = site.state("g")
     site.http.post("/galleries/h/backfills", json={})
-    wait_until(lambda: site.mix("h") == {V2: 48}, workers[0])
+    until(lambda: site.mix("h") == {V2: 48}, workers[0])
 
     assert back["activated"] == site.backfill(number).done
     assert site.backfill(number).state == "cancelled"
@@ -139,7 +138,7 @@ def test_a_rollback_during_a_backfill_is_final_and_going_forward_again_resumes_w
     assert site.http.get("/galleries/g").json()["mix"] == {"v1": 48 - back["activated"], "v2": back["activated"]}
 
 
-def test_the_service_answers_every_query_while_workers_move_its_items_and_die(site: Any, wait_until: Any) -> None:
+def test_the_service_answers_every_query_while_workers_move_its_items_and_die(site: Any) -> None:
     """Every query finds all items exactly once, whatever share of them has moved."""
     site.server()
     doomed = site.doomed_worker("written", 4)
@@ -157,8 +156,8 @@ def test_the_service_answers_every_query_while_workers_move_its_items_and_die(si
         shares.add(answer.json()["mix"].get("v2", 0))
         return site.backfill(number).state == "done" and 48 in shares
 
-    wait_until(lambda: ask() or doomed.poll() is not None)
-    wait_until(ask, site.worker())
+    until(lambda: ask() or doomed.poll() is not None)
+    until(ask, site.worker())
 
     assert len(shares) > 5
     assert min(shares) < 10

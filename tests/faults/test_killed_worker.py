@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from staging.waiting import until
+
 V1, V2 = 1, 2
 
 
@@ -40,10 +42,10 @@ def test_a_worker_killed_while_it_ends_a_backfill_leaves_the_end_to_the_next(sit
     assert site.backfill(number).done == 48
 
 
-def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site: Any, wait_until: Any) -> None:
+def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site: Any) -> None:
     number = site.start_backfill("g")
     frozen = site.doomed_worker("frozen", 2)
-    wait_until(lambda: _stopped(frozen.pid), frozen)
+    until(lambda: _stopped(frozen.pid), frozen)
     site.work()
     before = site.state("g")
     feed = site.backfill(number)
@@ -58,10 +60,10 @@ def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site:
     assert (feed.state, feed.done, feed.skipped) == ("done", 48, 0)
 
 
-def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any, wait_until: Any) -> None:
+def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any) -> None:
     number = site.start_backfill("g", rate=12)
     asked = site.worker()
-    wait_until(lambda: site.backfill(number).done, asked)
+    until(lambda: site.backfill(number).done, asked)
 
     asked.send_signal(signal.SIGTERM)
 

@@ -31,9 +31,10 @@ from staging.deployments import WAY
 from staging.galleries import Model
 from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
 from staging.load import Load
-from staging.processes import Site, until
+from staging.processes import Site
 from staging.sight import Sight, look
 from staging.stage import MOST_WORKERS, Stage
+from staging.waiting import until
 from staging.world import World
 
 LIVES, STEPS = 1, 25

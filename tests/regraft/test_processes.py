@@ -13,6 +13,7 @@ import pytest
 
 from regraft.commands import processes
 from regraft.commands.processes import Workers
+from staging.waiting import until
 
 SLEEPING = "import time; time.sleep(60)"
 STUBBORN = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); {SLEEPING}"
@@ -36,13 +37,6 @@ def started(monkeypatch):
     for process in made:
         process.kill()
         process.communicate()
-
-
-def until(holds, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_as_many_workers_run_as_were_asked_for_and_none_is_left_behind(started):

@@ -17,9 +17,10 @@ from index.merge import Mode
 from service.registry.registry import Registry
 from service.replica.replica import Replica
 from staging.galleries import Expected, Model, Move
-from staging.processes import Site, until
+from staging.processes import Site
 from staging.sight import Sight, look
 from staging.stage import Stage
+from staging.waiting import until
 from staging.world import World
 
 Effect = Callable[[Model], str | None]

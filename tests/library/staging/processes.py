@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,54 +15,50 @@ from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
+from staging.forked import Forked, environment
 from staging.ports import free_port
+from staging.waiting import until
 from staging.working import SteppedWorker
 
-ROOT = Path(__file__).parents[3]
 LEASE_SECONDS = 0.5
 
 
 class Site:
-    """A data folder, and the processes that work on it."""
+    """A data folder, and the processes that work on it; with other settings than SQLite and short leases, if given."""
 
-    def __init__(self, data: Path) -> None:
-        self.settings = Settings(data=data, lease_seconds=LEASE_SECONDS)
+    def __init__(self, data: Path, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings(data=data, lease_seconds=LEASE_SECONDS)
         self.database = Database(self.settings.database_url)
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Forked] = []
         self.port = free_port()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20)
 
-    def launch(self, *command: str) -> subprocess.Popen[bytes]:
+    def launch(self, *command: str) -> Forked:
         """A Python process in the repository, working on this data folder."""
-        env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "OMP_NUM_THREADS": "1",
-            "REGRAFT_DATA": str(self.settings.data),
-            "REGRAFT_LEASE_SECONDS": str(LEASE_SECONDS),
-        }
-        log = self.settings.data / f"{len(self.processes)}.log"
-        with log.open("wb") as stream:
-            process = subprocess.Popen([sys.executable, *command], cwd=ROOT, env=env, stdout=stream, stderr=stream)
-        self.processes.append(process)
-        return process
+        env = environment(
+            REGRAFT_DATA=str(self.settings.data),
+            REGRAFT_DATABASE_URL=self.settings.database_url,
+            REGRAFT_LEASE_SECONDS=str(self.settings.lease_seconds),
+        )
+        self.processes.append(Forked(command, env, self.settings.data / f"{len(self.processes)}.log"))
+        return self.processes[-1]
 
-    def log(self, process: subprocess.Popen[bytes]) -> str:
-        """What an ended process has logged."""
+    def log(self, process: Forked) -> str:
+        """What a process has logged."""
         return (self.settings.data / f"{self.processes.index(process)}.log").read_text()
 
-    def worker(self) -> subprocess.Popen[bytes]:
+    def worker(self) -> Forked:
         """A real worker."""
         return self.launch("-m", "regraft", "worker")
 
-    def doomed_worker(self, point: str, chunk: int = 3) -> subprocess.Popen[bytes]:
+    def doomed_worker(self, point: str, chunk: int = 3) -> Forked:
         """A real worker that stops or kills itself at a point of its chunk number `chunk`; see doomed_worker.py."""
         return self.launch("tests/faults/doomed_worker.py", point, str(chunk))
 
-    def server(self) -> subprocess.Popen[bytes]:
+    def server(self) -> Forked:
         """A real server that answers, and is done with what another had left to free."""
         process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port))
-        until(self._answers, process)
+        until(self.answers, process)
         until(lambda: not self.reaper(), process)
         return process
 
@@ -75,7 +67,7 @@ class Site:
         with self.database.lookup() as connection:
             return list(connection.execute(select(deployment.c.id).where(deployment.c.to_free.is_not(None))).scalars())
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
         try:
             return self.http.get("/health/ready").status_code == 200
         except httpx.TransportError:
@@ -139,12 +131,3 @@ class Site:
                 process.send_signal(signal.SIGCONT)
                 process.kill()
             process.wait()
-
-
-def until(holds: Callable[[], Any], process: subprocess.Popen[bytes] | None = None, seconds: float = 60) -> None:
-    """Wait for a condition, as long as the process it depends on lives."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert process is None or process.poll() is None, f"the process ended with {process.returncode}"
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)

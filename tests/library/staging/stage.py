@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
+from staging.forked import Forked
 from staging.processes import Site
 
 MOST_WORKERS = 4
@@ -22,7 +22,7 @@ class Stage:
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.workers: list[Forked] = []
         self.counts: Counter[str] = Counter()
         self.outages = 0
         self._open()

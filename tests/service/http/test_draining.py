@@ -17,7 +17,8 @@ from typing import Self
 import httpx
 import pytest
 
-from staging.processes import Site, until
+from staging.processes import Site
+from staging.waiting import until
 
 CLIENTS = 8
 

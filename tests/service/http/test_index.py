@@ -11,8 +11,8 @@ import pytest
 from index.engines import segment, segments
 from index.version import Version
 from service.settings import Settings
-from staging.processes import until
 from staging.served import problem, serving
+from staging.waiting import until
 
 
 @pytest.fixture(autouse=True)

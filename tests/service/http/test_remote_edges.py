@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import subprocess
-import sys
 import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,11 +25,12 @@ from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
+from staging.forked import Forked, environment
 from staging.served import serving
+from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("keyed_alone")
 
-ROOT = Path(__file__).parents[3]
 KEY, WORKER_KEY = "the key of the api", "the key of workers"
 
 
@@ -98,15 +95,14 @@ def locally(keyed: Any, path: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def process(keyed: Any, tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
+def process(keyed: Any, tmp_path: Path) -> Iterator[Callable[[], Forked]]:
     """Starts real remote workers, each with the folder of the one before."""
-    started: list[subprocess.Popen[bytes]] = []
+    started: list[Forked] = []
     url = str(keyed.http.base_url).removesuffix("/v1/")
 
-    def start() -> subprocess.Popen[bytes]:
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "REGRAFT_WORKER_KEY": WORKER_KEY}
-        command = [sys.executable, "-m", "regraft", "worker", "--url", url, "--data", str(tmp_path / "far")]
-        started.append(subprocess.Popen(command, cwd=ROOT, env=env))
+    def start() -> Forked:
+        command = ["-m", "regraft", "worker", "--url", url, "--data", tmp_path / "far"]
+        started.append(Forked(command, environment(REGRAFT_WORKER_KEY=WORKER_KEY), tmp_path / "far.log"))
         return started[-1]
 
     yield start
@@ -115,12 +111,8 @@ def process(keyed: Any, tmp_path: Path) -> Iterator[Callable[[], subprocess.Pope
         each.wait()
 
 
-def wait_done(keyed: Any, number: int, worker: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
-    while keyed.http.get(f"/backfills/{number}").json()["state"] != "done":
-        assert worker.poll() is None, "the worker ended"
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+def wait_done(keyed: Any, number: int, worker: Forked) -> None:
+    until(lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done", worker)
 
 
 def test_an_edge_added_later_reaches_a_remote_worker_and_so_does_the_one_that_replaces_it(
@@ -294,10 +286,7 @@ def test_a_worker_whose_edge_is_replaced_while_it_computes_starts_again_with_the
         worker = threading.Thread(target=RemoteWorker(client, tmp_path / "far", stop).work, daemon=True)
         worker.start()
         try:
-            deadline = time.monotonic() + 60
-            while keyed.http.get(f"/backfills/{number}").json()["state"] != "done":
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(lambda: keyed.http.get(f"/backfills/{number}").json()["state"] == "done")
         finally:
             stop.set()
             worker.join()

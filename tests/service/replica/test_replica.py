@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from service.store.deletion import delete_gallery
 from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
+from staging.waiting import until
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -146,13 +146,6 @@ def test_refresh_sees_everything_committed_before_it(world: World) -> None:
     assert live.gallery.items_by_version() == {"v1": 40}
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
-    while not holds():
-        assert time.monotonic() < deadline, "it never came to hold"
-        time.sleep(0.005)
-
-
 def test_python_looks_for_no_circles_while_a_gallery_is_loaded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would look through all rows again and again: two thirds of the time that loading a million items takes."""
     collecting: list[bool] = []
@@ -173,15 +166,15 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
     world.replica.start()
     try:
         g = world.create("g")
-        wait_until(lambda: [live.name for live in world.replica.all()] == ["g"])
+        until(lambda: [live.name for live in world.replica.all()] == ["g"])
         world.store(g, 1, a=[1, 0])
-        wait_until(lambda: world.replica.find("g").gallery.items_by_version() == {"v1": 1})
+        until(lambda: world.replica.find("g").gallery.items_by_version() == {"v1": 1})
         with world.database.write() as connection:
             connection.execute(update(gallery).values(current_id=2))
-        wait_until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
+        until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
         with world.database.write() as connection:
             delete_gallery(connection, g)
-        wait_until(lambda: world.replica.all() == [])
+        until(lambda: world.replica.all() == [])
         with pytest.raises(UnknownGallery):
             world.replica.find("g")
     finally:
@@ -272,12 +265,12 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     world.replica._thread.start()
     try:
         world.store(good, 1, b=[0, 1])
-        wait_until(lambda: world.replica.failure is not None)
+        until(lambda: world.replica.failure is not None)
         world.create("late")
         assert world.replica.find("late").gallery.items_by_version() == {}
         assert world.replica.find("good").gallery.items_by_version() == {"v1": 1}
         monkeypatch.undo()
-        wait_until(lambda: world.replica.failure is None)
+        until(lambda: world.replica.failure is None)
         assert world.replica.find("bad").gallery.items_by_version() == {"v1": 1}
     finally:
         world.replica.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -22,6 +22,7 @@ from service.registry.encoders.batching import Batcher
 from service.registry.encoders.modalities import ImageModality
 from service.settings import Settings
 from staging.builders import make_image
+from staging.waiting import until
 
 LONG = 1000.0
 """Seconds: a test that really waited for so long would be stopped."""
@@ -63,11 +64,6 @@ def model() -> Model:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(32) as threads:
         yield threads
-
-
-def until(happened: Callable[[], bool]) -> None:
-    while not happened():
-        time.sleep(0.001)
 
 
 def ask(pool: ThreadPoolExecutor, batcher: Batcher[int, list[int]], *inputs: int) -> Future[list[int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from service.registry.encoders.modalities import ImageModality, Lazy, TextModali
 from service.settings import Settings
 from staging.builders import add_text, make_version
 from staging.served import serving
+from staging.waiting import until
 
 
 class Thing:
@@ -82,11 +83,6 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 def loaded(served: Any, version: str) -> list[str]:
     found: list[str] = served.http.get(f"/versions/{version}").json()["loaded"]
     return found
-
-
-def until(happened: Callable[[], bool]) -> None:
-    while not happened():
-        time.sleep(0.02)
 
 
 def test_the_old_encoder_is_there_while_a_shard_needs_it(hasty: Any, tmp_path: Path, pictures: list[bytes]) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from service.settings import Settings
 from service.store.tables import deployment, embedding, gallery, item
 from service.upgrades.deployments import reaper as freeing
 from staging.served import serving
+from staging.waiting import until
 
 
 @pytest.fixture
@@ -48,13 +47,6 @@ def left(served: Any, path: str) -> tuple[int, list[int | None]]:
     rest = select(deployment.c.to_free).select_from(joined).where(mine).order_by(deployment.c.id)
     with served.runtime.database.lookup() as connection:
         return connection.execute(held).scalar_one(), list(connection.execute(rest).scalars())
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def locked(*_: Any, **__: Any) -> Any:
@@ -97,7 +89,7 @@ def test_what_failed_is_gone_on_with_by_itself(served: Any, moved: str, monkeypa
 
     assert retire(served, moved).status_code == 503
 
-    wait_for(lambda: left(served, moved) == (0, [None, None]))
+    until(lambda: left(served, moved) == (0, [None, None]))
     shown = served.http.get(f"{moved}/deployments").json()["deployments"]
     assert [one["state"] for one in shown] == ["retired", "current"]
 
@@ -148,4 +140,4 @@ def test_a_process_that_starts_answers_while_it_frees_what_another_left(
         assert not may_go_on.is_set()
         assert left(running, path) == (1, [1, None])
         may_go_on.set()
-        wait_for(lambda: left(running, path) == (0, [None, None]))
+        until(lambda: left(running, path) == (0, [None, None]))

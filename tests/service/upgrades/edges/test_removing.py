@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,18 +14,12 @@ from service.runtime import running
 from service.store.tables import calibration
 from staging.edges import EYE, bare_edge, edges, moved_to, remove, routes, send, zipped
 from staging.served import problem
+from staging.waiting import until
 from staging.working import SteppedWorker
 
 
 def folder_of(version: Version, old: str) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (version.folder / "edges" / old).iterdir()}
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.01)
 
 
 def routes_with_maps(served: Any) -> list[list[list[str]]]:
@@ -193,12 +185,12 @@ class TestOtherProcesses:
 
             assert first() is None
             send(served, bare_edge(EYE[[1, 2, 0]]), new="bare2", old="bare")
-            wait_for(lambda: first() == 1)
+            until(lambda: first() == 1)
             send(served, bare_edge(EYE), new="bare2", old="bare", replace="true")
-            wait_for(lambda: first() == 0)
+            until(lambda: first() == 0)
             gone = remove(served, "bare2", "bare", "matrix", force=True, reason="galleries of other tests need it")
             assert gone.status_code == 200
-            wait_for(lambda: first() is None)
+            until(lambda: first() is None)
 
     def test_an_edge_whose_file_was_changed_is_listed_and_not_used(self, served: Any, more: dict[str, Version]) -> None:
         send(served, bare_edge(EYE), new="bare2", old="bare")

@@ -1,0 +1,79 @@
+"""Processes of Regraft, forked from one that has imported it: real ones, without the seconds that a start takes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+# What starts threads when it is imported (onnxruntime) is left to each process: a fork takes no threads along.
+PRELOADED = ["regraft.cli", "service.http.app", "service.backfills.worker", "staging.forked"]
+
+
+class Forked:
+    """`python COMMAND` in the repository, with the methods of `subprocess.Popen` that tests use."""
+
+    def __init__(self, command: Sequence[object], env: Mapping[str, str], out: Path, err: Path | None = None) -> None:
+        """Start it; what it prints goes to the files `out` and `err`, or all of it to `out`."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")  # read by the libraries that it imports
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+            forkserver.ensure_running()
+        out.touch()
+        given = ([str(word) for word in command], dict(env), str(out), str(err or out))
+        self._process = context.Process(target=_become, args=given)
+        self._process.start()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired("a forked process", timeout or 0)
+        return code
+
+    def send_signal(self, how: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, how)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """This process's, without what Regraft would read of it, and with these."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **variables}
+
+
+def _become(command: list[str], env: dict[str, str], out: str, err: str) -> None:
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(ROOT)
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644), number)
+    if command[0] == "-m":
+        sys.argv = command[1:]
+        runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = command
+        runpy.run_path(command[0], run_name="__main__")
