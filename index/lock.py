@@ -11,7 +11,7 @@ class ReadWriteLock:
     """Many readers or one writer; a waiting writer goes before new readers."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._changed = threading.Condition(threading.Lock())
         self._readers = 0
         self._writers_waiting = 0
 
@@ -20,19 +20,9 @@ class ReadWriteLock:
         """Whether a writer holds it, or waits."""
         return self._writers_waiting > 0
 
-    @contextmanager
-    def read(self) -> Iterator[None]:
+    def read(self) -> ReadWriteLock:
         """Share the lock with other readers. Not reentrant: a waiting writer would block the inner entry."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._writers_waiting == 0)
-            self._readers += 1
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._readers -= 1
-                if self._writers_waiting:
-                    self._changed.notify_all()
+        return self
 
     @contextmanager
     def write(self) -> Iterator[None]:
@@ -45,4 +35,17 @@ class ReadWriteLock:
                 yield
             finally:
                 self._writers_waiting -= 1
+                self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        """What `read` gives is the lock itself: a query enters twice, and a generator costs as much as all of this."""
+        with self._changed:
+            while self._writers_waiting:
+                self._changed.wait()
+            self._readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._readers -= 1
+            if self._writers_waiting:
                 self._changed.notify_all()

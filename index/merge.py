@@ -97,6 +97,9 @@ def no_matches(queries: int) -> Merged:
 
 def merge_raw(found: ShardResults, higher_is_better: Sequence[bool], k: int) -> Merged:
     """Rank by raw scores; `higher_is_better` is the order of each shard's space. The score is the raw score."""
+    if len(found) == 1:
+        raw_QK, keys_QK = found[0]
+        return _alone(raw_QK.astype(np.float64), raw_QK, keys_QK, k)
     signs = [1.0 if higher else -1.0 for higher in higher_is_better]
     merged = _merge(
         found, [sign * scores.astype(np.float64) for sign, (scores, _) in zip(signs, found, strict=True)], k
@@ -130,9 +133,8 @@ def merge_rank(found: ShardResults, sizes: Sequence[int], k: int) -> Merged:
 def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
     """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
     if len(found) == 1:  # in order already
-        (raw_QK, keys_QK), none_QK = found[0], found[0][1] == MISSING
-        scores_QK = np.where(none_QK, 0.0, goodness[0])[:, :k]
-        return Merged(scores_QK, raw_QK[:, :k], keys_QK[:, :k], -none_QK[:, :k].astype(np.int64))
+        raw_QK, keys_QK = found[0]
+        return _alone(np.where(keys_QK == MISSING, 0.0, goodness[0]), raw_QK, keys_QK, k)
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
     shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])
     good_QS = np.where(keys_QS == MISSING, -np.inf, np.concatenate(goodness, axis=1))
@@ -141,3 +143,9 @@ def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
     raw_QK = np.take_along_axis(np.concatenate([scores for scores, _ in found], axis=1), order_QK, axis=1)
     scores_QK = np.where(keys_QK == MISSING, 0.0, np.take_along_axis(good_QS, order_QK, axis=1))
     return Merged(scores_QK, raw_QK, keys_QK, np.where(keys_QK == MISSING, -1, shard_S[order_QK]))
+
+
+def _alone(scores_QK: Floats, raw_QK: Vectors, keys_QK: Keys, k: int) -> Merged:
+    """What a single shard found."""
+    shards_QK = -(keys_QK == MISSING).astype(np.int64)
+    return Merged(scores_QK[:, :k], raw_QK[:, :k], keys_QK[:, :k], shards_QK[:, :k])

@@ -196,6 +196,14 @@ class Metadata:
         slot = self._slot_of.get(key)
         return None if slot is None else Item(self._json_S[slot].decode(), self._id_S[slot], self._seq_S[slot])
 
+    def of(self, keys: Iterable[int]) -> dict[int, Item]:
+        """What is known of items, by key; unknown ones are left out."""
+        slot_of, json_S, id_S, seq_S, found = self._slot_of, self._json_S, self._id_S, self._seq_S, {}
+        for key in keys:
+            if (slot := slot_of.get(key)) is not None:
+                found[key] = Item(json_S[slot].decode(), id_S[slot], seq_S[slot])
+        return found
+
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""
         for key in keys:

@@ -1,4 +1,4 @@
-"""How a gallery answers the queries of one `Ask`: which shards it scans, along which routes, and how it merges.
+"""What is asked of a gallery, and how it answers: which shards it scans, along which routes, and how it merges.
 
 Shape suffixes: Q queries, K results, D dimension.
 """
@@ -12,9 +12,7 @@ from index.calibration import Calibration
 from index.engines.base import Keys, Shard
 from index.graph import Route
 from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
-from index.scan import Mask
 from index.search_params import DEFAULTS, SearchParams
-from index.search_result import Degraded
 from index.space import Space, Vectors
 
 Encode = Callable[[str], Vectors]
@@ -54,42 +52,30 @@ class EmbeddedQueries:
 
 @dataclass(frozen=True)
 class Plan:
-    """How one `Ask` is answered, as the gallery stands now.
+    """How queries of one version are answered for as long as a gallery does not change.
 
     Attributes:
-        query_version: what asks.
-        items_by_version: how many items lie in each.
         routes: version -> how it is reached.
-        degraded: what is not.
-        live: the shards to scan.
-        spaces: the space of each of them.
+        shards: to scan.
+        sizes: how many items each of them serves.
+        spaces: the space of each.
         mode: how they are merged.
-        maps: the score map of each of them; None where there is no complete set.
-        moved: version -> the queries in its space, and how long moving them took.
-        depth: results a query.
-        allowed: the items that pass the filter; None: all.
-        filter_seconds: how long it took to see that.
+        maps: the score map of each; None unless the mode is `calibrated`.
     """
 
-    query_version: str
-    items_by_version: Mapping[str, int]
     routes: Mapping[str, Route]
-    degraded: tuple[Degraded, ...]
-    live: Mapping[ShardKey, Shard]
+    shards: Mapping[ShardKey, Shard]
+    sizes: Sequence[int]
     spaces: Sequence[Space]
     mode: Mode
-    maps: Sequence[Calibration] | None
-    moved: Mapping[str, tuple[Vectors, float]]
-    depth: int
-    allowed: Mask | None
-    filter_seconds: float
+    maps: Sequence[Calibration | None]
 
-    def merge(self, scanned: Sequence[tuple[Vectors, Keys]], sizes: Sequence[int], queries: int) -> Merged:
-        """One ranking of what each shard of a size found."""
+    def merge(self, scanned: Sequence[tuple[Vectors, Keys]], queries: int, k: int) -> Merged:
+        """One ranking of the k best of what each shard found."""
         if not scanned:
             return no_matches(queries)
         if self.mode is Mode.CALIBRATED:
-            return merge_calibrated(scanned, self.maps or (), self.depth)
+            return merge_calibrated(scanned, [found for found in self.maps if found], k)
         if self.mode is Mode.RAW:
-            return merge_raw(scanned, [space.higher_is_better for space in self.spaces], self.depth)
-        return merge_rank(scanned, sizes, self.depth)
+            return merge_raw(scanned, [space.higher_is_better for space in self.spaces], k)
+        return merge_rank(scanned, self.sizes, k)

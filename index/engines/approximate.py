@@ -25,6 +25,12 @@ BUILD_EFFORT = 60
 """`efConstruction`: candidates a new node's neighbours are chosen from."""
 LISTS_PER_ROOT = 4
 """Inverted lists per square root of the rows."""
+NODE_COST = 20
+"""Rows copied together and compared in the time that a graph takes for each unit of effort."""
+LISTED_COST = 0.2
+"""The same for each row in a list, which lies in order."""
+REMEMBERED = 64
+"""Efforts that parameters are kept of."""
 ADDED_ROWS = 8_192
 """Rows added at once: about a second's work."""
 TRAINING_ROWS = 64
@@ -51,12 +57,20 @@ class Approximate(ABC):
         """From the cheapest to the dearest search that makes sense."""
 
     @abstractmethod
-    def params(self, c: int, effort: int, allowed: Any) -> Any:
-        """FAISS's parameters of a search for `c` rows."""
+    def reaching(self, rows: float) -> float:
+        """The least effort that comes by so many rows."""
 
-    def search(self, queries_QW: Vectors, c: int, effort: int, allowed: Any) -> tuple[Vectors, Rows]:
-        """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more; `allowed`: a `selector`."""
-        found: tuple[Vectors, Rows] = self.index.search(queries_QW, c, params=self.params(c, effort, allowed))
+    @abstractmethod
+    def cost(self, effort: float) -> float:
+        """What a search takes, as so many rows copied together and compared."""
+
+    @abstractmethod
+    def params(self, effort: int, selector: Any) -> Any:
+        """FAISS's parameters of a search."""
+
+    def search(self, queries_QW: Vectors, c: int, effort: int, among: Selection) -> tuple[Vectors, Rows]:
+        """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more."""
+        found: tuple[Vectors, Rows] = self.index.search(queries_QW, c, params=among.params(self, effort))
         return found
 
     def rows(self) -> Vectors | None:
@@ -75,10 +89,16 @@ class Hnsw(Approximate):
 
     @property
     def efforts(self) -> Sequence[int]:
-        return 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
+        return 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
-    def params(self, c: int, effort: int, allowed: Any) -> Any:
-        return _faiss().SearchParametersHNSW(efSearch=max(effort, c), sel=allowed)
+    def reaching(self, rows: float) -> float:
+        return rows
+
+    def cost(self, effort: float) -> float:
+        return effort * NODE_COST
+
+    def params(self, effort: int, selector: Any) -> Any:
+        return _faiss().SearchParametersHNSW(efSearch=effort, sel=selector)
 
     def rows(self) -> Vectors | None:
         return _flat_rows(self.index.storage)
@@ -94,17 +114,35 @@ class Ivf(Approximate):
         lists = self.index.nlist
         return sorted({lists, *(round(2 ** (half / 2)) for half in range(int(2 * math.log2(lists))))})
 
-    def params(self, c: int, effort: int, allowed: Any) -> Any:
-        return _faiss().SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=allowed)
+    def reaching(self, rows: float) -> float:
+        return rows * float(self.index.nlist / max(self.index.ntotal, 1))
+
+    def cost(self, effort: float) -> float:
+        lists = self.index.nlist
+        return LISTED_COST * float(lists + effort * self.index.ntotal / lists)
+
+    def params(self, effort: int, selector: Any) -> Any:
+        return _faiss().SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=selector)
 
 
-def selector(allowed_R: Mask) -> Any:
-    """What restricts a search to some rows; keeps what it needs alive."""
-    faiss = _faiss()
-    bits = np.packbits(allowed_R, bitorder="little")
-    chosen = faiss.IDSelectorBitmap(bits)
-    chosen.bits = bits  # FAISS keeps a pointer into them
-    return chosen
+class Selection:
+    """The rows that searches of one index may find; FAISS's words for it are made once, since they cost as a search."""
+
+    def __init__(self, allowed_R: Mask | None = None) -> None:
+        """`allowed_R`: None for all."""
+        self._params: dict[int, Any] = {}
+        self._selector: Any = None
+        if allowed_R is not None:
+            self._bits = np.packbits(allowed_R, bitorder="little")  # FAISS keeps a pointer into them
+            self._selector = _faiss().IDSelectorBitmap(self._bits)
+
+    def params(self, index: Approximate, effort: int) -> Any:
+        """FAISS's parameters of a search among them."""
+        if (found := self._params.get(effort)) is None:
+            if len(self._params) >= REMEMBERED:
+                self._params.clear()
+            found = self._params[effort] = index.params(effort, self._selector)
+        return found
 
 
 def build(

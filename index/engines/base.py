@@ -98,3 +98,6 @@ class Shard(Protocol):
 
     def count(self) -> int:
         """Number of served items."""
+
+    def indexed(self) -> int:
+        """Number of served items that an approximate index answers for."""

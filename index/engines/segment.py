@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from index.engines.approximate import Approximate, build, selector
+from index.engines.approximate import Approximate, Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.exact import nearest_rows, score_rows
@@ -31,8 +31,6 @@ SAMPLES = 256
 """Queries the recall of an index is measured with."""
 THIN = 0.1
 """The share of rows that a filter leaves at which recall is measured a second time."""
-VISITED = 20
-"""Rows a graph or lists compare, for each unit of effort, against one row copied together."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class Segment:
         self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
-        self._selector: object = None
+        self._selection: Selection | None = None
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -142,8 +140,11 @@ class Segment:
         if found is None:
             found, effort = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), 0
         scores_QK, at_QK = found
+        how = Scanned(0, among, effort) if effort else Scanned(among)
+        if among >= k:  # as nearly always: then nothing is missing
+            return Hits(scores_QK, self.keys_R[at_QK], how)
         keys_QK = np.where(at_QK == MISSING, MISSING, self.keys_R[at_QK]) if len(self.keys_R) else at_QK
-        return Hits(scores_QK, keys_QK, Scanned(0, among, effort) if effort else Scanned(among))
+        return Hits(scores_QK, keys_QK, how)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
@@ -176,37 +177,40 @@ class Segment:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
         if self.tuned is None:
             return 0
-        share = among / len(self.keys_R)
-        effort = math.ceil(max(self.tuned.effort_for(share), REFINED * k / share))
-        return effort if effort * VISITED < among else 0
+        index, share = self.tuned.index, among / len(self.keys_R)
+        needed = self.tuned.effort_for(share)
+        if k > AIM_K:  # which nothing was measured of
+            needed = max(needed * math.sqrt(k / AIM_K), index.reaching(REFINED * k / share))
+        return math.ceil(needed) if index.cost(needed) < among else 0
 
     def _approximate(
         self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None, among: int
     ) -> tuple[Vectors, Rows] | None:
         """None: it found fewer than there are."""
         assert self.tuned is not None
-        chosen = None if allowed_R is None else self._chosen(allowed_R)
-        scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, chosen)
-        short = (np.count_nonzero(at_QK != MISSING, axis=1) < min(k, among)).any()
+        scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, self._selected(allowed_R))
+        short = (at_QK[:, min(k, among) - 1] == MISSING).any()
         return None if short else (scores_QK, at_QK)
 
     def _search(
-        self, index: Approximate, queries_QD: Vectors, k: int, effort: int, chosen: object
+        self, index: Approximate, queries_QD: Vectors, k: int, effort: int, among: Selection
     ) -> tuple[Vectors, Rows]:
         queries_QW = np.ascontiguousarray(self.space.queries(queries_QD))
         if index.lossy or isinstance(self.space, Lorentz):
-            candidates_QC = index.search(queries_QW, REFINED * k, effort, chosen)[1]
+            candidates_QC = index.search(queries_QW, REFINED * k, effort, among)[1]
             return score_rows(self.space, queries_QD, self.rows_RW, candidates_QC, k)
-        scanned_QK, at_QK = index.search(queries_QW, k, effort, chosen)
-        return np.where(at_QK == MISSING, np.float32(0), self.space.score(scanned_QK)), at_QK
+        scanned_QK, at_QK = index.search(queries_QW, k, effort, among)
+        scores_QK = self.space.score(scanned_QK)
+        scores_QK[at_QK == MISSING] = 0
+        return scores_QK, at_QK
 
-    def _chosen(self, allowed_R: Mask) -> object:
-        """The selector of these rows; that of all that are live is made once a change."""
-        if allowed_R is not self._live_R:
-            return selector(allowed_R)
-        if self._selector is None:
-            self._selector = selector(allowed_R)
-        return self._selector
+    def _selected(self, allowed_R: Mask | None) -> Selection:
+        """These rows; those that are live are said once a change."""
+        if allowed_R is not None and allowed_R is not self._live_R:
+            return Selection(allowed_R)
+        if self._selection is None:
+            self._selection = Selection(allowed_R)
+        return self._selection
 
     def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
         sample_QD = self._sample() if queries_QD is None else queries_QD
@@ -223,9 +227,9 @@ class Segment:
         """The first effort that reaches the aim among some rows, and its recall."""
         k = min(AIM_K, len(self.keys_R) if allowed_R is None else int(np.count_nonzero(allowed_R)))
         right_QK = nearest_rows(self.space, sample_QD, self.rows_RW, allowed_R, k)[1]
-        chosen = None if allowed_R is None else selector(allowed_R)
+        among = Selection(allowed_R)
         for effort in (effort for effort in index.efforts if effort >= least):
-            found_QK = self._search(index, sample_QD, k, effort, chosen)[1]
+            found_QK = self._search(index, sample_QD, k, effort, among)[1]
             hits = [np.isin(right, found).mean() for right, found in zip(right_QK, found_QK, strict=True)]
             if (recall := float(np.mean(hits))) >= aim:
                 return effort, recall

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.engines import segment, segments
+from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
 from index.engines.snapshot import INDEX, KEYS, MANIFEST
@@ -21,7 +21,7 @@ DIM, ROWS = 8, 60
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
-    monkeypatch.setattr(segment, "VISITED", 0)
+    monkeypatch.setattr(approximate, "NODE_COST", 0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
 
 

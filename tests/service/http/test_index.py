@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import segment, segments
+from index.engines import approximate, segment, segments
 from index.version import Version
 from service.settings import Settings
 from staging.served import problem, serving
@@ -18,7 +18,7 @@ from staging.waiting import until
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 60)
-    monkeypatch.setattr(segment, "VISITED", 0)
+    monkeypatch.setattr(approximate, "NODE_COST", 0)
     monkeypatch.setattr(segments, "SEAL_ROWS", 60)
 
 

@@ -1,0 +1,106 @@
+"""`Topology`: the versions of one gallery, the edges between them, and the maps that make their scores comparable.
+
+Immutable: a change makes another one, which keeps of the old what still holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from index.calibration import Calibration
+from index.edge_maps import Maps, check_calibration, edge_maps, map_key, together, wished_mode
+from index.graph import Graph, Route
+from index.merge import Mode
+from index.search_result import Degraded
+from index.space import Space, space_from_json
+from index.transform import Transform, load_transform
+from index.version import Edge, EdgeKey, Version
+
+
+@dataclass(frozen=True, eq=False)
+class Topology:
+    """What is declared of a gallery.
+
+    Attributes:
+        versions: by name.
+        spaces: by version.
+        graph: the edges.
+        transforms: the edges, ready to run.
+        own_maps: fitted on this gallery's own data.
+        edge_maps: what came with the edges.
+        modes: version that asks -> the merge mode measured to serve it best here.
+    """
+
+    versions: Mapping[str, Version] = field(default_factory=dict)
+    spaces: Mapping[str, Space] = field(default_factory=dict)
+    graph: Graph = field(default_factory=Graph)
+    transforms: Mapping[EdgeKey, Transform] = field(default_factory=dict)
+    own_maps: Maps = field(default_factory=dict)
+    edge_maps: Maps = field(default_factory=dict)
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+
+    def declared(self, version: Version, transforms: Mapping[EdgeKey, Transform]) -> Topology:
+        """With a version, and the edges it came with in the place of those that led from it before."""
+        known = replace(
+            self,
+            versions={**self.versions, version.name: version},
+            spaces={**self.spaces, version.name: space_from_json(version.card.space)},
+        )
+        return known.connected((*(e for e in self.graph.edges if e.new != version.name), *version.edges), transforms)
+
+    def connected(self, edges: Iterable[Edge], transforms: Mapping[EdgeKey, Transform] | None = None) -> Topology:
+        """With these edges and no others; what was made for another edge goes. `transforms`: of those that are new."""
+        graph = Graph(edges)
+        gone = {edge.key for edge in self.graph.edges if edge not in graph.edges}
+        opened = {**self.transforms, **(transforms or {})}
+        return replace(
+            self,
+            graph=graph,
+            transforms={edge.key: opened[edge.key] for edge in graph.edges},
+            own_maps={key: own for key, own in self.own_maps.items() if gone.isdisjoint(key[3])},
+            modes={v: mode for v, mode in self.modes.items() if v not in {key[0] for key in gone}},
+            edge_maps=edge_maps(graph.edges, self.versions),
+        )
+
+    def calibrated(self, maps: Maps, modes: Mapping[str, Mode]) -> Topology:
+        """With these maps and modes in the place of the gallery's own."""
+        return replace(self, own_maps=dict(maps), modes=dict(modes))
+
+    def opened(self, edge: Edge, new: Version) -> Transform:
+        """An edge from a version, ready to run. InvalidVersionFolder: it does not fit the two cards."""
+        old = self.versions[edge.old].card
+        check_calibration(edge, new.card, old)
+        return load_transform(edge, new.card, old)
+
+    def transform(self, edge: Edge) -> Transform:
+        """An edge of the graph, ready to run."""
+        return self.transforms[edge.key]
+
+    def routes(
+        self, query_version: str, items_by_version: Mapping[str, int], encoders: frozenset[str]
+    ) -> tuple[dict[str, Route], tuple[Degraded, ...]]:
+        """The route to each version within reach, and what is out of reach."""
+        planned = {version: self.graph.route(query_version, version, encoders) for version in items_by_version}
+        degraded = tuple(
+            Degraded(version, items_by_version[version], self.graph.unreachable(query_version, version, encoders))
+            for version, route in planned.items()
+            if route is None
+        )
+        return {version: route for version, route in planned.items() if route is not None}, degraded
+
+    def maps_for(self, routes: Sequence[tuple[Route, str]]) -> list[Calibration] | None:
+        """One map for each shard, all from one source; None where neither has them all. `routes`: as `preferred`."""
+        keys = [map_key(route, origin) for route, origin in routes]
+        for maps in (self.own_maps, self.edge_maps):
+            if all(key in maps for key in keys):
+                return [maps[key] for key in keys]
+        return None
+
+    def preferred(self, query_version: str, routes: Sequence[tuple[Route, str]]) -> Mode | None:
+        """The merge mode measured on this gallery, else the one that the routes' edges know or the rule gives.
+
+        `routes`: to each shard, and its origin.
+        """
+        measured = self.modes.get(query_version)
+        return measured or together(wished_mode(route, origin) for route, origin in routes)

@@ -1,0 +1,106 @@
+"""`View`: what a gallery serves between two changes, and how queries are answered from it.
+
+The first query after a change makes it; whatever the next ones would work out again - routes, maps, merge mode, shards
+and their counts - is kept here, so that a query looks it up. It belongs to a moment: whoever uses it holds the
+gallery's lock for as long as its shards must stand still.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar, TypeVarTuple
+
+from index.calibration import Calibration
+from index.engines.base import Shard
+from index.graph import Route
+from index.merge import Mode, choose_mode
+from index.query_plan import Plan, ShardKey
+from index.search_result import Degraded
+from index.topology import Topology
+
+Found = TypeVar("Found")
+Asked = TypeVarTuple("Asked")
+
+REMEMBERED = 256
+"""Plans a view keeps: one for each version that asks, what can embed for it, and each mode."""
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Which shards queries of a version reach.
+
+    Attributes:
+        routes: version -> how it is reached.
+        degraded: what is not.
+        encoders: the versions that must embed the queries; where there are no items the one that asks, so that its
+            queries are legal.
+    """
+
+    routes: Mapping[str, Route]
+    degraded: tuple[Degraded, ...]
+    encoders: frozenset[str]
+
+
+class View:
+    """See the module."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        shards: Mapping[ShardKey, Shard],
+        left_out: tuple[Degraded, ...],
+        current: str,
+        seq: int,
+    ) -> None:
+        """`shards`: those that serve any item; `left_out`: items that are there, but in none."""
+        self.topology, self.shards, self.current, self.seq = topology, shards, current, seq
+        self._left_out = left_out
+        self.sizes = {key: shard.count() for key, shard in shards.items()}
+        self.items_by_version: dict[str, int] = {}
+        for (version, _), size in self.sizes.items():
+            self.items_by_version[version] = self.items_by_version.get(version, 0) + size
+        self.items = sum(self.sizes.values())
+        self._compared = self.items - sum(shard.indexed() for shard in shards.values())
+        # Dictionaries, not lru_cache: that would hold this view, and shards that are gone, until the next collection.
+        self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
+        self._plans: dict[tuple[str, frozenset[str], Mode | None], Plan] = {}
+
+    def rows_scanned(self, query_version: str) -> float:
+        """Items that a query of a version is compared with; infinite where a route leads on."""
+        if any(version != query_version for version in self.items_by_version):
+            return math.inf
+        return self._compared
+
+    def reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
+        """Which shards queries of a version reach that `encoders` can embed."""
+        return _remembered(self._reaches, (query_version, encoders), self._reach)
+
+    def plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
+        """How they are answered; ModeUnavailable: not in this mode."""
+        return _remembered(self._plans, (query_version, encoders, mode), self._plan)
+
+    def _reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
+        routes, unreachable = self.topology.routes(query_version, self.items_by_version, encoders)
+        needed = {version for route in routes.values() for version in route.encoders}
+        asked = frozenset(needed) if self.items_by_version else frozenset([query_version])
+        return Reach(routes, (*unreachable, *self._left_out), asked)
+
+    def _plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
+        reach = self.reach(query_version, encoders)
+        live = {key: shard for key, shard in self.shards.items() if key[0] in reach.routes}
+        routes = [(reach.routes[version], origin) for version, origin in live]
+        spaces = [self.topology.spaces[version] for version, _ in live]
+        maps = self.topology.maps_for(routes)
+        chosen = choose_mode(mode, spaces, maps is not None, self.topology.preferred(query_version, routes))
+        used: list[Calibration | None] = [*maps] if maps and chosen is Mode.CALIBRATED else [None] * len(live)
+        return Plan(reach.routes, live, [self.sizes[key] for key in live], spaces, chosen, used)
+
+
+def _remembered(known: dict[tuple[*Asked], Found], asked: tuple[*Asked], make: Callable[[*Asked], Found]) -> Found:
+    if (found := known.get(asked)) is None:
+        if len(known) >= REMEMBERED:
+            known.clear()
+        found = known[asked] = make(*asked)
+    return found
