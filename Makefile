@@ -8,6 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --no-com
 unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
+BENCH := $(VENV)/.bench
 # How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest
@@ -17,7 +18,7 @@ QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.p
          tests/service/test_settings.py
 
 .DEFAULT_GOAL := help
-.PHONY: help demo serve test test-quick coverage test-all check openapi examples photos sizes
+.PHONY: help bench demo serve test test-quick coverage test-all check openapi examples photos sizes
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +40,9 @@ coverage: $(DEV)  ## the fast suite, and which lines of the packages it does not
 
 test-all: $(DEV)  ## also the slow tests: the demo, and training the examples again
 	$(PYTEST) $(SPREAD) -m "not gpu"
+
+bench: $(BENCH)  ## every measurement of speed beside other engines, into docs/performance.md; minutes, on a quiet machine
+	$(BIN)/python benchmarks/performance.py
 
 check: $(DEV)  ## lint, format, types, layers, module sizes, version against changelog
 	$(BIN)/ruff check .
@@ -75,4 +79,8 @@ $(DEMO): $(BIN)/python pyproject.toml constraints.txt
 
 $(DEV): $(BIN)/python pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e ".[train,demo,dev]"
+	@touch $@ $(DEMO)
+
+$(BENCH): $(BIN)/python pyproject.toml constraints.txt
+	$(PIP) -c constraints.txt -e ".[bench]"
 	@touch $@ $(DEMO)

@@ -1,0 +1,286 @@
+"""Approximate search in process: Regraft beside the libraries and embedded databases that people use, in one run.
+
+    python benchmarks/peers.py [ITEMS,...] [QUERIES] [DIM]
+
+The same ITEMS (default 10000,100000) clustered unit vectors of DIM (128) numbers in each engine that is installed
+(`pip install hnswlib usearch qdrant-edge-py lancedb chromadb`); FAISS always. Each takes, of its own efforts, the least
+that reaches recall@10 0.95 and 0.99. Queries then take turns between all of them in random order, one at a time, so
+that whatever else the machine does falls on all alike: read the ratios. `bytes` is what the process grew by.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import faiss
+import numpy as np
+from index_speed import Vectors, draw, fill, recall
+
+from index.engines.config import IndexConfig
+from index.gallery import Gallery
+from index.metadata import Item
+from index.version import Card, Version
+
+K, LINKS, BUILD = 10, 32, 60
+AIMS = (0.95, 0.99)
+EFFORTS = (10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 512)
+BATCH = 5_000
+SLOW_ABOVE = 100_000
+"""Of more items, engines that take minutes to build are left out, and the table says so by their absence."""
+
+
+class Engine(Protocol):
+    """One engine, filled when it is made."""
+
+    efforts: Sequence[int]
+    """What `search` may be asked to spend, ascending; one 0 where nothing can be chosen."""
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        """The numbers of the items found, best first."""
+
+
+class Regraft:
+    """The whole gallery: plan, search, scores, keys."""
+
+    efforts = (0,)
+
+    def __init__(self, vectors: Vectors, folder: Path, aim: float = AIMS[-1]) -> None:
+        self._gallery = Gallery(IndexConfig(recall=aim))
+        self._gallery.declare(Version(Card("v", vectors.shape[1], {"kind": "cosine"}), folder))
+        fill(self._gallery, vectors, {key: Item("{}") for key in range(len(vectors))})
+        while self._gallery.build_index():
+            pass
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        return self._gallery.search("v", lambda _: query_1D, K).keys_QK[0]
+
+
+class Regraft95(Regraft):
+    """The same with a lower aim."""
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        super().__init__(vectors, folder, AIMS[0])
+
+
+class FaissFlat:
+    """A scan."""
+
+    efforts = (0,)
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        self._index = faiss.IndexFlatIP(vectors.shape[1])
+        self._index.add(vectors)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        return self._index.search(query_1D, K)[1][0]
+
+
+class FaissHnsw:
+    """A graph."""
+
+    efforts = EFFORTS
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        self._index = faiss.IndexHNSWFlat(vectors.shape[1], LINKS, faiss.METRIC_INNER_PRODUCT)
+        self._index.hnsw.efConstruction = BUILD
+        self._index.add(vectors)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        return self._index.search(query_1D, K, params=faiss.SearchParametersHNSW(efSearch=effort))[1][0]
+
+
+class FaissIvf:
+    """Inverted lists."""
+
+    efforts = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        lists = int(4 * np.sqrt(len(vectors)))
+        self._quantizer = faiss.IndexFlatIP(vectors.shape[1])
+        self._index = faiss.IndexIVFFlat(self._quantizer, vectors.shape[1], lists, faiss.METRIC_INNER_PRODUCT)
+        self._index.cp.min_points_per_centroid = 1
+        self._index.train(vectors[: 40 * lists])
+        self._index.add(vectors)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        return self._index.search(query_1D, K, params=faiss.SearchParametersIVF(nprobe=effort))[1][0]
+
+
+class Hnswlib:
+    """The graph's first implementation."""
+
+    efforts = EFFORTS
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        import hnswlib
+
+        self._index = hnswlib.Index("ip", vectors.shape[1])
+        self._index.init_index(len(vectors), M=LINKS // 2, ef_construction=BUILD)
+        self._index.set_num_threads(1)
+        self._index.add_items(vectors)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        self._index.set_ef(effort)
+        return [int(key) for key in self._index.knn_query(query_1D, K)[0][0]]
+
+
+class Usearch:
+    """A graph over half precision."""
+
+    efforts = EFFORTS
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        from usearch.index import Index
+
+        self._index = Index(
+            ndim=vectors.shape[1], metric="ip", dtype="f16", connectivity=LINKS // 2, expansion_add=BUILD
+        )
+        self._index.add(np.arange(len(vectors)), vectors, threads=1)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        self._index.expansion_search = effort
+        return [int(key) for key in self._index.search(query_1D[0], K, threads=1).keys]
+
+
+class QdrantEdge:
+    """Qdrant's own shard, in this process."""
+
+    efforts = EFFORTS
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        import qdrant_edge as qdrant
+
+        self._qdrant = qdrant
+        config = qdrant.EdgeConfig(
+            vectors=qdrant.EdgeVectorParams(size=vectors.shape[1], distance=qdrant.Distance.Dot),
+            hnsw_config=qdrant.HnswIndexConfig(m=LINKS // 2, ef_construct=BUILD, full_scan_threshold=10),
+            optimizers=qdrant.EdgeOptimizersConfig(indexing_threshold=1_000, default_segment_number=1),
+            max_search_threads=1,
+        )
+        self._shard = qdrant.EdgeShard.create(str(folder), config)
+        for start in range(0, len(vectors), BATCH):
+            block = vectors[start : start + BATCH].tolist()
+            points = [qdrant.Point(start + n, vector, None) for n, vector in enumerate(block)]
+            self._shard.update(qdrant.UpdateOperation.upsert_points(points))
+        self._shard.optimize()
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        asked = self._qdrant.SearchRequest(
+            self._qdrant.Query.Nearest(query_1D[0].tolist()), K, params=self._qdrant.SearchParams(hnsw_ef=effort)
+        )
+        return [int(point.id) for point in self._shard.search(asked)]
+
+
+class LanceDb:
+    """Files of columns; its graph over int8 codes proposes, the vectors score."""
+
+    efforts = tuple(effort for effort in EFFORTS if effort >= 2 * K)
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        import lancedb.index
+        import pyarrow as pa
+
+        flat = pa.FixedSizeListArray.from_arrays(pa.array(vectors.ravel()), vectors.shape[1])
+        table = pa.table({"key": np.arange(len(vectors)), "vector": flat})
+        self._table = lancedb.connect(str(folder)).create_table("t", table)
+        graph = lancedb.index.HnswSq(distance_type="dot", num_partitions=1, m=LINKS // 2)
+        self._table.create_index("vector", config=graph)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        asked = self._table.search(query_1D[0]).distance_type("dot").nprobes(1).ef(effort).refine_factor(2).limit(K)
+        return asked.select(["key", "_distance"]).to_arrow()["key"].to_pylist()
+
+
+class Chroma:
+    """Chroma inside the process; its effort is a property of the collection."""
+
+    efforts = (0,)
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        import chromadb
+
+        client = chromadb.PersistentClient(str(folder), chromadb.Settings(anonymized_telemetry=False))
+        self._collection = client.create_collection("items", configuration={"hnsw": {"space": "ip", "ef_search": 64}})
+        for start in range(0, len(vectors), BATCH):
+            block = vectors[start : start + BATCH]
+            self._collection.add([str(start + n) for n in range(len(block))], block)
+
+    def search(self, query_1D: Vectors, effort: int) -> Sequence[int]:
+        return [int(key) for key in self._collection.query(query_1D, n_results=K, include=[])["ids"][0]]
+
+
+ENGINES: dict[str, tuple[type[Engine], str, bool]] = {
+    "Regraft, aim 0.99": (Regraft, "faiss", True),
+    "Regraft, aim 0.95": (Regraft95, "faiss", True),
+    "FAISS flat": (FaissFlat, "faiss", True),
+    "FAISS HNSW": (FaissHnsw, "faiss", True),
+    "FAISS IVF": (FaissIvf, "faiss", True),
+    "hnswlib": (Hnswlib, "hnswlib", True),
+    "usearch, float16": (Usearch, "usearch", True),
+    "Qdrant's embedded engine": (QdrantEdge, "qdrant_edge", False),
+    "LanceDB, IVF_HNSW_SQ": (LanceDb, "lancedb", False),
+    "Chroma, embedded": (Chroma, "chromadb", False),
+}
+"""Name -> the engine, the package it needs, and whether it builds a million in minutes."""
+
+
+def main(sizes: str = "10000,100000", queries: str = "300", dim: str = "128") -> None:
+    faiss.omp_set_num_threads(1)
+    print("| items | engine | effort | recall@10 | p50 ms | p99 ms | queries/s | built s | MiB |")
+    print(f"|{' --- |' * 9}")
+    for size in map(int, sizes.split(",")):
+        with tempfile.TemporaryDirectory() as scratch:
+            measure(size, int(queries), int(dim), Path(scratch))
+
+
+def measure(size: int, count: int, dim: int, scratch: Path) -> None:
+    vectors, queries = draw(size, count, dim)
+    right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    built: dict[str, tuple[Engine, float, float]] = {}
+    for name, (engine, package, fast) in ENGINES.items():
+        if importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
+            before, started = resident_mib(), time.perf_counter()
+            made = engine(vectors, scratch / package)
+            built[name] = made, time.perf_counter() - started, resident_mib() - before
+    ways = {}
+    for name, (made, *_) in built.items():
+        for aim in AIMS if len(made.efforts) > 1 else (0.0,):
+            ways[name, least(made, aim, queries, right)] = made
+    random = np.random.default_rng(2)
+    spent: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
+    found: dict[tuple[str, int], list[Sequence[int]]] = {way: [] for way in ways}
+    for query in queries:
+        for place in random.permutation(len(ways)):
+            way = list(ways)[place]
+            started = time.perf_counter()
+            found[way].append(ways[way].search(query[None], way[1]))
+            spent[way].append(time.perf_counter() - started)
+    for (name, effort), took in spent.items():
+        _, seconds, mib = built[name]
+        speed = " | ".join(f"{ms:.3f}" for ms in np.percentile(took, (50, 99)) * 1e3)
+        gained = recall(found[name, effort], right)
+        cost = f"{1 / np.mean(took):,.0f} | {seconds:.1f} | {mib:.0f}"
+        print(f"| {size} | {name} | {effort or '-'} | {gained:.3f} | {speed} | {cost} |", flush=True)
+
+
+def least(engine: Engine, aim: float, queries: Vectors, right: Any) -> int:
+    """The least effort that reaches the aim; the largest where none does."""
+    for effort in engine.efforts:
+        if recall([engine.search(query[None], effort) for query in queries], right) >= aim:
+            return effort
+    return engine.efforts[-1]
+
+
+def resident_mib() -> float:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
