@@ -27,17 +27,17 @@ FRESH, DOWNLOAD = "", "timm's download"
 
 
 class Backbone(nn.Module):
-    """Images -> raw embeddings (z): a trunk that gives features, then one linear layer."""
+    """Images -> raw embeddings (z): a trunk that gives features, then one linear layer, and a ReLU where wanted."""
 
-    def __init__(self, trunk: nn.Module, features: int, dim: int) -> None:
+    def __init__(self, trunk: nn.Module, features: int, dim: int, last_relu: bool = False) -> None:
         super().__init__()
-        self.trunk = trunk
+        self.trunk, self.last_relu = trunk, last_relu
         self.embed = nn.Linear(features, dim)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, D)."""
         embedding: Tensor = self.embed(self.trunk(image_BCHW))
-        return embedding
+        return F.relu(embedding) if self.last_relu else embedding
 
 
 class Frozen(nn.Module):
@@ -62,7 +62,9 @@ class Frozen(nn.Module):
         return output
 
 
-def build_backbone(name: str, channels: int, dim: int, *, pretrained: bool = False, weights: str = "") -> Backbone:
+def build_backbone(
+    name: str, channels: int, dim: int, *, pretrained: bool = False, weights: str = "", last_relu: bool = False
+) -> Backbone:
     """Build a backbone with an embedding head.
 
     Args:
@@ -71,6 +73,7 @@ def build_backbone(name: str, channels: int, dim: int, *, pretrained: bool = Fal
         dim: D.
         pretrained: start from timm's pretrained weights (they are downloaded unless cached).
         weights: a file to read them from instead, as timm publishes it; says `pretrained` by itself.
+        last_relu: cut the embedding's numbers off at 0.
 
     Raises:
         InvalidArgument: an unknown name (lists the legal ones), or there are no such weights.
@@ -83,7 +86,7 @@ def build_backbone(name: str, channels: int, dim: int, *, pretrained: bool = Fal
     else:
         legal = ", ".join([*BACKBONES, "timm/<a timm model name>"])
         raise InvalidArgument(f"backbone {name!r} is unknown; legal: {legal}", pointer="/backbone")
-    return Backbone(trunk, features, dim)
+    return Backbone(trunk, features, dim, last_relu)
 
 
 def _timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
@@ -140,6 +143,32 @@ def _vit_b16_enlarged(channels: int, start: str) -> tuple[nn.Module, int]:
     return Enlarged(trunk, 224), features
 
 
+class AverageGrid(nn.Module):
+    """Means over a grid of equal cells, as nn.AdaptiveAvgPool2d gives, with a gradient that is deterministic on CUDA.
+
+    torch's own raises there under `deterministic=True`, but for a grid of 1.
+    """
+
+    def __init__(self, side: int) -> None:
+        super().__init__()
+        self.side = side
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, C, side, side)."""
+        height, width = image_BCHW.shape[-2:]
+        if height % self.side == 0 and width % self.side == 0:
+            return F.avg_pool2d(image_BCHW, (height // self.side, width // self.side))
+        down_SH, across_SW = (self._cells(size).to(image_BCHW) for size in (height, width))
+        return down_SH @ image_BCHW @ across_SW.T
+
+    def _cells(self, size: int) -> Tensor:
+        """(side, size) the share of each pixel in each cell; cells overlap where the sizes do not divide."""
+        place_S1, pixel_P = torch.arange(self.side)[:, None], torch.arange(size)
+        first_S1, last_S1 = place_S1 * size // self.side, -(-(place_S1 + 1) * size // self.side)
+        inside_SP = ((pixel_P >= first_S1) & (pixel_P < last_S1)).float()
+        return inside_SP / inside_SP.sum(1, keepdim=True)
+
+
 def _cnn(
     channels: int, start: str, widths: Sequence[int], pooled: Collection[int], stride: int = 1, grid: int = 2
 ) -> tuple[nn.Module, int]:
@@ -156,7 +185,7 @@ def _cnn(
         blocks += [convolution, nn.BatchNorm2d(after), nn.ReLU()]
         if layer in pooled:
             blocks.append(nn.MaxPool2d(2))
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(grid), nn.Flatten()), grid**2 * widths[-1]
+    return nn.Sequential(*blocks, AverageGrid(grid), nn.Flatten()), grid**2 * widths[-1]
 
 
 def _wide_cnn(
@@ -210,6 +239,23 @@ def _slim_resnet(channels: int, start: str, widths: Sequence[int]) -> tuple[nn.M
     return trunk.to(memory_format=torch.channels_last), widths[-1]
 
 
+def _resnet_32(channels: int, start: str, blocks: int, width: int) -> tuple[nn.Module, int]:
+    """ResNet for 32 pixels in three stages of so many residual blocks (He 2016, arXiv 1512.03385, section 4.2).
+
+    Raises:
+        InvalidArgument: pretrained weights, which it has none of.
+    """
+    if start != FRESH:
+        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    widths = [width << stage for stage in range(3) for _ in range(blocks)]
+    residuals = [
+        Residual(before, after, 1 if before == after else 2) for before, after in itertools.pairwise((width, *widths))
+    ]
+    stem = [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
+    trunk = nn.Sequential(*stem, *residuals, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return trunk.to(memory_format=torch.channels_last), widths[-1]
+
+
 def _trunk_of_version(path: str, wanted: nn.Module) -> dict[str, Tensor]:
     """The trunk's weights out of a version's weights.safetensors.
 
@@ -232,6 +278,7 @@ BACKBONES: dict[str, Callable[[int, str], tuple[nn.Module, int]]] = {
     "quick_cnn_28": partial(_wide_cnn, widths=(16, 32, 64, 64), grid=3, pooled=(0, 1)),
     "small_cnn_32": partial(_wide_cnn, widths=(32, 64, 64, 128), grid=2),
     "slim_resnet_64": partial(_slim_resnet, widths=(32, 64, 96)),
+    "resnet20_32": partial(_resnet_32, blocks=3, width=16),
     "resnet18_32": _resnet18_32,
     "vit_b16_enlarged": _vit_b16_enlarged,
 }

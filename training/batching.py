@@ -104,14 +104,12 @@ def training_batches(
     tensors = Tensors(images, recipe.preprocess, recipe.augment)
     order = EpochBatchSampler(len(tensors), recipe.batch_size, recipe.seed, rank, world)
     order.set_epoch(epoch)
-    # Images that are kept in memory need nobody to decode them.
-    workers = recipe.workers if tensors.kept is None else 0
     return DataLoader(
         BatchDataset(tensors, cached, views),
         batch_size=None,
         sampler=order,
-        num_workers=workers,
-        persistent_workers=workers > 0,
+        num_workers=recipe.workers,
+        persistent_workers=recipe.workers > 0,
         generator=torch.Generator(),  # its own, so that starting a pass draws from nobody else's
     )
 

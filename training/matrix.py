@@ -8,7 +8,7 @@ bootstraps over queries, paired where two measurements are compared. Shape suffi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -28,6 +28,7 @@ from index.evaluation.metrics import (
 )
 from index.evaluation.ordering import POINTS, Waiting, backfill_order
 from index.version import Card, Score, Version
+from training.criterion import Strict, strict_criterion
 from training.cross_version import CrossVersion, CrossVersions, oldest_first
 from training.data import Data
 from training.edges import with_unfinished
@@ -59,6 +60,7 @@ class Upgrade:
         p_com: difference / (M(ind/ind) - M(old/old)); empty without an independent version.
         flips: queries whose first match was right under old/old and is wrong under new/old, and their share.
         cka: linear centred kernel alignment of the two versions' item embeddings.
+        strict: shares of pairwise constraints that hold; None where both do not meet in the old space.
     """
 
     difference: Mapping[str, Score]
@@ -66,6 +68,7 @@ class Upgrade:
     flips: int
     flip_share: Score
     cka: float
+    strict: Strict | None = None
 
     @property
     def update_gain(self) -> dict[str, Score]:
@@ -153,7 +156,12 @@ def evaluate(
     cells = {pair: _cell(cross_version, matching, verification) for pair, cross_version in declared.items()}
     alone = {name: _alone(version, data, matching) for name, version in (independents or {}).items()}
     upgrades = {
-        (new, old): _upgrade(new, old, cross_versions, cells, alone.get(new)) for new, old in cells if new != old
+        (new, old): replace(
+            _upgrade(new, old, cross_versions, cells, alone.get(new)),
+            strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, matching),
+        )
+        for new, old in cells
+        if new != old
     }
     curves = {
         (new, old, way, *key): curve

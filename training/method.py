@@ -118,6 +118,7 @@ class MethodContext:
         side_dim: T, how many numbers of side-information the new version will store; `side_bits`: they are signs.
         independent_dim: M, 0 without an independent version; None where it does not matter any more, because a version
             is read back.
+        independent_head: its linear head, weight (C, M) and bias, where it has one.
     """
 
     dim: int
@@ -128,6 +129,7 @@ class MethodContext:
     side_dim: int = 0
     side_bits: bool = False
     independent_dim: int | None = None
+    independent_head: tuple[Tensor, Tensor | None] | None = None
 
     def require_old(self, method: str) -> Old:
         """The old version.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import lightning
@@ -29,6 +30,13 @@ class Loop(lightning.LightningModule):
         super().__init__()
         if recipe.optimiser not in OPTIMISERS:
             raise InvalidArgument(f"optimiser must be one of {', '.join(OPTIMISERS)}", pointer="/optimiser")
+        if list(recipe.milestones) != sorted(recipe.milestones) or not all(
+            0 < epoch < recipe.epochs for epoch in recipe.milestones
+        ):
+            raise InvalidArgument(
+                f"milestones must rise from 1 to below epochs={recipe.epochs}, not {recipe.milestones}",
+                pointer="/milestones",
+            )
         self.recipe = recipe
 
     @property
@@ -54,7 +62,8 @@ class Loop(lightning.LightningModule):
         recipe, total = self.recipe, int(self.trainer.estimated_stepping_batches)
         warmup = total * recipe.warmup_epochs // max(recipe.epochs, 1)
         optimiser = _optimiser(recipe, learning)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: warm_cosine(step, warmup, total))
+        drops = [total * epoch // max(recipe.epochs, 1) for epoch in recipe.milestones]
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: rate_share(step, warmup, total, drops))
         return {"optimizer": optimiser, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
@@ -135,10 +144,15 @@ class PsiTraining(Loop):
         return loss
 
 
-def warm_cosine(step: int, warmup: int, total: int) -> float:
-    """Share of the full rate at a step: a line up over `warmup` steps, then half a cosine down to 0 at `total`."""
+def rate_share(step: int, warmup: int, total: int, drops: Sequence[int] = ()) -> float:
+    """Share of the full rate at a step: a line up over `warmup` steps, then half a cosine down to 0 at `total`.
+
+    With `drops` a tenth less each time one of these steps is reached, in place of the cosine.
+    """
     if step < warmup:
         return (step + 1) / warmup
+    if drops:
+        return float(0.1 ** sum(step >= drop for drop in drops))
     return 0.5 * (1 + math.cos(math.pi * min(1.0, (step - warmup) / max(total - warmup, 1))))
 
 

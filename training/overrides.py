@@ -47,6 +47,7 @@ _CONVERT: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
     "int | None": lambda text: None if text == "none" else int(text),
+    "tuple[int, ...]": lambda text: tuple(int(number) for number in text.split(",") if number.strip()),
     "bool": lambda text: {"true": True, "false": False}[text.lower()],
 }
 
@@ -55,4 +56,5 @@ def _convert(name: str, value: str, kind: str) -> Any:
     try:
         return _CONVERT[kind](value)
     except (ValueError, KeyError):
+        kind = "list of whole numbers" if kind.startswith("tuple") else kind
         raise InvalidArgument(f"{name} is a {kind}, which {value!r} is not", pointer=f"/set/{name}") from None

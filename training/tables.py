@@ -103,7 +103,17 @@ def _rates(measured: Evaluation) -> tuple[list[str], list[list[str]]]:
 
 
 def _upgrades(measured: Evaluation) -> tuple[list[str], list[list[str]]]:
-    header = ["new/old", "edges", "metric", "new/old - old/old", "P_com", "update gain", "negative flips", "CKA"]
+    header = [
+        "new/old",
+        "edges",
+        "metric",
+        "new/old - old/old",
+        "P_com",
+        "update gain",
+        "negative flips",
+        "CKA",
+        "strict: same, other",
+    ]
     rows = []
     for pair, upgrade in measured.upgrades.items():
         for metric in METRICS:
@@ -118,9 +128,14 @@ def _upgrades(measured: Evaluation) -> tuple[list[str], list[list[str]]]:
                     interval(upgrade.update_gain.get(metric)),
                     f"{upgrade.flips}: {interval(upgrade.flip_share)}" if first else "",
                     f"{upgrade.cka:.3f}" if first else "",
+                    _strict(upgrade) if first else "",
                 ]
             )
     return header, rows
+
+
+def _strict(upgrade: Upgrade) -> str:
+    return NONE if upgrade.strict is None else f"{upgrade.strict.same:.3f}, {upgrade.strict.other:.3f}"
 
 
 def _p_up(measured: Evaluation) -> tuple[list[str], list[list[str]]]:
@@ -159,6 +174,7 @@ def _upgrade_json(upgrade: Upgrade) -> dict[str, Any]:
         "update_gain": _scores_json(upgrade.update_gain),
         "negative_flips": {"count": upgrade.flips, "share": vars(upgrade.flip_share)},
         "cka": _number(upgrade.cka),
+        "strict": upgrade.strict and {name: _number(share) for name, share in vars(upgrade.strict).items()},
     }
 
 

@@ -61,7 +61,8 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
 
     lightning.seed_everything(recipe.seed, verbose=False)
     described = None if old is None else describe(old, data)
-    method = build_method(recipe, len(data.classes), described, 0 if independent is None else independent.dim)
+    facts = (0, None) if independent is None else (independent.dim, independent.head)
+    method = build_method(recipe, len(data.classes), described, *facts)
     backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
     psi = train_psi(recipe, data, out, progress)
     stored = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
@@ -157,8 +158,14 @@ def run_of(recipe: Recipe, progress: bool) -> Path:
 
 def new_backbone(recipe: Recipe) -> nn.Module:
     """The backbone to train, with fresh or pretrained weights."""
-    channels = recipe.preprocess.channels
-    return build_backbone(recipe.backbone, channels, recipe.dim, pretrained=recipe.pretrained, weights=recipe.weights)
+    return build_backbone(
+        recipe.backbone,
+        recipe.preprocess.channels,
+        recipe.dim,
+        pretrained=recipe.pretrained,
+        weights=recipe.weights,
+        last_relu=recipe.last_relu,
+    )
 
 
 def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | None:
@@ -188,7 +195,7 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     """
     if independent is None:
         raise InvalidArgument(f"method {recipe.method} needs independent=FOLDER, a new version", pointer="/independent")
-    for field in ("backbone", "dim", "preprocess", "space"):
+    for field in ("backbone", "dim", "last_relu", "preprocess", "space"):
         given, wanted = getattr(independent.recipe, field), getattr(recipe, field)
         if given != wanted:
             raise InvalidArgument(

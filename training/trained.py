@@ -126,7 +126,8 @@ class Trained(nn.Module):
         weight, bias = arrays.pop("head.weight", None), arrays.pop("head.bias", None)
         blank = blank_old(len(classes), old_dim, old_side_dim, recipe.space) if old_dim else None
         method = build_method(recipe, len(classes), blank)
-        backbone = build_backbone(recipe.backbone, recipe.preprocess.channels, recipe.dim)
+        channels = recipe.preprocess.channels
+        backbone = build_backbone(recipe.backbone, channels, recipe.dim, last_relu=recipe.last_relu)
         head = None if weight is None else (weight, bias)
         trained = cls(recipe, backbone, method, classes, old_dim, head, build_psi(recipe), old_side_dim)
         try:
@@ -139,8 +140,14 @@ class Trained(nn.Module):
         return trained
 
 
-def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim: int | None = None) -> Method:
-    """The recipe's method for this many classes; `independent_dim` as in `MethodContext`.
+def build_method(
+    recipe: Recipe,
+    classes: int,
+    old: Old | None,
+    independent_dim: int | None = None,
+    independent_head: tuple[Tensor, Tensor | None] | None = None,
+) -> Method:
+    """The recipe's method for this many classes; what is said of the independent version as in `MethodContext`.
 
     Raises:
         InvalidArgument: an unknown method, head, option or value; lists the legal ones.
@@ -156,7 +163,15 @@ def build_method(recipe: Recipe, classes: int, old: Old | None, independent_dim:
         return Classifier(HEADS[recipe.head](dim, classes), recipe.label_smoothing)
 
     context = MethodContext(
-        recipe.dim, classes, classifier, old, recipe.space, dim_of(recipe), recipe.side_bits, independent_dim
+        recipe.dim,
+        classes,
+        classifier,
+        old,
+        recipe.space,
+        dim_of(recipe),
+        recipe.side_bits,
+        independent_dim,
+        independent_head,
     )
     return METHODS[recipe.method](context, **recipe.options)
 

@@ -6,16 +6,21 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+import naive as naive_twin
 from index.errors import InvalidArgument
 from index.evaluation.curves import CALIBRATED, RAW
-from index.evaluation.metrics import mean_interval, p_com, p_up
+from index.evaluation.matching import Matching
+from index.evaluation.metrics import Compared, mean_interval, p_com, p_up
 from index.folder import load_version
+from index.space import space_from_json
 from index.version import Version
+from training.criterion import Strict, strict_criterion
 from training.data import Data
 from training.embeddings import embed_version
 from training.evaluate import METRICS
@@ -98,6 +103,27 @@ def test_upgrades_equal_their_definitions_query_by_query(measured: Evaluation, t
         flips = sum(was > now for was, now in zip(before["cmc@1"], after["cmc@1"], strict=True))
         assert upgrade.flips == flips
         assert upgrade.flip_share.value == pytest.approx(flips / len(before["cmc@1"]))
+
+
+def test_the_strict_criterion_counts_the_pairs_whose_constraint_holds() -> None:
+    queries, items, labels = (naive_twin.units(7, 3, seed=s) for s in (1, 2)), naive_twin.units(9, 3), np.arange(16) % 3
+    space = space_from_json({"kind": "cosine"})
+    before, after = (Compared(q, items, space) for q in queries)
+    itself = np.array([-1, -1, 0, 1, 2, 3, 4])
+    held: dict[bool, list[bool]] = {True: [], False: []}
+    for q in range(7):
+        for n in range(9):
+            old, new = (-float(side.queries[q] @ items[n]) for side in (before, after))
+            if labels[q] == labels[7 + n] and itself[q] != n:
+                held[True].append(new <= old)
+            elif labels[q] != labels[7 + n]:
+                held[False].append(new >= old)
+
+    matching = Matching(labels[:7], labels[7:], itself)
+    strict = strict_criterion(before, after, matching)
+    assert strict == Strict(*(pytest.approx(np.mean(held[kind])) for kind in (True, False)))
+    assert strict_criterion(before, before, matching) == Strict(1.0, 1.0)
+    assert strict_criterion(before, replace(after, items=items.copy()), matching) is None
 
 
 def test_gains_are_measured_against_the_independent_version_where_there_is_one(
@@ -232,6 +258,7 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from index.folder import load_version
+from index.space import space_from_json
 from training.matrix import evaluate
 from training.sources import load_data
 versions = [load_version(Path(folder)) for folder in {list(map(str, folders))}]

@@ -13,14 +13,14 @@ from training.backbones import Frozen
 from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Step
 from training.methods.independent import Independent
-from training.module import Training, warm_cosine
+from training.module import Training, rate_share
 from training.recipes import Recipe
 
 RECIPE = Recipe("test", epochs=2, warmup_epochs=1, rate=0.1)
 
 
 def test_the_rate_rises_in_a_line_and_falls_as_half_a_cosine() -> None:
-    shares = [warm_cosine(step, 4, 12) for step in range(13)]
+    shares = [rate_share(step, 4, 12) for step in range(13)]
 
     assert shares[:4] == [0.25, 0.5, 0.75, 1.0]
     assert shares[8] == pytest.approx(0.5)
@@ -29,7 +29,19 @@ def test_the_rate_rises_in_a_line_and_falls_as_half_a_cosine() -> None:
 
 
 def test_without_warm_up_training_starts_at_the_full_rate() -> None:
-    assert warm_cosine(0, 0, 10) == 1.0
+    assert rate_share(0, 0, 10) == 1.0
+
+
+def test_with_milestones_the_rate_falls_to_a_tenth_at_each_after_the_warm_up() -> None:
+    shares = [rate_share(step, 2, 12, [4, 8]) for step in range(12)]
+
+    assert shares == pytest.approx([0.5, 1, 1, 1, 0.1, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01])
+
+
+@pytest.mark.parametrize("milestones", [(2,), (0,), (-1,), (5, 1)])
+def test_milestones_out_of_range_or_order_are_refused(milestones: tuple[int, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="milestones must rise from 1 to below epochs=2"):
+        Training(nn.Identity(), recording(), replace(RECIPE, milestones=milestones))
 
 
 class Recording(Independent):

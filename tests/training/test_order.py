@@ -89,3 +89,11 @@ def test_cached_embeddings_go_with_their_images() -> None:
 
 def test_every_number_changes_a_mixed_seed() -> None:
     assert len({mixed(0, 1, 2), mixed(1, 1, 2), mixed(0, 2, 2), mixed(0, 1, 3), mixed(2, 1, 0)}) == 5
+
+
+def test_kept_images_are_augmented_by_workers_to_the_same_batches() -> None:
+    alone, helped = (list(training_batches(IMAGES, replace(RECIPE, workers=workers), {})) for workers in (0, 1))
+
+    for (image, label, _), (same_image, same_label, _) in zip(alone, helped, strict=True):
+        assert torch.equal(image, same_image)
+        assert torch.equal(label, same_label)

@@ -17,9 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from index.errors import InvalidArgument
 from index.version import EdgeKind
-from training.losses import gaussian_nll, mean_square
+from training.losses import distillation, gaussian_nll, linear_logits, mean_square
 from training.method import EmbeddedBatch, ItemEdge, MethodContext, Step
+from training.methods.compatible import check_choice
 from training.side_information import finished, settled
 
 
@@ -107,17 +109,26 @@ class ForwardNetwork(ItemEdge):
 class Fct(nn.Module):
     """|h(old, psi) - new|^2, mean over dimensions, to the frozen independent model's embedding; and the same for g.
 
+    objective=kl compares instead what the independent version's head says of both: KL of its class distributions, its
+    logits as they are where the space is l2, else 16 times the cosines. g keeps the square.
+
     Args:
         context: needs an old version; the backbone is the independent version's.
         branch: width of h's branches.
         trunk: width of h's joined layers.
         fix_from: share of the training after which BatchNorm is frozen.
+        objective: `square` or `kl`.
         uncertainty: learn a variance of each item with it, by Gaussian likelihood in place of the square (FastFill,
             Jaeckle 2023, arXiv 2303.04766); it orders a backfill.
+
+    Raises:
+        InvalidArgument: an unknown objective, or `kl` with uncertainty or without a head to ask.
     """
 
     trains_encoder = False
     edge_kind = EdgeKind.FORWARD
+    head_CD: Tensor | None
+    bias_C: Tensor | None
 
     def __init__(
         self,
@@ -126,6 +137,7 @@ class Fct(nn.Module):
         branch: int = 256,
         trunk: int = 2048,
         fix_from: float = 0.5,
+        objective: str = "square",
         uncertainty: bool = False,
     ) -> None:
         super().__init__()
@@ -138,7 +150,13 @@ class Fct(nn.Module):
         self.edge = ForwardNetwork(
             *given, context.dim, branch, trunk, self.unit, uncertain=uncertainty, g=g, bits=context.side_bits
         )
-        self.fix_from = fix_from
+        self.fix_from, self.objective = fix_from, objective
+        check_choice("objective", objective, ("square", "kl"))
+        if objective == "kl" and uncertainty:
+            raise InvalidArgument("uncertainty is learned with objective=square", pointer="/uncertainty")
+        weight_CD, bias_C = context.independent_head or (None, None)
+        self.register_buffer("head_CD", weight_CD, persistent=False)
+        self.register_buffer("bias_C", bias_C, persistent=False)
 
     def forward(self, batch: EmbeddedBatch) -> Step:
         """The transform's error on one batch."""
@@ -149,12 +167,21 @@ class Fct(nn.Module):
         new_BD = F.normalize(batch.new_BD) if self.unit else batch.new_BD
         moved_BD, log_variance_B = self.edge.made(stored_BN, batch.old_side_BS)
         square = mean_square(moved_BD, new_BD)
-        loss = square if log_variance_B is None else gaussian_nll(moved_BD, log_variance_B, new_BD)
+        if self.objective == "kl":
+            loss = distillation(self.opinion(moved_BD), self.opinion(new_BD))
+        else:
+            loss = square if log_variance_B is None else gaussian_nll(moved_BD, log_variance_B, new_BD)
         if self.edge.g is None:
             return Step(loss, {"square": square})
         assert batch.side_BT is not None
         side = mean_square(self.edge.g(stored_BN, batch.old_side_BS), batch.side_BT)
         return Step(loss + side, {"square": square, "side": side})
+
+    def opinion(self, z_BD: Tensor) -> Tensor:
+        """(B, C) logits of the independent version's head."""
+        if self.head_CD is None:
+            raise InvalidArgument("objective=kl needs an independent version with a linear head", pointer="/objective")
+        return linear_logits(z_BD, self.head_CD, self.bias_C, 16.0 if self.unit else None)
 
     def head_weights(self) -> None:
         """None of its own: the independent version's head goes on to serve."""

@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 Option = str | float | int | bool
-LATER = {"old_embeddings"}
+LATER = {"old_embeddings", "milestones", "last_relu"}
 """Fields younger than the first cards: left out where empty, so that those cards still equal their recipes."""
 
 
@@ -38,6 +38,7 @@ class Recipe:
         pretrained: start from timm's pretrained weights.
         weights: a file to read them from, in place of timm's download.
         dim: dimension of the backbone's embedding.
+        last_relu: cut its numbers off at 0, as the public models of FCT and BT2 do.
         head: a name of `training.heads.HEADS`, for the base loss.
         label_smoothing: of the base loss, 0 to 1.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
@@ -54,6 +55,7 @@ class Recipe:
         side_temperature: of the contrast of side=simclr.
         optimiser: "adam" or "sgd" (momentum 0.9).
         rate: the highest learning rate; it rises for `warmup_epochs`, then falls as a cosine.
+        milestones: epochs after each of which the rate falls to a tenth, in place of the cosine; as 60,120,160.
         weight_decay: of the optimiser.
         epochs: times over all training images.
         warmup_epochs: of these, the first so many with a rising rate.
@@ -84,6 +86,7 @@ class Recipe:
     pretrained: bool = False
     weights: str = ""
     dim: int = 128
+    last_relu: bool = False
     head: str = "softmax"
     label_smoothing: float = 0.0
     space: str = "cosine"
@@ -98,6 +101,7 @@ class Recipe:
     side_temperature: float = 0.5
     optimiser: str = "adam"
     rate: float = 1e-3
+    milestones: tuple[int, ...] = ()
     weight_decay: float = 0.0
     epochs: int = 100
     warmup_epochs: int = 0
@@ -111,7 +115,8 @@ class Recipe:
     def as_json(self) -> dict[str, Any]:
         """The `recipe` field of a card, all but the summary; `recipe_from_json` reads it."""
         decides = {name: x for name, x in vars(self).items() if name != "summary" and (x or name not in LATER)}
-        return {**decides, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
+        milestones = {"milestones": list(self.milestones)} if self.milestones else {}
+        return {**decides, **milestones, "options": dict(self.options), "preprocess": self.preprocess.as_json()}
 
 
 def meanings() -> dict[str, str]:
@@ -129,6 +134,7 @@ def recipe_from_json(value: Mapping[str, Any]) -> Recipe:
     """
     try:
         spec: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in value["preprocess"].items()}
-        return Recipe(**{**value, "preprocess": Preprocess(**spec)})
+        milestones = tuple(value.get("milestones", ()))
+        return Recipe(**{**value, "milestones": milestones, "preprocess": Preprocess(**spec)})
     except (KeyError, TypeError, AttributeError) as error:
         raise InvalidArgument(f"the card's recipe was not written by this release: {error}") from error

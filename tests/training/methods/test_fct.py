@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from index.errors import InvalidArgument
 from index.version import EdgeKind
+from naive import log_softmax
 from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
@@ -18,6 +21,7 @@ from training.methods.fct import Fct, ForwardNetwork
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
 LABELS = torch.tensor([0, 1, 2, 3, 0, 2])
+HEAD = (draw(CLASSES, DIM, seed=11), draw(CLASSES, seed=12))
 
 
 def build(
@@ -28,12 +32,15 @@ def build(
     side: int = 0,
     bits: bool = False,
     uncertainty: bool = False,
+    **options: object,
 ) -> Fct:
     torch.manual_seed(0)
     unknown = torch.full((CLASSES,), UNKNOWN)
     old = Old(draw(CLASSES, OLD_DIM, seed=5), unknown, space=old_space, side_dim=old_side)
-    context = MethodContext(DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits)
-    return Fct(context, branch=8, trunk=8, uncertainty=uncertainty)
+    context = MethodContext(
+        DIM, CLASSES, lambda d: Classifier(Softmax(d, CLASSES)), old, space, side, bits, independent_head=HEAD
+    )
+    return Fct(context, branch=8, trunk=8, uncertainty=uncertainty, **options)
 
 
 def batch(progress: float = 0.0) -> EmbeddedBatch:
@@ -53,6 +60,36 @@ def test_the_loss_compares_embeddings_as_they_are_stored(space: str, old_space: 
     assert method(given).loss.item() == pytest.approx(((made - wanted) ** 2).mean().item(), rel=1e-5)
     if space == "cosine":
         torch.testing.assert_close(made.norm(dim=1), torch.ones(6))
+
+
+@pytest.mark.parametrize("space", ["cosine", "l2"])
+def test_the_objective_kl_compares_what_the_new_head_says_of_both(space: str) -> None:
+    method, given = build(space, objective="kl").eval(), batch()
+    made = method.edge(F.normalize(given.old_BN))
+    terms = []
+    for mine, wanted in zip(made.tolist(), given.new_BD.tolist(), strict=True):
+        said = []
+        for z in (mine, wanted):
+            inner = [sum(a * b for a, b in zip(z, row, strict=True)) for row in HEAD[0].tolist()]
+            lengths = [math.hypot(*z) * math.hypot(*row) for row in HEAD[0].tolist()]
+            cosines = [16 * x / length for x, length in zip(inner, lengths, strict=True)]
+            raw = [x + b for x, b in zip(inner, HEAD[1].tolist(), strict=True)]
+            said.append(log_softmax(cosines if space == "cosine" else raw))
+        terms.append(sum(math.exp(p) * (p - q) for q, p in zip(*said, strict=True)))
+
+    step = method(given)
+    assert step.loss.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+    step.loss.backward()
+    assert given.new_BD.grad is None
+
+
+def test_the_objective_kl_needs_a_head_and_no_variance() -> None:
+    method = build(objective="kl")
+    method.head_CD = None
+    with pytest.raises(InvalidArgument, match="objective=kl needs an independent version with a linear head"):
+        method(batch())
+    with pytest.raises(InvalidArgument, match="uncertainty is learned with objective=square"):
+        build(objective="kl", uncertainty=True)
 
 
 def test_only_the_transform_learns() -> None:

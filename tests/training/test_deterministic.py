@@ -1,0 +1,128 @@
+"""No training step needs an operation that torch documents as raising under `deterministic=True` on CUDA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from training.backbones import AverageGrid, build_backbone
+from training.losses import UNKNOWN
+from training.method import EmbeddedBatch, Old
+from training.methods import METHODS
+from training.recipes import RECIPES, Recipe
+from training.side_information import Autoencoder
+from training.trained import build_method
+
+RAISES = {
+    "AvgPool3d": "avg_pool3d_backward",
+    "AdaptiveAvgPool2d": "_adaptive_avg_pool2d_backward",
+    "AdaptiveAvgPool3d": "_adaptive_avg_pool3d_backward",
+    "AdaptiveMaxPool2d": "adaptive_max_pool2d_backward",
+    "FractionalMaxPool2d": "fractional_max_pool2d_backward",
+    "FractionalMaxPool3d": "fractional_max_pool3d_backward",
+    "MaxUnpool1d": "max_unpool2d",
+    "MaxUnpool2d": "max_unpool2d",
+    "MaxUnpool3d": "max_unpool3d",
+    "interpolate": "upsample_(linear1d|bilinear2d|bicubic2d|trilinear3d)_backward",
+    "ReflectionPad1d": "reflection_pad1d_backward",
+    "ReflectionPad2d": "reflection_pad2d_backward",
+    "ReflectionPad3d": "reflection_pad3d_backward",
+    "NLLLoss": "nll_loss2d_forward",  # that of images: the one of (B, C) logits has no atomic addition
+    "CTCLoss": "_ctc_loss_backward",
+    "EmbeddingBag": "_embedding_bag_backward",
+    "put_": "put_?",
+    "histc": "histc",
+    "bincount": "bincount",
+    "median": "(nan)?median",
+    "grid_sample": "grid_sampler_[23]d_backward",
+    "scatter_reduce": "scatter_reduce_?",
+    "resize_": "quantized_resize",  # of quantised tensors, which no training has
+}
+"""What torch's documentation lists for CUDA -> the operation it stands for."""
+CLASSES = 4
+
+
+class Recorded(TorchDispatchMode):
+    """Every operation that runs inside, forward and backward, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+def raising(step: Callable[[], Tensor]) -> set[str]:
+    """The operations of a step and of its gradient that would raise."""
+    with Recorded() as recorded:
+        step().sum().backward()
+    assert recorded.names  # forward and backward were seen
+    return {name for name in recorded.names if any(re.fullmatch(op, name) for op in RAISES.values())}
+
+
+def test_the_list_is_what_torch_documents() -> None:
+    told = (torch.use_deterministic_algorithms.__doc__ or "").partition("operations will throw a")[2]
+    entries = re.split(r"\n\s+\* ", told.partition(".. note")[0])[1:]
+    on_cuda = [entry for entry in entries if "MPS tensor" not in entry or "CUDA" in entry]
+    named = {re.search(r"`torch\.([\w.]+)`", entry).group(1).rpartition(".")[2] for entry in on_cuda}
+
+    assert named == set(RAISES)
+
+
+def test_an_operation_of_the_list_is_noticed() -> None:
+    image = torch.randn(2, 3, 4, 4, requires_grad=True)
+
+    assert raising(lambda: nn.AdaptiveAvgPool2d(2)(image)) == {"_adaptive_avg_pool2d_backward"}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "channels", "side"),
+    sorted({(r.backbone, r.preprocess.channels, r.preprocess.height) for r in (make() for make in RECIPES.values())}),
+)
+def test_no_backbone_of_a_recipe_raises(backbone: str, channels: int, side: int) -> None:
+    with torch.device("meta"):
+        made, image = build_backbone(backbone, channels, 8), torch.randn(2, channels, side, side)
+
+        assert raising(lambda: made(image)) == set()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_raises(name: str) -> None:
+    space = "lorentz" if name == "hbct" else "cosine"
+    dim, independent = {"oca": 10, "bt2": 16}.get(name, 8), {"bt2": 8}.get(name, 0)
+    means = torch.randn(CLASSES, 8)
+    head = torch.randn(2, 8), torch.randn(2)
+    old = Old(means, torch.tensor([0, 1, UNKNOWN, UNKNOWN]), *head, space, means, torch.ones(CLASSES))
+    options = {"extra": 4} if name == "bt2" else {}
+    recipe = Recipe("test", method=name, dim=dim, space=space, head="lorentz_mlr" if name == "hbct" else "arcface")
+    method = build_method(Recipe(**{**vars(recipe), "options": options}), CLASSES, old, independent)
+    new = torch.randn(6, dim, requires_grad=True)
+    batch = EmbeddedBatch(new, torch.arange(6) % CLASSES, torch.randn(6, 8), torch.randn(6, 8), 0.5)
+
+    assert raising(lambda: method(batch).loss) == set()
+
+
+def test_the_decoder_of_side_information_does_not_raise() -> None:
+    objective, backbone = Autoencoder(8, 3, 32, 32), build_backbone("small_cnn_32", 3, 8)
+
+    assert raising(lambda: objective(backbone, torch.randn(2, 3, 32, 32), torch.zeros(2))) == set()
+
+
+@pytest.mark.parametrize("side", [1, 2, 3])
+@pytest.mark.parametrize("size", [(4, 4), (6, 9), (7, 5), (3, 3)])
+def test_the_grid_is_adaptive_average_pooling(side: int, size: tuple[int, int]) -> None:
+    image = torch.randn(2, 3, *size, requires_grad=True)
+    mine, torchs = AverageGrid(side)(image), nn.AdaptiveAvgPool2d(side)(image)
+
+    torch.testing.assert_close(mine, torchs)
+    weight = torch.randn_like(mine)
+    gradients = [torch.autograd.grad((made * weight).sum(), image)[0] for made in (mine, torchs)]
+    torch.testing.assert_close(*gradients)
