@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from index.version import Preprocess
+from training.recipes.family import Family
 from training.recipes.recipe import Recipe
 
 
@@ -162,6 +163,22 @@ def digits_baseline(method: str, how: str) -> Recipe:
         old="examples/v1",
     )
 
+
+FAMILY = Family(
+    "digits",
+    "scikit-learn's digits",
+    digits_v1(),
+    digits_independent(),
+    # Sizes alone: every method at its defaults, with its paper's weights.
+    {
+        "side_v1": {"side_augment": "shift", "side_epochs": 100},
+        "oca": {"dim": 24},
+        "bt2": {"dim": 32, "options": {"extra": 4}},
+        "fct": {"options": {"branch": 128, "trunk": 128}},
+        "hbct": {"epochs": 60},
+    },
+)
+"""Every method once more, for a comparison: `benchmarks/compatibility.py`."""
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "digits_v1": digits_v1,

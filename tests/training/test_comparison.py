@@ -1,0 +1,64 @@
+"""The table of a comparison from measurements made by hand, and which references some methods need."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from training.comparison import COMPARED, Run, at_most, parts_of, runs_of
+from training.comparison_table import COLUMNS, put_into, table
+
+
+def measured(run: Run, part: str, **values: list[float]) -> None:
+    run.folder.mkdir(parents=True, exist_ok=True)
+    arrays = {pair.replace("_", "/"): np.array(x) for pair, x in values.items()}
+    np.savez(run.measured(part), **{f"{pair} {m}": x for pair, x in arrays.items() for m in ("cmc@1", "mAP@1.0")})
+    run.note(part).write_text(json.dumps({"seconds": 3.0, "made_of": {}}))
+
+
+def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Path) -> None:
+    runs = runs_of(COMPARED["digits"], tmp_path, 3, [])
+    for run, second in zip(runs[:2], (0.0, 1.0), strict=True):
+        measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
+        measured(run, "oca", old_old=[1, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
+    header, _, independent, oca = (
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in table(runs, ["v1", "independent", "oca"]).split("\n")
+    )
+    cells = dict(zip(COLUMNS, oca, strict=True))
+
+    assert tuple(header) == COLUMNS
+    assert cells["old/old"].startswith("25.0 (")
+    assert cells["new/old"].startswith("37.5 (")
+    assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("0.250", "+0.333", "25.0%")
+    assert (cells["seeds"], cells["sd new/old"], cells["sd new/new"]) == ("2", "17.7", "0.0")
+    assert independent[0] == "independent"
+
+
+def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
+    document = tmp_path / "results.md"
+    document.write_text("a\n<!-- table x -->\nold\n<!-- end -->\nb\n")
+    put_into(document, "x", "| new \\1 |")
+
+    assert document.read_text() == "a\n<!-- table x -->\n\n| new \\1 |\n\n<!-- end -->\nb\n"
+    with pytest.raises(InvalidArgument, match="no place marked <!-- table y -->"):
+        put_into(document, "y", "")
+
+
+def test_methods_bring_the_references_they_need() -> None:
+    assert parts_of(["bct"]) == ["v1", "independent", "bct"]
+    assert parts_of(["hbct"]) == ["hyperbolic_v1", "hyperbolic_independent", "hbct"]
+    assert parts_of(["fct"])[:3] == ["v1", "side_v1", "independent"]
+    assert set(parts_of(None)) == set(COMPARED["digits"].parts())
+
+
+def test_a_time_limit_ends_as_ctrl_c_does_and_leaves_no_alarm_behind() -> None:
+    with pytest.raises(KeyboardInterrupt), at_most(0.001):
+        time.sleep(5)
+    with at_most(None):
+        time.sleep(0.07)

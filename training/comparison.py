@@ -1,0 +1,213 @@
+"""Every method of a family over several seeds: trained one after the other, measured, kept, and gone on with.
+
+`compare_methods` trains what OUT/seed<N>/ does not hold yet and measures it; stopped, the same call goes on. One seed of all methods comes before a second of any. Seed N adds 10 N to the seed of every recipe of the family, so
+that every method of a seed has the same old version. HBCT stands beside hyperbolic references. What is measured becomes
+a table in `training.comparison_table`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.evaluation.metrics import MEAN_AP, Retrieval
+from index.version import CARD
+from training.data import Data
+from training.evaluate import compare, embed_both, measure
+from training.overrides import with_overrides
+from training.recipes import FAMILIES, Recipe, digits
+from training.recipes.family import FIRSTS, HOW, Family
+from training.train import recipe_data, train
+from training.trained import Trained
+
+COMPARED: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
+"""name -> family."""
+PAIRS = ("old/old", "new/old", "new/new")
+METRICS = ("cmc@1", MEAN_AP)
+
+PerQuery = dict[str, NDArray[np.float64]]
+""" "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
+
+
+@dataclass(frozen=True)
+class Sets:
+    """Images read and decoded once for all versions that train on the same ones.
+
+    Args:
+        read: what decides a recipe's images -> the images.
+    """
+
+    read: dict[tuple[object, ...], Data]
+
+    def of(self, recipe: Recipe) -> Data:
+        """The recipe's images."""
+        fields = ("data", "root", "unreadable", "classes", "class_share", "fraction", "split_seed")
+        key = tuple(getattr(recipe, field) for field in fields)
+        if key not in self.read:
+            self.read[key] = recipe_data(recipe)
+        return self.read[key]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One seed of a family.
+
+    Args:
+        family: which.
+        seed: which.
+        folder: where its versions are.
+        settings: changes of every recipe, field=value.
+    """
+
+    family: Family
+    seed: int
+    folder: Path
+    settings: Sequence[str]
+
+    def recipe(self, part: str) -> Recipe:
+        """A recipe of the family with this run's seed, its references being this run's versions."""
+        recipe = with_overrides(self.family.recipe(part), self.settings)
+        references = {"old": recipe.old, "independent": recipe.independent}
+        here = [f"{field}={self.folder / name}" for field, name in references.items() if name]
+        return with_overrides(recipe, [f"seed={recipe.seed + 10 * self.seed}", *here])
+
+    def version(self, part: str) -> Path:
+        """Folder of a version."""
+        return self.folder / self.family.recipe(part).name
+
+    def note(self, part: str) -> Path:
+        """The file that says how a version was trained."""
+        return self.version(part).with_suffix(".json")
+
+    def measured(self, part: str) -> Path:
+        """The file of a version's measurements."""
+        return self.version(part).with_suffix(".npz")
+
+    def train(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
+        """Train a version unless the one that is there came of this recipe and these references."""
+        recipe, out = self.recipe(part), self.version(part)
+        cards = [Path(folder) / CARD for folder in (recipe.old, recipe.independent) if folder]
+        made_of = {
+            "recipe": recipe.as_json(),
+            "references": [hashlib.sha256(card.read_bytes()).hexdigest() for card in cards],
+        }
+        if self.note(part).is_file():
+            note = json.loads(self.note(part).read_text())
+            if (out / CARD).is_file() and note["made_of"] == made_of:
+                return
+        self.measured(part).unlink(missing_ok=True)
+        say(f"seed {self.seed}: training {out.name}")
+        start = time.perf_counter()
+        train(recipe, out, progress=False, data=sets.of(recipe))
+        note = {"seconds": round(time.perf_counter() - start, 1), "made_of": made_of}
+        self.note(part).write_text(json.dumps(note, indent=1))
+
+    def measure(self, part: str, sets: Sets) -> None:
+        """Measure a version beside its old one, unless that was done."""
+        if self.measured(part).is_file():
+            return
+        data = sets.of(self.recipe(part))
+        new, old = (Trained.load(self.version(name)) for name in (part, old_of(part)))
+        report = measure(new, old, data)
+        rows = dict(report.rows())
+        if report.new_old is None and new.dim == old.dim:
+            # No edge: what comes of comparing all the same.
+            rows["new/old"] = compare(embed_both(new, data)[0], embed_both(old, data)[1], data, old.recipe.space)
+        values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
+        np.savez(self.measured(part), **values)
+
+    def results(self, part: str) -> PerQuery | None:
+        """What was measured; None before it is."""
+        if not self.measured(part).is_file():
+            return None
+        with np.load(self.measured(part)) as held:
+            return {name: held[name] for name in held.files}
+
+    def seconds(self, part: str) -> float:
+        """How long the training took, with its measurement and export."""
+        return float(json.loads(self.note(part).read_text())["seconds"])
+
+
+def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:
+    """The runs of so many seeds, in a folder each."""
+    return [Run(family, seed, out / f"seed{seed}", settings) for seed in range(seeds)]
+
+
+def compare_methods(
+    runs: Sequence[Run],
+    parts: Sequence[str],
+    after_each: Callable[[], None],
+    say: Callable[[str], None] = print,
+) -> None:
+    """Train and measure what is missing, one seed of all parts before the next seed.
+
+    Args:
+        runs: one for each seed.
+        parts: what follows the family's name in the names of its recipes, references first.
+        after_each: called when another part has been measured.
+        say: told of each training.
+    """
+    sets = Sets({})
+    for run in runs:
+        for part in parts:
+            run.train(part, sets, say)
+            run.measure(part, sets)
+            after_each()
+
+
+@contextmanager
+def at_most(minutes: float | None) -> Iterator[None]:
+    """Leave with KeyboardInterrupt when so many minutes are over, as if Ctrl-C had been pressed; None: never."""
+
+    def end(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    heard = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, 60 * (minutes or 0))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, heard)
+
+
+def parts_of(methods: Sequence[str] | None) -> list[str]:
+    """The references that some methods need, then these methods; None: all."""
+    chosen = list(methods or HOW)
+    hyperbolic, euclidean = "hbct" in chosen, set(chosen) - {"hbct"}
+    needed = {
+        "v1": euclidean,
+        "side_v1": "fct" in chosen,
+        "independent": euclidean,
+        "hyperbolic_v1": hyperbolic,
+        "hyperbolic_independent": hyperbolic,
+    }
+    return [*(part for part in FIRSTS if needed[part]), *chosen]
+
+
+def old_of(part: str) -> str:
+    """The first version that a part stands beside."""
+    if part == "fct":
+        return "side_v1"
+    return "hyperbolic_v1" if part.startswith("hyperbolic") or part == "hbct" else "v1"
+
+
+def independent_of(part: str) -> str:
+    """The independent version that a part is measured against."""
+    return "hyperbolic_independent" if old_of(part) == "hyperbolic_v1" else "independent"
+
+
+def per_query(pair: str, measured: Retrieval) -> Iterator[tuple[str, NDArray[np.float64]]]:
+    """The values of one pair by "<pair> <metric>"."""
+    for metric in METRICS:
+        yield f"{pair} {metric}", measured.per_query(metric)[measured.valid]

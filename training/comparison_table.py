@@ -1,0 +1,86 @@
+"""What `training.comparison` has measured, as a markdown table, and that table kept inside a document.
+
+A value is the mean over seeds; its interval is the 95 % percentile bootstrap over queries, each query's value being its
+mean over seeds; "sd" is the standard deviation over training seeds of CMC-1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
+from index.version import Score
+from training.comparison import METRICS, PAIRS, PerQuery, Run, independent_of
+
+GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
+COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd new/old", "sd new/new", "training, s")
+
+
+def table(runs: Sequence[Run], parts: Sequence[str]) -> str:
+    """A line for each part that is measured."""
+    lines = [f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
+    return "\n".join([*lines, *(line for part in parts if not part.endswith("v1") for line in row(part, runs))])
+
+
+def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
+    """One line of the table; none before the first seed is measured."""
+    seeds = [(run, found) for run in runs if (found := run.results(part)) is not None]
+    if not seeds:
+        return
+    mean = {name: np.mean([found[name] for _, found in seeds], axis=0) for name in seeds[0][1]}
+    own = [run.results(independent_of(part)) or found for run, found in seeds]
+    independent = float(np.mean([found["new/new cmc@1"] for found in own]))
+    cells = [part, *(cell(mean, pair) for pair in PAIRS)]
+    if "new/old cmc@1" in mean:
+        old_old, new_old, new_new = (float(mean[f"{pair} cmc@1"].mean()) for pair in PAIRS)
+        flips = np.mean([(found["old/old cmc@1"] > found["new/old cmc@1"]).mean() for _, found in seeds])
+        cells += [
+            *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
+            f"{p_com(old_old, new_old, independent):.3f}",
+            f"{p_up(new_new, independent):+.3f}",
+            f"{flips:.1%}",
+        ]
+    else:
+        cells += [""] * 5
+    cells += [str(len(seeds)), *(deviation([found for _, found in seeds], pair) for pair in PAIRS[1:])]
+    yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |"
+
+
+def deviation(seeds: Sequence[PerQuery], pair: str) -> str:
+    """Standard deviation over training seeds of CMC-1, in points; nothing with one seed."""
+    values = [100 * found[f"{pair} cmc@1"].mean() for found in seeds if f"{pair} cmc@1" in found]
+    return f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+
+
+def cell(mean: PerQuery, pair: str) -> str:
+    """CMC-1 with its interval, and mAP in brackets, in percent as in the papers' tables."""
+    if f"{pair} cmc@1" not in mean:
+        return ""
+    return f"{interval(mean_interval(mean[f'{pair} cmc@1']))} [{100 * mean[f'{pair} {MEAN_AP}'].mean():.1f}]"
+
+
+def interval(score: Score) -> str:
+    """In percent."""
+    return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
+
+
+def put_into(document: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- table NAME -->` and the next `<!-- end -->`.
+
+    Raises:
+        InvalidArgument: the document has no such place.
+    """
+    written, count = re.subn(
+        rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}\n{text}\n\n{found[2]}",
+        document.read_text(),
+        flags=re.DOTALL,
+    )
+    if not count:
+        raise InvalidArgument(f"{document} has no place marked <!-- table {name} -->")
+    document.write_text(written)
