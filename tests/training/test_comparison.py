@@ -26,10 +26,8 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     for run, second in zip(runs[:2], (0.0, 1.0), strict=True):
         measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
         measured(run, "oca", old_old=[1, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
-    header, _, independent, oca = (
-        [cell.strip() for cell in line.split("|")[1:-1]]
-        for line in table(runs, ["v1", "independent", "oca"]).split("\n")
-    )
+    lines = table(runs, ["v1", "independent", "oca"]).split("\n")
+    header, _, independent, oca = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
     cells = dict(zip(COLUMNS, oca, strict=True))
 
     assert tuple(header) == COLUMNS
