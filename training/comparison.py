@@ -1,6 +1,6 @@
 """Every method of a family over several seeds: trained one after the other, measured, kept, and gone on with.
 
-`compare_methods` trains what OUT/seed<N>/ does not hold yet and measures it; stopped, the same call goes on. One seed of
+`compare_methods` trains what OUT/seed<N>/ does not hold yet and measures it; stopped, it goes on. One seed of
 all methods comes before a second of any. Seed N adds 10 N to the seed of every recipe of the family, so that every
 method of a seed has the same old version. HBCT stands beside hyperbolic references. What is measured becomes a table in
 `training.comparison_table`.
