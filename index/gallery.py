@@ -23,16 +23,17 @@ from typing import Any, ParamSpec, TypeVar
 
 from index.attempts import GalleryChanged, attempts
 from index.edge_maps import Maps
+from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask, EmbeddedQueries, Encode, Plan
+from index.query_plan import Ask, EmbeddedQueries, Encode, Plan, ShardKey
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult, ShardTrace
-from index.shards import Placed, Shards
+from index.shards import Placed, Sealed, Shards
 from index.topology import Topology
 from index.version import Edge, EdgeKey, Version
 from index.view import View
@@ -242,6 +243,13 @@ class Gallery:
             self._current = self._current if current is None else current
             if calibrations is not None:
                 self._topology = self._topology.calibrated(*calibrations)
+
+    def sealed(self, place: ShardKey, keys: Keys, digests: Keys) -> Sealed:
+        """The vectors (N, D) that sealed segments hold under these digests (N,), and which they hold (N,)."""
+        dims = {place[0]: self._topology.versions[place[0]].card.dim}
+        with self._change():
+            self._shards.make([place], dims, self._topology.spaces)
+            return self._shards.sealed(place, keys, digests)
 
     def prefer(self, order: Sequence[str]) -> None:
         """Serve each item by the first of these versions that it holds an embedding of; in one step, at any size."""

@@ -171,7 +171,9 @@ class Metadata:
             keys: all different.
             items: by key. One that is left out keeps what it has, at first nothing.
         """
-        changed: list[tuple[int, Item, bytes]] = []
+        if self._slot_of.keys().isdisjoint(keys):  # as in a gallery that is loaded
+            return self._store(keys, [items.get(key, NOTHING) for key in keys])
+        changed: list[tuple[int, Item]] = []
         for key, slot in zip(keys, map(self._slot_of.get, keys), strict=True):
             item = items.get(key)
             if item is None:
@@ -182,9 +184,9 @@ class Metadata:
             if slot is not None and self._json_S[slot] == text:
                 self._id_S[slot], self._seq_S[slot] = item.id, item.seq
             else:
-                changed.append((key, item, text))
+                changed.append((key, item))
         if changed:
-            self._store(changed)
+            self._store(*zip(*changed, strict=True))
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
 
     def slots(self) -> int:
@@ -232,25 +234,24 @@ class Metadata:
             field.select(test, selected_S)
         return ~selected_S if isinstance(test, Exists) and not test.wanted else selected_S
 
-    def _store(self, changed: Sequence[tuple[int, Item, bytes]]) -> None:
-        for key, _, _ in changed:
-            if (before := self._slot_of.get(key)) is not None:
+    def _store(self, keys: Sequence[int], items: Sequence[Item]) -> Slots:
+        """Give items new slots (N,)."""
+        for before in map(self._slot_of.get, keys):
+            if before is not None:
                 self._retire(before)
-        slots = self._new_slots(len(changed))
-        for slot, (key, item, text) in zip(slots, changed, strict=True):
-            self._slot_of[key] = slot
-            self._json_S[slot], self._id_S[slot], self._seq_S[slot] = text, item.id, item.seq
+        texts, ids, seqs = [i.metadata.encode() for i in items], [i.id for i in items], [i.seq for i in items]
+        again = [self._free.pop() for _ in range(min(len(keys), len(self._free)))]
+        for slot, text, name, seq in zip(again, texts, ids, seqs, strict=False):
+            self._json_S[slot], self._id_S[slot], self._seq_S[slot] = text, name, seq
+        slots = [*again, *range(len(self._seq_S), len(self._seq_S) + len(keys) - len(again))]
+        self._json_S += texts[len(again) :]
+        self._id_S += ids[len(again) :]
+        self._seq_S.extend(seqs[len(again) :])
+        self._slot_of.update(zip(keys, slots, strict=True))
         # As one text: many small ones cost several times as much.
-        self._enter(slots, json.loads(b"[%s]" % b",".join(text for _, _, text in changed)))
+        self._enter(slots, json.loads(b"[%s]" % b",".join(texts)))
         self._sweep()
-
-    def _new_slots(self, count: int) -> list[int]:
-        again = [self._free.pop() for _ in range(min(count, len(self._free)))]
-        more = range(len(self._seq_S), len(self._seq_S) + count - len(again))
-        self._json_S += [b""] * len(more)
-        self._id_S += [""] * len(more)
-        self._seq_S.extend([0] * len(more))
-        return [*again, *more]
+        return np.array(slots, np.int64)
 
     def _retire(self, slot: int) -> None:
         self._json_S[slot], self._id_S[slot] = b"", ""
@@ -261,12 +262,13 @@ class Metadata:
         values: Values = defaultdict(lambda: ([], []))
         nested: list[tuple[int, Field, Any]] = []
         # Documents with the same keys are read a column at a time: a gallery that is loaded has many.
-        alike: dict[tuple[str, ...], list[tuple[int, dict[str, Any]]]] = defaultdict(list)
-        for slot, document in zip(slots, documents, strict=True):
-            alike[tuple(document)].append((slot, document))
-        for keys, those in alike.items():
-            there = [slot for slot, _ in those]
-            for key, column in zip(keys, zip(*(document.values() for _, document in those), strict=True), strict=True):
+        alike: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = defaultdict(lambda: ([], []))
+        for slot, document, shape in zip(slots, documents, map(tuple, documents), strict=True):
+            there, those = alike[shape]
+            there.append(slot)
+            those.append(document)
+        for shape, (there, those) in alike.items():
+            for key, column in zip(shape, zip(*map(dict.values, those), strict=True), strict=True):
                 field = self._root.child(key)
                 if NESTED.isdisjoint(map(type, column)):
                     values[field][0].extend(there)

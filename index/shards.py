@@ -25,6 +25,9 @@ from index.space import Space, Vectors
 Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
 """(version, origin) -> keys and vectors (N, D)."""
 
+Sealed = tuple[Vectors, Mask]
+"""Vectors (N, D), and which of them are known (N,)."""
+
 
 class Shards:
     """The shards of one gallery."""
@@ -56,6 +59,10 @@ class Shards:
                 folder = self._folder and self._folder / version / origin
                 self._by_key[place] = SegmentedShard(dims[version], spaces[version], self.config, folder)
 
+    def sealed(self, place: ShardKey, keys_N: Keys, digests_N: Keys) -> Sealed:
+        """As `SegmentedShard.sealed`, of a shard that `make` has made."""
+        return self._by_key[place].sealed(keys_N, digests_N)
+
     def put(self, placed: Placed, slots: Mapping[ShardKey, Keys], removed: Sequence[int]) -> None:
         """Store all that some items hold, in the place of what they held; `removed` hold nothing from now on.
 
@@ -64,6 +71,7 @@ class Shards:
             slots: of the items of each shard (N,).
             removed: keys.
         """
+        before = {place for place, shard in self._by_key.items() if shard.held()}
         changed = {key for keys, _ in placed.values() for key in keys}
         for place, shard in self._by_key.items():
             leaving = changed.difference(placed[place][0]) if place in placed else changed
@@ -71,7 +79,8 @@ class Shards:
         for place, served_N in self._served(placed).items():
             self._by_key[place].upsert(*placed[place], slots[place], served_N)
         # A shard that lost its last embedding gives its memory back.
-        self._by_key = {place: shard for place, shard in self._by_key.items() if shard.held()}
+        emptied = {place for place in before if not self._by_key[place].held()}
+        self._by_key = {place: shard for place, shard in self._by_key.items() if place not in emptied}
 
     def prefer(self, order: Sequence[str], slots: int) -> None:
         """Serve each item by the first of these versions that it holds; `slots`: how many there are, S."""

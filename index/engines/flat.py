@@ -53,7 +53,7 @@ class FlatShard:
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
-        for key in keys:
+        for key in keys if self._row_of else ():
             row = self._row_of.pop(int(key), None)
             if row is None:
                 continue

@@ -17,6 +17,7 @@ import numpy as np
 from index.engines.approximate import Approximate, Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
+from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows, score_rows
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
@@ -69,6 +70,8 @@ class Segment:
         self.tuned: Tuned | None = None
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
+        # Made for a start, which asks for them block by block.
+        self._digests_R: Keys | None = None
         self.refresh()
 
     def count(self) -> int:
@@ -98,6 +101,14 @@ class Segment:
             return np.full(len(keys), MISSING, np.int64)
         at = self._order_R[np.searchsorted(self._sorted_R, keys).clip(max=len(self.keys_R) - 1)]
         return np.where((self.keys_R[at] == keys) & (self.alive_R[at] | dead), at, MISSING)
+
+    def sealed(self, keys_N: Keys, digests_N: Keys) -> Rows:
+        """The row of each key that holds the vector of this digest, dead or not; MISSING where there is none."""
+        at_N = self.find(keys_N, dead=True)
+        if self._digests_R is None:
+            self._digests_R = digests(self.rows_RW[:, : self.dim])
+        same_N = (at_N != MISSING) & (digests_N != UNKNOWN) & (self._digests_R[at_N] == digests_N)
+        return np.where(same_N, at_N, MISSING)
 
     def kill(self, keys: Keys) -> None:
         """These are dead from now on; unknown ones are ignored."""

@@ -125,6 +125,16 @@ class SegmentedShard:
         rows_NW[left_N] = self.head.fetch(keys_N[left_N])
         return rows_NW
 
+    def sealed(self, keys_N: Keys, digests_N: Keys) -> tuple[Vectors, Mask]:
+        """The vectors that segments hold under these digests (N, D), dead or not, and which they hold (N,)."""
+        vectors_ND, known_N = np.empty((len(keys_N), self.dim), np.float32), np.zeros(len(keys_N), np.bool_)
+        for segment in self.segments:
+            at_N = segment.sealed(keys_N, digests_N)
+            held_N = at_N != MISSING
+            vectors_ND[held_N] = segment.rows_RW[at_N[held_N], : self.dim]
+            known_N |= held_N
+        return vectors_ND, known_N
+
     def slots(self) -> Keys:
         """The slot of everything held."""
         return np.concatenate([self.head.slots(), *(one.slots_R[one.alive_R] for one in self.segments)])

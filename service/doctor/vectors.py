@@ -21,7 +21,7 @@ from service.store.repository import IS_THERE, STREAMED, take_seq
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, gallery, item
-from service.store.vector_codec import STORED, from_bytes, to_bytes
+from service.store.vector_codec import STORED, digests_to_bytes, from_bytes, to_bytes
 
 ROWS = 4096
 BLOCK = 500
@@ -41,6 +41,7 @@ class StoredRow(NamedTuple):
     vector: bytes
     side: bytes | None
     uncertainty: float | None
+    digest: bytes | None
 
 
 Damaged = tuple[StoredRow, str]
@@ -167,8 +168,9 @@ def _mend(context: Context, rows: Iterable[Damaged], found: dict[str, Finding], 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:
     """Replace a vector that is still as it was read."""
     (vector,) = from_bytes([row.vector], context.registry.by_id(row.version_id).card.dim)
-    unit = to_bytes(vector / np.linalg.norm(vector.astype(np.float64)))
-    return bool(connection.execute(update(embedding).where(*_as_read(row)).values(vector=unit)).rowcount)
+    unit = (vector / np.linalg.norm(vector.astype(np.float64))).astype(np.float32)
+    values = {"vector": to_bytes(unit), "digest": digests_to_bytes(unit[np.newaxis])}
+    return bool(connection.execute(update(embedding).where(*_as_read(row)).values(values)).rowcount)
 
 
 def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Finding]) -> None:

@@ -6,24 +6,36 @@ Shapes: N items, D the dimension of their version.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import compress, repeat
+from typing import Any, TypeVar
 
 import numpy as np
+from sqlalchemy import Connection
 
+from index.gallery import Gallery
 from index.metadata import Item
 from index.search_result import Missing
 from index.space import Vectors
-from service.registry.registry import Registry
+from service.registry.registry import LoadedVersion, Registry
+from service.store.contents import ContentRow, vectors_of
 from service.store.repository import FeedRow
-from service.store.vector_codec import all_whole, from_bytes, is_whole
+from service.store.vector_codec import all_whole, digests_from_hex, from_bytes, is_whole
+
+T = TypeVar("T")
 
 MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
 
-Blocks = Iterable[Sequence[FeedRow]]
-"""What `service.store.repository.changes` gives."""
+Blocks = Iterable[Sequence[FeedRow] | Sequence[ContentRow]]
+"""What `service.store.repository.changes` gives, or `service.store.contents.contents`."""
+
+Usable = tuple[Sequence[int], Vectors, Sequence[int]]
+"""Keys and vectors (N, D) that something can be compared with, and the keys of the others."""
+Read = Callable[[LoadedVersion, str, Sequence[int], Sequence[Any]], Usable]
+"""Makes vectors of one version and origin out of the feed's fourth column, by their keys."""
 
 
 @dataclass
@@ -56,27 +68,58 @@ class Sorted:
         self.missing[key] = Missing(version, why, self.items.pop(key).seq)
 
 
-def sort(registry: Registry, blocks: Blocks) -> Sorted:
+def stored(version: LoadedVersion, _: str, keys: Sequence[int], rows: Sequence[bytes]) -> Usable:
+    """A `Read` of vectors that came with the feed."""
+    return usable(keys, rows, version.card.dim)
+
+
+def unsealed(
+    connection: Connection,
+    gallery: Gallery,
+    version: LoadedVersion,
+    origin: str,
+    keys: Sequence[int],
+    rows: Sequence[str],
+) -> Usable:
+    """A `Read` of digests: the vectors that sealed segments hold under them, and the others from the database."""
+    vectors, known = gallery.sealed((version.name, origin), np.array(keys, np.int64), digests_from_hex(rows))
+    if known.all():
+        return keys, vectors, ()
+    missing = vectors_of(connection, version.id, list(compress(keys, ~known)))
+    kept, read, bad = usable(list(missing), list(missing.values()), version.card.dim)
+    return [*compress(keys, known), *kept], np.concatenate([vectors[known], read]), bad
+
+
+def ahead(made: Iterator[T]) -> Iterator[T]:
+    """The same, each made by a thread while whoever asks works on the one before: the database needs no interpreter."""
+    with ThreadPoolExecutor(1, "feed") as thread:
+        coming = thread.submit(next, made, None)
+        while (one := coming.result()) is not None:
+            coming = thread.submit(next, made, None)
+            yield one
+
+
+def sort(registry: Registry, blocks: Blocks, read: Read = stored) -> Sorted:
     """Say of each changed item what it holds."""
     made = Sorted()
-    found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
+    found: dict[tuple[int, str], tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
     for block in blocks:
         # A column at a time: there may be a million rows.
         block_keys, version_ids, origins, blobs, *known, deleted = zip(*block, strict=True)
         made.items.update(zip(block_keys, map(Item, *known), strict=True))
         made.remove(compress(block_keys, deleted))
         places = list(zip(version_ids, origins, strict=True))
-        for place in set(places):
+        for place in (there := set(places)):
             version_id, origin = place
             if version_id is not None:
-                mine = [other == place for other in places]
+                mine = [other == place for other in places] if len(there) > 1 else repeat(True)
                 keys, rows = found[version_id, origin]
                 keys.extend(compress(block_keys, mine))
                 rows.extend(compress(blobs, mine))
     damaged: dict[int, str] = {}
     for (version_id, origin), (keys, rows) in sorted(found.items()):
         version = registry.by_id(version_id)
-        kept, vectors, bad = usable(keys, rows, version.card.dim)
+        kept, vectors, bad = read(version, origin, keys, rows)
         damaged.update(dict.fromkeys(bad, version.name))
         if kept:
             made.placed[version.name, origin] = kept, vectors
@@ -86,12 +129,8 @@ def sort(registry: Registry, blocks: Blocks) -> Sorted:
     return made
 
 
-def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> tuple[list[int], Vectors, list[int]]:
-    """The stored vectors that something can be compared with: of `dim` numbers, all of them finite.
-
-    Returns:
-        Their keys, they themselves (N, dim), and the keys of the others.
-    """
+def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:
+    """The stored vectors that something can be compared with: of `dim` numbers, all of them finite."""
     whole = keys
     if not all_whole(rows, dim):
         whole = [key for key, row in zip(keys, rows, strict=True) if is_whole(row, dim)]

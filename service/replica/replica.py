@@ -14,7 +14,10 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from sqlalchemy import Connection
 
 from index.edge_maps import Maps
 from index.errors import RegraftError
@@ -28,7 +31,8 @@ from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout, deployed
-from service.replica.feed import Blocks, sort
+from service.replica.feed import Blocks, Sorted, ahead, sort, stored, unsealed
+from service.store.contents import contents
 from service.store.database import Database
 from service.store.repository import changes, galleries_now, gallery_named, gallery_row, index_of
 from service.store.rows import GalleryRow
@@ -276,27 +280,34 @@ class Replica:
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
-                blocks: Blocks = changes(connection, live.id, live.seq)
+                blocks: Blocks = ()
                 if building:
-                    # Nobody watches yet: a block at a time bounds the memory.
-                    for block in blocks:
-                        self._apply(live, [block])
-                    blocks = ()
-                blocks = list(blocks)
-            self._apply(live, blocks, row.next_seq - 1, current, fitted)
+                    self._build(connection, live)
+                else:
+                    blocks = list(changes(connection, live.id, live.seq))
+            self._apply(live, sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
             return True
 
+    def _build(self, connection: Connection, live: LoadedGallery) -> None:
+        """Take in all that a gallery holds; nobody watches yet, so that a block at a time bounds the memory."""
+        # Without sealed segments every vector is read: at once, then, with what is known of the items.
+        sealed = any((self._indexes / str(live.id)).glob("*/*/*"))
+        blocks: Blocks = contents(connection, live.id) if sealed else changes(connection, live.id, 0)
+        read = partial(unsealed, connection, live.gallery) if sealed else stored
+        self.declare(live)
+        for found in ahead(sort(self._registry, [block], read) for block in blocks):
+            self._apply(live, found)
+
     def _apply(
         self,
         live: LoadedGallery,
-        blocks: Blocks,
+        found: Sorted,
         seq: int | None = None,
         current: LoadedVersion | None = None,
         fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
     ) -> None:
-        found = sort(self._registry, blocks)
         self.declare(live)
         name = None if current is None else current.name
         taken = (found.placed, found.removed, found.items, found.missing)

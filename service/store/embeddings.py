@@ -32,7 +32,7 @@ from index.space import Vectors
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
-from service.store.vector_codec import STORED, to_bytes
+from service.store.vector_codec import digests_to_bytes, to_bytes
 
 
 class HeldRow(NamedTuple):
@@ -75,8 +75,7 @@ def put_embeddings(
         "item_id": keys.key,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        "vector": _row_at(vectors, keys.place),
-        "side": null() if side is None else _row_at(side, keys.place),
+        **_numbers(vectors, side, keys.place),
     }
     connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
     if uncertainty is not None:
@@ -100,18 +99,26 @@ def put_first_embeddings(
         "item_id": item.c.id,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        "vector": _row_at(vectors, place),
-        "side": null() if side is None else _row_at(side, place),
+        **_numbers(vectors, side, place),
     }
     mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(vectors) - 1))
     connection.execute(insert(embedding).from_select(list(rows), select(*rows.values()).where(*mine)))
 
 
-def _row_at(array: Vectors, place: ColumnElement[int]) -> ColumnElement[bytes]:
-    """The bytes of a row of (N, X), cut from all rows sent as one value."""
-    width = array.shape[1] * STORED.itemsize
+def _numbers(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
+    """The columns of rows of (N, D) and (N, S): each is the one at its place."""
+    return {
+        "vector": _row_at(to_bytes(vectors), len(vectors), place),
+        "side": null() if side is None else _row_at(to_bytes(side), len(side), place),
+        "digest": _row_at(digests_to_bytes(vectors), len(vectors), place),
+    }
+
+
+def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
+    """The bytes of one row, cut from all of them (`count`) sent as one value."""
+    width = len(rows) // count
     # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
-    return func.substr(literal(to_bytes(array), LargeBinary), cast(place * width + 1, Integer), width)
+    return func.substr(literal(rows, LargeBinary), cast(place * width + 1, Integer), width)
 
 
 def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:

@@ -121,6 +121,8 @@ embedding = Table(
     Column("side", LargeBinary),
     # How unsure the forward transform that made it was, where its edge tells; higher is less sure.
     Column("uncertainty", Float),
+    # As `index.engines.digest`: a start reads no vector that a sealed segment holds. Null: nobody noted it.
+    Column("digest", LargeBinary),
     CheckConstraint("origin in ('encoded', 'transformed', 'supplied')", name="origin"),
     Index(None, "version_id"),
 )

@@ -9,10 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from index.engines.base import Keys
+from index.engines.digest import digests
 from index.errors import RegraftError
 from index.space import Vectors
 
 STORED = np.dtype("<f4")
+STORED_DIGEST = np.dtype("<i8")
+NO_DIGEST = "0" * 2 * STORED_DIGEST.itemsize
+"""Hexadecimal digits of `index.engines.digest.UNKNOWN`."""
 
 
 class DamagedEmbedding(RegraftError):
@@ -32,6 +37,16 @@ def from_bytes(rows: Sequence[bytes], dim: int) -> Vectors:
     if not all_whole(rows, dim):
         raise DamagedEmbedding(f"a stored embedding is not of {dim} numbers: `regraft doctor` names it")
     return np.frombuffer(b"".join(rows), STORED).reshape(len(rows), dim).astype(np.float32)
+
+
+def digests_to_bytes(vectors: Vectors) -> bytes:
+    """The digests of vectors (N, dim), eight bytes each."""
+    return digests(vectors).astype(STORED_DIGEST, copy=False).tobytes()
+
+
+def digests_from_hex(rows: Sequence[str]) -> Keys:
+    """Stored digests as hexadecimal digits -> (N,)."""
+    return np.frombuffer(bytes.fromhex("".join(rows)), STORED_DIGEST).astype(np.int64, copy=False)
 
 
 def is_whole(row: bytes, dim: int) -> bool:

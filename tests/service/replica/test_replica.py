@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,53 +10,18 @@ import numpy as np
 import pytest
 from sqlalchemy import insert, update
 
-from index.version import Version
 from service.errors import NoCurrentVersion, UnknownGallery
-from service.registry.registry import Registry, insert_version
 from service.replica import replica
+from service.replica.feed import Sorted
 from service.replica.replica import LoadedGallery, Replica
-from service.settings import Settings
-from service.store.database import Database, upgrade
 from service.store.deletion import delete_gallery
-from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
+from service.store.repository import take_seq
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version
+from staging.replicated import ReplicatedWorld as World
 from staging.waiting import until
 
 NOBODY: frozenset[str] = frozenset()
-
-
-class World:
-    """A database with v1 and v2 (truncating to v1), written to as another process would, and a replica of it."""
-
-    def __init__(self, folder: Path, make_version: Callable[..., Version]) -> None:
-        self.settings = Settings(data=folder)
-        upgrade(self.settings)
-        self.database = Database(self.settings.database_url)
-        v1 = make_version(self.settings.versions / "v1", "v1", 2)
-        v2 = make_version(self.settings.versions / "v2", "v2", 3, edges=[(v1, "truncate")])
-        with self.database.write() as connection:
-            insert_version(connection, v1, [])
-            insert_version(connection, v2, [1])
-        self.replica = self.new_replica()
-
-    def new_replica(self) -> Replica:
-        return Replica(self.database, Registry(self.database, self.settings), self.settings.indexes, 0.005)
-
-    def create(self, name: str = "g", current: int | None = 1) -> int:
-        with self.database.write() as connection:
-            gallery_id = insert_gallery(connection, name)
-            connection.execute(update(gallery).where(gallery.c.id == gallery_id).values(current_id=current))
-        return gallery_id
-
-    def store(self, gallery_id: int, version_id: int, **vectors: list[float]) -> None:
-        items = [NewItem(name, {}, "supplied", np.asarray(v, np.float32)) for name, v in vectors.items()]
-        with self.database.write() as connection:
-            store_items(connection, gallery_id, version_id, items, take_seq(connection, gallery_id, len(items)))
-
-    def delete(self, gallery_id: int, *names: str) -> None:
-        with self.database.write() as connection:
-            delete_items(connection, gallery_id, names)
 
 
 @pytest.fixture
@@ -328,10 +293,9 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     sizes: list[int] = []
     apply = Replica._apply
 
-    def counting(replica: Replica, live: LoadedGallery, blocks: Any, *seq: int) -> None:
-        blocks = list(blocks)
-        sizes.append(sum(map(len, blocks)))
-        apply(replica, live, blocks, *seq)
+    def counting(replica: Replica, live: LoadedGallery, found: Sorted, *seq: int) -> None:
+        sizes.append(len(found.items))
+        apply(replica, live, found, *seq)
 
     monkeypatch.setattr(Replica, "_apply", counting)
     world.replica._look()

@@ -1,0 +1,40 @@
+"""Digests of vectors: 64 bits that tell whether a row kept elsewhere is the vector that the database holds.
+
+Multilinear hashing (Carter and Wegman 1979; Lemire and Kaser 2014): the words of a vector, each times a random 64-bit
+number, summed up modulo 2^64; of two such sums the upper halves. Two vectors that differ have one digest with a chance
+of 2^-64, whatever they are, and NumPy computes millions a second where a hash of the standard library takes a call
+each.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.base import Keys
+from index.space import Vectors
+
+UNKNOWN = 0
+"""The digest of a vector of which none was noted: it equals none."""
+BLOCK = 1024
+"""Rows widened at a time: they stay in the processor's cache."""
+SEED = 0x5265_6772_6166_74
+
+
+def digests(vectors_ND: Vectors) -> Keys:
+    """The digest of each row's little-endian float32 numbers (N,)."""
+    factors_2D, half = _factors(vectors_ND.shape[1]), np.uint64(32)
+    found_N = np.empty(len(vectors_ND), np.uint64)
+    for start in range(0, len(vectors_ND), BLOCK):
+        block_ND = np.ascontiguousarray(vectors_ND[start : start + BLOCK], "<f4").view("<u4").astype(np.uint64)
+        upper, lower = np.einsum("nd,sd->sn", block_ND, factors_2D)
+        found_N[start : start + BLOCK] = (upper >> half) << half | lower >> half
+    return found_N.view(np.int64)
+
+
+@lru_cache
+def _factors(dim: int) -> NDArray[np.uint64]:
+    # The stream of a bit generator is the same for every release of NumPy; a longer vector takes more of it.
+    return np.random.PCG64(SEED).random_raw(2 * dim).reshape(dim, 2).T.copy()

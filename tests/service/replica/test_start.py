@@ -1,0 +1,91 @@
+"""A start takes the vectors of what was sealed from the segments' files, wherever the database's digests say so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import update
+
+from index.engines import segment, segments
+from service.replica import feed
+from service.store.tables import embedding
+from service.store.vector_codec import digests_to_bytes, to_bytes
+from staging.builders import make_version
+from staging.replicated import ReplicatedWorld as World
+
+ROWS = 40
+QUERY = np.float32([[0.6, 0.8]])
+
+
+@pytest.fixture
+def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """A gallery whose items are all in segments on disk."""
+    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 10)
+    monkeypatch.setattr("service.store.contents.ITEMS", 7)
+    world = World(tmp_path, make_version)
+    g = world.create()
+    angles = np.linspace(0, 3, ROWS)
+    world.store(g, 1, **{f"i{n}": [np.cos(angle), np.sin(angle)] for n, angle in enumerate(angles)})
+    world.replica.refresh(g)
+    live = world.replica.find("g").gallery
+    while live.build_index():
+        pass
+    assert live.indexed() == ROWS
+    yield world
+    world.database.close()
+
+
+def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
+    """The gallery after another start, and the keys of the vectors that were read for it."""
+    read: list[int] = []
+    vectors_of = feed.vectors_of
+
+    def noting(connection: Any, version: int, keys: Sequence[int]) -> dict[int, bytes]:
+        read.extend(keys)
+        return vectors_of(connection, version, keys)
+
+    monkeypatch.setattr(feed, "vectors_of", noting)
+    return world.new_replica().find("g").gallery, sorted(read)
+
+
+def answer(gallery: Any) -> list[tuple[int, float]]:
+    found = gallery.search("v1", lambda _: QUERY, ROWS, encoders=frozenset(), exact=True)
+    return [(int(k), round(float(s), 6)) for k, s in zip(found.keys_QK[0], found.scores_QK[0], strict=True)]
+
+
+def test_what_is_sealed_is_not_read_again(sealed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = answer(sealed.replica.find("g").gallery)
+    after, read = started(sealed, monkeypatch)
+    assert (read, after.indexed()) == ([], ROWS)
+    assert answer(after) == before
+
+
+def test_only_what_the_files_do_not_hold_is_read(sealed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed.store(1, 1, i3=[1, 0], new=[0, 1])
+    sealed.store(1, 2, i5=[0, 1, 0])
+    sealed.delete(1, "i7")
+    with sealed.database.write() as connection:
+        connection.execute(update(embedding).where(embedding.c.item_id == 10).values(digest=None))
+    sealed.replica.refresh(1)
+    after, read = started(sealed, monkeypatch)
+    assert read == [4, 6, 10, ROWS + 1]
+    assert after.items_by_version() == {"v1": ROWS - 1, "v2": 1}
+    assert answer(after) == answer(sealed.replica.find("g").gallery)
+
+
+def test_files_of_another_life_of_the_database_count_for_nothing(
+    sealed: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A database that was restored: the same keys and numbers of the feed, and other vectors."""
+    vector = np.float32([0.8, -0.6])
+    with sealed.database.write() as connection:
+        values = {"vector": to_bytes(vector), "digest": digests_to_bytes(vector[np.newaxis])}
+        connection.execute(update(embedding).where(embedding.c.item_id == 2).values(values))
+    after, read = started(sealed, monkeypatch)
+    assert read == [2]
+    assert dict(answer(after))[2] == pytest.approx(float(vector @ QUERY[0]), abs=1e-6)
