@@ -57,10 +57,6 @@ class Approximate(ABC):
         """From the cheapest to the dearest search that makes sense."""
 
     @abstractmethod
-    def reaching(self, rows: float) -> float:
-        """The least effort that comes by so many rows."""
-
-    @abstractmethod
     def cost(self, effort: float) -> float:
         """What a search takes, as so many rows copied together and compared."""
 
@@ -91,9 +87,6 @@ class Hnsw(Approximate):
     def efforts(self) -> Sequence[int]:
         return 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
-    def reaching(self, rows: float) -> float:
-        return rows
-
     def cost(self, effort: float) -> float:
         return effort * NODE_COST
 
@@ -113,9 +106,6 @@ class Ivf(Approximate):
     def efforts(self) -> Sequence[int]:
         lists = self.index.nlist
         return sorted({lists, *(round(2 ** (half / 2)) for half in range(int(2 * math.log2(lists))))})
-
-    def reaching(self, rows: float) -> float:
-        return rows * float(self.index.nlist / max(self.index.ntotal, 1))
 
     def cost(self, effort: float) -> float:
         lists = self.index.nlist

@@ -30,6 +30,10 @@ AIM_K = 10
 """The recall aim is of so many best."""
 SAMPLES = 256
 """Queries the recall of an index is measured with."""
+SURE = 2.0
+"""Standard errors of the sample by which its recall is to be above the aim."""
+NEAR = 32
+"""Rows around one that a query is drawn from."""
 THIN = 0.1
 """The share of rows that a filter leaves at which recall is measured a second time."""
 
@@ -191,7 +195,7 @@ class Segment:
         index, share = self.tuned.index, among / len(self.keys_R)
         needed = self.tuned.effort_for(share)
         if k > AIM_K:  # which nothing was measured of
-            needed = max(needed * math.sqrt(k / AIM_K), index.reaching(REFINED * k / share))
+            needed = max(needed * math.sqrt(k / AIM_K), REFINED * k / share)
         return math.ceil(needed) if index.cost(needed) < among else 0
 
     def _approximate(
@@ -242,17 +246,25 @@ class Segment:
         for effort in (effort for effort in index.efforts if effort >= least):
             found_QK = self._search(index, sample_QD, k, effort, among)[1]
             hits = [np.isin(right, found).mean() for right, found in zip(right_QK, found_QK, strict=True)]
-            if (recall := float(np.mean(hits))) >= aim:
+            recall = float(np.mean(hits))
+            if recall - SURE * float(np.std(hits)) / math.sqrt(len(hits)) >= aim:
                 return effort, recall
         return None
 
     def _sample(self) -> Vectors:
-        """Queries that lie where the rows do: halfway between a row and its neighbour, since a row finds itself."""
-        chosen = np.random.default_rng(0).choice(len(self.rows_RW), min(SAMPLES, len(self.rows_RW)), replace=False)
-        rows_QD = np.ascontiguousarray(self.rows_RW[np.sort(chosen), : self.dim])
-        beside_Q = nearest_rows(self.space, rows_QD, self.rows_RW, None, min(2, len(self.rows_RW)))[1][:, -1]
-        between_QD = (rows_QD + self.rows_RW[beside_Q, : self.dim]) * np.float32(0.5)
-        return self.space.normalise(np.ascontiguousarray(between_QD, np.float32))
+        """Queries as rows yet to come would be: drawn from a normal distribution that has the spread of near rows.
+
+        A row itself, or what lies between rows, is found too easily.
+        """
+        random, count = np.random.default_rng(0), len(self.rows_RW)
+        chosen = np.sort(random.choice(count, min(SAMPLES, count), replace=False))
+        rows_QD = np.ascontiguousarray(self.rows_RW[chosen, : self.dim])
+        near_QN = nearest_rows(self.space, rows_QD, self.rows_RW, None, min(NEAR, count))[1]
+        near_QND = self.rows_RW[near_QN, : self.dim]
+        centre_Q1D = near_QND.mean(axis=1, keepdims=True)
+        weight_Q1N = random.normal(scale=near_QN.shape[1] ** -0.5, size=(len(chosen), 1, near_QN.shape[1]))
+        drawn_QD = (centre_Q1D + weight_Q1N @ (near_QND - centre_Q1D))[:, 0]
+        return self.space.normalise(np.ascontiguousarray(drawn_QD, np.float32))
 
     @property
     def dim(self) -> int:
