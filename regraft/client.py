@@ -22,7 +22,7 @@ from regraft import given
 from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, UnexpectedAnswer, Unreachable
 from regraft.edge_routes import EdgeRoutes
-from regraft.given import InvalidInput, Vectors
+from regraft.given import ArrowTable, InvalidInput, Vectors
 from regraft.models import (
     AuditPage,
     AuditRecord,
@@ -69,6 +69,7 @@ class ImageItem:
 
 DEFAULT_K = 10
 NPY = "application/x-npy"
+ARROW = "application/vnd.apache.arrow.stream"
 MAX_PARAMS = 4096
 """Characters of options that travel in an address; longer filters travel in a body."""
 
@@ -187,7 +188,7 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     def ingest_embeddings(
         self,
         gallery: str,
-        items: Sequence[Mapping[str, Any]],
+        items: Sequence[Mapping[str, Any]] | ArrowTable,
         *,
         version: str | None = None,
         atomic: bool = False,
@@ -197,8 +198,15 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
         `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
         by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
-        that are numpy arrays of floats, all of one type, travel as one array, several times as fast.
+        that are numpy arrays of floats, all of one type, travel as one array, several times as fast. A pyarrow table
+        with the columns `id` and `embedding` (fixed-size lists) travels as it is; its other columns are metadata.
         """
+        path, params = path_of("galleries", gallery, "items"), _kept(atomic, replace)
+        if isinstance(items, ArrowTable):
+            if version is not None:
+                params["version"] = version
+            sent: Json = {"content": given.stream(items), "headers": {"content-type": ARROW}}
+            return self._ask(IngestResult, "POST", path, params=params, **sent)
         if (array := given.rows(items)) is not None:
             described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
             for n, item in enumerate(described):
@@ -206,13 +214,9 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
                     item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
             data = {"items": json.dumps(described), **({} if version is None else {"version": version})}
             form: Json = {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
-            return self._ask(
-                IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **form
-            )
+            return self._ask(IngestResult, "POST", path, params=params, **form)
         body: Json = {"items": given.embedded(items), **({} if version is None else {"version": version})}
-        return self._ask(
-            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), json=body
-        )
+        return self._ask(IngestResult, "POST", path, params=params, json=body)
 
     def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> ItemPage:
         """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -153,6 +153,28 @@ def npy(given: object) -> bytes | None:
         return None
     np.save(file := io.BytesIO(), given, allow_pickle=False)
     return file.getvalue()
+
+
+@runtime_checkable
+class ArrowTable(Protocol):
+    """A `pyarrow.Table`; the client needs no pyarrow where nobody gives it one."""
+
+    @property
+    def schema(self) -> Any:
+        """Its columns."""
+
+    def to_batches(self) -> list[Any]:
+        """Its rows."""
+
+
+def stream(given: ArrowTable) -> bytes:
+    """A pyarrow table in Arrow's stream format."""
+    import pyarrow as pa
+
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), given.schema) as written:
+        for batch in given.to_batches():
+            written.write_batch(batch)
+    return bytes(sink.getvalue())
 
 
 def rows(items: Sequence[Mapping[str, Any]]) -> bytes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from index.filter import MAX_CONDITIONS, MAX_KEYS, MAX_VALUES
+from service.http.arrow import ARROW
 from service.http.forms import FORM, JSON
 from service.http.npy import NPY
 from service.schemas import LIMIT
@@ -22,7 +23,7 @@ def gives(media_type: str, schema: Schema = FILE) -> dict[int | str, dict[str, A
     return {200: {"content": {media_type: {"schema": schema}}}}
 
 
-def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "") -> dict[str, Any]:
+def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = "", arrow: str = "") -> dict[str, Any]:
     """What a route says of the body it needs; in a form, what is no file and no text is JSON."""
     content: dict[str, Any] = {}
     if form is not None:
@@ -33,6 +34,8 @@ def reads(*, form: Schema | None = None, json: Schema | None = None, npy: str = 
         content[JSON] = {"schema": json}
     if npy:
         content[NPY] = {"schema": {**FILE, "description": f"an array in NumPy's format: {npy}"}}
+    if arrow:
+        content[ARROW] = {"schema": {**FILE, "description": f"a table in Arrow's IPC stream format: {arrow}"}}
     return {"requestBody": {"required": True, "content": content}}
 
 

@@ -13,11 +13,12 @@ from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
-from service.errors import BodyTooLarge, InvalidBody, NoImage
+from service.errors import BodyTooLarge, InvalidBody, NoImage, UnknownParameter
+from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import ingest_array, ingest_embeddings, ingest_images
+from service.http.ingest import ingest_array, ingest_embeddings, ingest_images, ingest_table
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.runtime import Runtime
@@ -38,6 +39,7 @@ IMAGE = gives("image/*")
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
 METADATA = {"type": "object"}
 INGEST_BODY = reads(
+    arrow="`id`, `embedding` (fixed-size lists of floats), and a column for each field of the metadata",
     form=fields(
         {
             "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME}, required=("id",))),
@@ -64,7 +66,12 @@ INGEST_BODY = reads(
 
 @router.post("/galleries/{name}/items", response_model=IngestResult, openapi_extra=INGEST_BODY)
 async def ingest(
-    name: Name, request: Request, service: Service, atomic: bool = False, replace: Replace = None
+    name: Name,
+    request: Request,
+    service: Service,
+    atomic: bool = False,
+    replace: Replace = None,
+    version: Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")] = None,
 ) -> Response:
     """Store items; with `atomic` either all or none.
 
@@ -72,7 +79,15 @@ async def ingest(
     the item holds, and metadata that are not named stay.
     """
     settings = service.settings
-    if media_type(request, JSON, FORM) == JSON:
+    kind = media_type(request, JSON, FORM, ARROW)
+    if kind == ARROW:
+        raw = await read_body(request, settings.max_body_bytes)
+        return await service.in_thread(
+            lambda: _response(ingest_table(service, name, raw, version, atomic, replace).as_json())
+        )
+    if version is not None:
+        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
+    if kind == JSON:
         raw = await read_body(request, settings.max_json_bytes)
         return await service.in_thread(
             lambda: _response(ingest_embeddings(service, name, raw, atomic, replace).as_json())

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from fastapi import FastAPI
@@ -18,11 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.http.arrow import ARROW, pyarrow
 from service.http.forms import JSON
 from service.http.npy import NPY
 from service.http.requests import check_parameters
-from service.http.search import QUERY_KEY, respond
-from service.http.search_request import OPTIONS, fields_of, fields_of_npy, from_fields
+from service.http.search import QUERY_KEY, as_json, as_table, respond
+from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
 
@@ -32,7 +33,7 @@ READ_BYTES = 1 << 16
 COMPARED_NUMBERS = 1 << 21
 """So many numbers are compared on it: 16,384 items of 128, in as long."""
 ReadFields = Callable[[bytes], Mapping[str, Any]]
-NPY_OPTIONS = sorted({*OPTIONS, "version"})
+ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
 """Query parameters of a body that is an array."""
 SHOWN = 256
 """So many matches are written on it."""
@@ -48,22 +49,34 @@ class QueryRoute:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         asked = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
-        answer = self._answering if asked and _media_type(scope) in (JSON, NPY) else self.app
+        answer = self._answering if asked and _media_type(scope) in (JSON, NPY, ARROW) else self.app
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        service: Runtime = request.app.state.runtime
-        read = fields_of
-        if scope["query_string"] or _media_type(scope) == NPY:
-            check_parameters(request, NPY_OPTIONS if _media_type(scope) == NPY else [])
-        if _media_type(scope) == NPY:
+        service: Runtime = scope["app"].state.runtime
+        read, kind = fields_of, _media_type(scope)
+        if scope["query_string"] or kind != JSON:
+            check_parameters(request, [] if kind == JSON else ARRAY_OPTIONS)
+        if kind == NPY:
             read = partial(fields_of_npy, dict(request.query_params))
+        elif kind == ARROW:
+            pyarrow()
+            read = partial(fields_of_arrow, dict(request.query_params), service.settings.max_batch)
         request.state.exchange.bound(request.headers, service.settings.max_json_bytes)
         raw = await _body(receive)
-        key = request.headers.get(QUERY_KEY)
-        name = scope["path"].split("/")[3]
-        await (await _answered(service, name, read, raw, key))(scope, receive, send)
+        asking = Asked(scope["path"].split("/")[3], read, raw, request.headers.get(QUERY_KEY), _wants_table(scope))
+        await (await _answered(service, asking))(scope, receive, send)
+
+
+class Asked(NamedTuple):
+    """A query as it came: how its body is read, what keeps its client on one version, whether it wants a table."""
+
+    name: str
+    read: ReadFields
+    raw: bytes
+    key: str | None
+    table: bool
 
 
 async def _body(receive: Receive) -> bytes:
@@ -77,17 +90,18 @@ async def _body(receive: Receive) -> bytes:
     return b"".join(parts)
 
 
-async def _answered(service: Runtime, name: str, read: ReadFields, raw: bytes, key: str | None) -> Response:
-    live = service.replica.known(name)
+async def _answered(service: Runtime, asked: Asked) -> Response:
+    name, read, raw, key, table = asked
+    live, write = service.replica.known(name), as_table if table else as_json
     if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
         run = service.in_thread
     elif live is not None and len(raw) <= READ_BYTES and service.replica.is_declared(live):
         body = read(raw)
-        work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live)
+        work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
         return work() if _is_small(live, body) else await service.in_searcher(work)
     else:
         run = service.in_searcher
-    return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key)
+    return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, None, write)
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
@@ -102,5 +116,17 @@ def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
 
 
 def _media_type(scope: Scope) -> str:
-    given = next((value for name, value in scope["headers"] if name == b"content-type"), b"")
-    return str(given.partition(b";")[0].strip().lower().decode("latin-1"))
+    return _type_of(_header(scope, b"content-type"))
+
+
+def _wants_table(scope: Scope) -> bool:
+    return _type_of(_header(scope, b"accept")) == ARROW
+
+
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((value for name, value in scope["headers"] if name == wanted), b"")
+
+
+@lru_cache(maxsize=64)
+def _type_of(given: bytes) -> str:
+    return given.partition(b";")[0].strip().lower().decode("latin-1")

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 from index.attempts import attempts
@@ -13,11 +14,12 @@ from index.query_plan import Ask
 from index.search_params import SearchParams
 from index.text import MAX_CHARACTERS
 from regraft.models import SearchResponse
+from service.http.arrow import ARROW, write_matches
 from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.npy import NPY
 from service.http.requests import CheckedRoute, Service
-from service.http.search_answer import page_of, written
+from service.http.search_answer import answer_of, page_of
 from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
 from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
@@ -33,6 +35,8 @@ MAX_FIELD_BYTES = 1 << 20
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
 """Reads a request as the gallery stands now."""
 
+WriteAnswer = Callable[[dict[str, Any]], Response]
+
 OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
 OPTION_SCHEMAS["filter"] |= {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]}
 QUERY_SCHEMAS: dict[str, Any] = {
@@ -40,6 +44,7 @@ QUERY_SCHEMAS: dict[str, Any] = {
     "items": many(ID, description="ids of stored items: more like these"),
 }
 QUERY_BODY = reads(
+    arrow="the column `embedding` (fixed-size lists of floats), and parameters as of an array",
     npy="a matrix (queries, dimension); the options and `version` are query parameters, as in a form",
     form=fields({"images": many(FILE), **QUERY_SCHEMAS, **OPTION_SCHEMAS}, required=("images",)),
     json=fields(
@@ -59,7 +64,7 @@ QUERY_BODY = reads(
 async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
-    media_type(request, JSON, FORM, NPY)  # the first two do not come here, see `service.http.query_route`
+    media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
     async with read_form(
         request,
         files="images",
@@ -70,12 +75,27 @@ async def query(name: Name, request: Request, service: Service) -> Response:
         return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
+def as_json(answer: dict[str, Any]) -> Response:
+    """The answer as JSON."""
+    return Response(orjson.dumps(answer), media_type=JSON)
+
+
+def as_table(answer: dict[str, Any]) -> Response:
+    """The matches in Arrow's format."""
+    return Response(write_matches(answer), media_type=ARROW)
+
+
 def respond(
-    service: Runtime, name: str, read: ReadRequest, key: str | None, live: LoadedGallery | None = None
+    service: Runtime,
+    name: str,
+    read: ReadRequest,
+    key: str | None,
+    live: LoadedGallery | None = None,
+    write: WriteAnswer = as_json,
 ) -> Response:
     """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
 
-    `live`: the gallery, where it was found this very moment.
+    `live`: the gallery, where it was found this very moment. `write`: in which format.
 
     The response is written on this thread: a large one would keep the event loop from other requests.
 
@@ -95,7 +115,8 @@ def respond(
             asked = read(live)
             answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
     pages = [page_of(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]
-    return Response(written(asked, pages, round((time.perf_counter() - started) * 1000, 3)), media_type=JSON)
+    answer = answer_of(asked, pages, round((time.perf_counter() - started) * 1000, 3))
+    return write(answer)
 
 
 def _asking(asked: SearchRequest, part: QueryBatch, key: str | None) -> Asking:

@@ -55,12 +55,12 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
     return Page(part, answer, results, any(len(row) > asked.end for row in rows), time.perf_counter() - started)
 
 
-def written(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> bytes:
-    """The answer as JSON."""
+def answer_of(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> dict[str, Any]:
+    """The answer; `orjson` writes it."""
     first = pages[0].answer
     degraded = {(d.version, d.reason): vars(d) for page in pages for d in page.answer.degraded}.values()
     results = [result for page in pages for result in page.results]
-    answer = {
+    return {
         "version": first.version,
         "k": asked.params.k,
         "mode": first.mode.value,
@@ -73,7 +73,6 @@ def written(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> byte
         **({"explain": explain(pages).model_dump(mode="json")} if asked.params.explain else {}),
         "took_ms": took_ms,
     }
-    return orjson.dumps(answer)
 
 
 def _place(result: dict[str, Any]) -> tuple[int, int]:

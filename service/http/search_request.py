@@ -24,6 +24,7 @@ from index.query_plan import Encode
 from index.search_params import SearchParams, foreign_cursor
 from index.text import check_text
 from service.errors import BodyTooLarge, InvalidBody
+from service.http.arrow import read_queries
 from service.http.cursors import MAX_CURSOR
 from service.http.forms import Form
 from service.http.npy import read_npy
@@ -107,9 +108,17 @@ def fields_of(raw: bytes) -> Mapping[str, Any]:
 
 def fields_of_npy(options: Mapping[str, str], raw: bytes) -> Mapping[str, Any]:
     """The same of an array of embeddings and options in words, those that are no plain text in JSON."""
+    return {**_options(options), "embeddings": read_npy(raw, "/embeddings")}
+
+
+def fields_of_arrow(options: Mapping[str, str], most: int, raw: bytes) -> Mapping[str, Any]:
+    """The same of a table of at most so many embeddings."""
+    return {**_options(options), "embeddings": read_queries(raw, most)}
+
+
+def _options(given: Mapping[str, str]) -> dict[str, Any]:
     plain = {*PLAIN, "version"}
-    body = {name: text if name in plain else _read_field(name, text) for name, text in options.items()}
-    return {**body, "embeddings": read_npy(raw, "/embeddings")}
+    return {name: text if name in plain else _read_field(name, text) for name, text in given.items()}
 
 
 def from_fields(service: Runtime, live: LoadedGallery, body: Mapping[str, Any]) -> SearchRequest:

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from index.errors import RegraftError
+from service.http.arrow import ARROW
 from service.replica.replica import Replica
 from staging.served import problem
 
@@ -217,5 +218,5 @@ def test_every_error_has_a_sentence_a_status_and_a_code_of_its_own(served: Any) 
 
 def test_the_api_describes_itself(served: Any) -> None:
     ingest = described(served)["/v1/galleries/{name}/items"]["post"]
-    assert set(ingest["requestBody"]["content"]) == {"multipart/form-data", "application/json"}
+    assert set(ingest["requestBody"]["content"]) == {"multipart/form-data", "application/json", ARROW}
     assert "/v1/galleries/{name}/query" in described(served)

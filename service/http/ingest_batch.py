@@ -1,0 +1,116 @@
+"""A batch of items as the client described it: those that are good so far, and what is wrong with the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import chain, count
+from typing import Any
+
+from index.errors import RegraftError
+from index.item_id import LEGAL_ID, MAX_ID, are_plain_ids, is_item_id
+from service.errors import BodyTooLarge, DuplicateId, InvalidBody, InvalidItem, ItemsRefused
+from service.http.stored_json import are_surely_stored, why_not_stored
+from service.registry.sight import Sight
+from service.schemas import take_object
+from service.settings import Settings
+
+
+@dataclass(slots=True)
+class ItemDraft:
+    """An item as the client described it: `content` is its image's file name or its embedding, still unchecked.
+
+    `metadata` None: none were named.
+    """
+
+    index: int
+    id: str
+    metadata: dict[str, Any] | None
+    content: Any
+
+
+@dataclass
+class IngestBatch:
+    """What is known about a batch: items that are good so far, the errors of the others, and what was not seen."""
+
+    size: int
+    drafts: list[ItemDraft] = field(default_factory=list)
+    errors: list[dict[str, Any]] = field(default_factory=list)
+    sight: Sight = field(default_factory=Sight)
+
+    def refuse(self, index: int, item_id: object, error: RegraftError) -> None:
+        """Note why one item cannot be stored."""
+        named = item_id[:MAX_ID] if isinstance(item_id, str) else None
+        pointer = f"/items/{index}{error.pointer}"
+        self.errors.append(
+            {"index": index, "id": named, "code": error.code, "detail": error.message, "pointer": pointer}
+        )
+
+    def settle(self, atomic: bool) -> None:
+        """Raise ItemsRefused if nothing may be stored."""
+        self.errors.sort(key=lambda error: error["index"])
+        if len(self.errors) == self.size:
+            raise ItemsRefused(f"none of the {self.size} items can be stored", self.errors)
+        if atomic and self.errors:
+            raise ItemsRefused(
+                f"{len(self.errors)} of {self.size} items cannot be stored, and the batch is atomic", self.errors
+            )
+
+
+def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
+    """Check the shape of a batch's items, whose content is in the field `content`, if any; bad ones become errors.
+
+    Raises:
+        InvalidBody: it is no list, or an empty one.
+        BodyTooLarge: more than `settings.max_batch` items.
+    """
+    max_batch = settings.max_batch
+    if not isinstance(listed, list) or not listed:
+        raise InvalidBody("items must be a JSON list of at least one item", pointer="/items")
+    if len(listed) > max_batch:
+        raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
+    batch = IngestBatch(len(listed))
+    if (drafts := _plain_drafts(listed, content, settings.max_metadata_bytes)) is not None:
+        batch.drafts = drafts
+        return batch
+    seen: set[str] = set()
+    for index, value in enumerate(listed):
+        try:
+            draft = _draft(index, value, content, settings.max_metadata_bytes)
+            if draft.id in seen:
+                raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
+        except RegraftError as error:
+            batch.refuse(index, value.get("id") if isinstance(value, dict) else None, error)
+        else:
+            batch.drafts.append(draft)
+            seen.add(draft.id)
+    return batch
+
+
+def _plain_drafts(listed: list[Any], content: str, max_metadata: int) -> list[ItemDraft] | None:
+    """Items of which all is good, as is the rule, checked all at once; None: look at each."""
+    if set(map(type, listed)) != {dict} or not ({"id", "metadata", content} - {""}).issuperset(
+        chain.from_iterable(listed)
+    ):
+        return None
+    ids, metadata = [one.get("id") for one in listed], [one["metadata"] for one in listed if "metadata" in one]
+    contents = [one[content] for one in listed if content in one] if content else [None] * len(listed)
+    if len(contents) < len(listed) or not are_plain_ids(ids) or len(set(ids)) < len(ids):
+        return None
+    if not {dict}.issuperset(map(type, metadata)) or not are_surely_stored(metadata, max_metadata):
+        return None
+    return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents))
+
+
+def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDraft:
+    fields = take_object(value, {"id", "metadata", content} - {""}, "")
+    given = fields.get("id")
+    if not is_item_id(given):
+        raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
+    if content and content not in fields:
+        raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
+    metadata = fields.get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
+    if why := why_not_stored(metadata, max_metadata):
+        raise InvalidItem(f"metadata {why}", pointer="/metadata")
+    return ItemDraft(index, given, fields.get("metadata"), fields.get(content))
