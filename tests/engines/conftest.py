@@ -24,6 +24,7 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
+from staging.shortcuts import migrated_once, verified_here
 
 START_SECONDS = 60
 NOBODY = "nobody"
@@ -130,6 +131,18 @@ def _places() -> Iterator[Path]:
     if wheel is not None and wheel.origin is not None:
         yield from sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), reverse=True)
     yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _verified_here() -> Iterator[None]:
+    with verified_here():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _migrated_once() -> Iterator[None]:
+    with migrated_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
-from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version
+from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.working import SteppedWorker
 
 STEPS = int(os.environ.get("REGRAFT_CONGRUENCE_STEPS", "30"))
@@ -142,10 +141,8 @@ def test_both_engines_give_the_same_answers_to_everything(tmp_path: Path, server
         runs = [Run(*stack.enter_context(application(settings)), pictures) for settings in folders]
         for run in runs:
             for version in (v1, v2, v3):
-                pack_version(version.folder, tmp_path / "v.zip")
-                assert (
-                    run.http.post("/versions", files={"archive": (tmp_path / "v.zip").read_bytes()}).status_code == 201
-                )
+                archive = {"archive": zip_version(version.folder)}
+                assert run.http.post("/versions", files=archive).status_code == 201
             run.http.post("/galleries", json={"name": "g"})
             run.http.post("/galleries/g/deployments", json={"version": "v1"})
         for number in range(STEPS):

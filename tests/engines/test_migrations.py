@@ -14,6 +14,11 @@ from service.store.tables import edge, embedding, gallery, item, metadata, versi
 from staging.together import together
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _migrated_once() -> None:
+    """Here every migration runs."""
+
+
 def described(engine: Engine) -> dict[str, Any]:
     """Everything a database says about its tables."""
     found = inspect(engine)

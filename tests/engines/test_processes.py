@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 from sqlalchemy import select, update
 
-from index.archive import pack_version
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, embedding, item
-from staging.builders import image_bytes, make_image, make_version
+from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.processes import Site
 from staging.waiting import until
 
@@ -41,8 +40,7 @@ def test_a_backfill_survives_a_killed_worker_and_a_crashed_database_and_can_be_r
     api = site.server()
     http = site.http
     for version in (v1, v2):
-        pack_version(version.folder, tmp_path / "v.zip")
-        sent = http.post("/versions", files={"archive": (tmp_path / "v.zip").read_bytes()})
+        sent = http.post("/versions", files={"archive": zip_version(version.folder)})
         assert sent.status_code == 201, sent.text
     http.post("/galleries", json={"name": "g"})
     http.post("/galleries/g/deployments", json={"version": "v1"})

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import make_version
+from staging.builders import make_version, zip_version
 from staging.together import together
 
 AT_ONCE = 4
@@ -32,11 +31,7 @@ def archives(tmp_path: Path) -> dict[str, bytes]:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     v3 = make_version(tmp_path / "v3", "v3", 5, edges=[(v1, "truncate")])
-    packed = {}
-    for version in (v1, v2, v3):
-        pack_version(version.folder, tmp_path / "v.zip")
-        packed[version.name] = (tmp_path / "v.zip").read_bytes()
-    return packed
+    return {version.name: zip_version(version.folder) for version in (v1, v2, v3)}
 
 
 def at_once(replicas: list[TestClient], ask: Callable[[TestClient, int], Any]) -> list[Any]:

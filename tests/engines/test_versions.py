@@ -11,13 +11,12 @@ import pytest
 from fastapi.testclient import TestClient
 from sqlalchemy import Connection, update
 
-from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import gallery
 from service.upgrades import removal
-from staging.builders import make_version
+from staging.builders import make_version, zip_version
 
 
 @pytest.fixture
@@ -28,8 +27,8 @@ def processes(settings: Settings, tmp_path: Path) -> Iterator[tuple[TestClient, 
         TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as other,
     ):
         for name, dim in (("v1", 4), ("v2", 6)):
-            pack_version(make_version(tmp_path / name, name, dim).folder, tmp_path / "v.zip")
-            sent = one.post("/versions", files={"archive": (tmp_path / "v.zip").read_bytes()})
+            archive = zip_version(make_version(tmp_path / name, name, dim).folder)
+            sent = one.post("/versions", files={"archive": archive})
             assert sent.status_code == 201, sent.text
         assert one.post("/galleries", json={"name": "g"}).status_code == 201
         assert one.post("/galleries/g/deployments", json={"version": "v1"}).status_code == 201

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version, tell_variance
+from staging.builders import image_bytes, make_image, make_version, tell_variance, zip_version
 from staging.processes import Site
+from staging.shortcuts import migrated_once, verified_here
 from staging.world import World
 
 ITEMS = 48
@@ -27,6 +27,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             test.add_marker(pytest.mark.timeout(60 * minutes + 600), append=False)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _verified_here() -> Iterator[None]:
+    with verified_here():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _migrated_once() -> Iterator[None]:
+    with migrated_once():
+        yield
+
+
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Versions v1 and v2 (truncate to v1); galleries g and h of the same items, encoded by v1, with v2 current."""
@@ -35,10 +47,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     v2 = make_version(root / "v2", "v2", 6, edges=[(v1, "truncate")])
     files = [("images", (f"{n}.png", image_bytes(make_image(n % 5, n)))) for n in range(ITEMS)]
     items = [{"id": f"i{n}", "metadata": {"label": n % 5}, "image": f"{n}.png"} for n in range(ITEMS)]
-    with TestClient(create_app(Settings(data=root / "data")), base_url="http://127.0.0.1") as http:
+    app = create_app(Settings(data=root / "data"))
+    with verified_here(), TestClient(app, base_url="http://127.0.0.1") as http:
         for version in (v1, v2):
-            pack_version(version.folder, root / "v.zip")
-            assert http.post("/v1/versions", files={"archive": (root / "v.zip").read_bytes()}).status_code == 201
+            assert http.post("/v1/versions", files={"archive": zip_version(version.folder)}).status_code == 201
         for name in ("g", "h"):
             assert http.post("/v1/galleries", json={"name": name}).status_code == 201
             http.post(f"/v1/galleries/{name}/deployments", json={"version": "v1"})

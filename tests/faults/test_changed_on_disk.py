@@ -17,7 +17,7 @@ from index.archive import pack_version
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.tables import backfill_failure
-from staging.builders import make_version
+from staging.builders import make_version, zip_version
 from staging.working import SteppedWorker
 
 V1, V2 = 1, 2
@@ -157,8 +157,7 @@ class TestEdge:
                 archive.write(path, path.name)
         with TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as http:
             for version in (v1, v2):
-                pack_version(version.folder, tmp_path / "v.zip")
-                http.post("/versions", files={"archive": (tmp_path / "v.zip").read_bytes()})
+                http.post("/versions", files={"archive": zip_version(version.folder)})
             sent = {"archive": ("e.zip", stream.getvalue())}
             assert http.post("/edges", data={"new": "v2", "old": "v1"}, files=sent).status_code == 201
             http.post("/galleries", json={"name": "g"})

@@ -100,6 +100,9 @@ def test_nothing_acknowledged_is_lost_and_nothing_deleted_returns(site: Any) -> 
     shown = site.http.get("/galleries/g").json()
     assert (shown["items"], shown["mix"]) == (len(state), {"v2": len(state)})
     assert site.backfill(number).failed == 0
+    for name, number in sure.items():
+        image = site.http.get(f"/galleries/g/items/{name}/image")
+        assert image.content == image_bytes(make_image(number % 5, number))
 
 
 def handled(site: Any, number: int) -> int:

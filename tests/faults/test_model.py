@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from index.archive import pack_version
 from service.backfills import attempts
 from staging.run import IDS, OPERATIONS, Run
 from staging.world import World
@@ -30,10 +29,7 @@ def lives(world: World, tmp_path: Path) -> Iterator[Callable[[int], Run]]:
         def begin(seed: int) -> Run:
             run = Run(world, tmp_path / "data", seed, stack)
             stack.callback(run.end)
-            for version in world.versions.values():
-                pack_version(version.folder, tmp_path / "v.zip")
-                archive = {"archive": (tmp_path / "v.zip").read_bytes()}
-                assert run.http.post("/versions", files=archive).status_code == 201
+            world.register(run.http)
             run.post(None, "/galleries", name="g")
             run._begin("v1")
             for name in IDS:

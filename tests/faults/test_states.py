@@ -21,12 +21,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, Phase, assume, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import get_state_machine_test, initialize, invariant
 
-from index.archive import pack_version
 from service.doctor.examination import Doctor
+from service.http.app import create_app
+from service.settings import Settings
 from staging.deployments import WAY
 from staging.galleries import Model
 from staging.lives import IDS, NAME, VERSION, Effect, Follower, Living, step
@@ -313,12 +315,10 @@ class Life(Living):
 @pytest.fixture
 def stage(tmp_path: Path, world: World) -> Iterator[Stage]:
     """A server that knows every version."""
-    (tmp_path / "data").mkdir()
-    with closing(Site(tmp_path / "data")) as site, closing(Stage(site)) as stage:
-        for version in world.versions.values():
-            pack_version(version.folder, tmp_path / "v.zip")
-            archive = {"archive": (tmp_path / "v.zip").read_bytes()}
-            assert stage.http.post("/versions", files=archive).status_code == 201
+    data = tmp_path / "data"
+    with TestClient(create_app(Settings(data=data)), base_url="http://127.0.0.1/v1") as http:
+        world.register(http)
+    with closing(Site(data)) as site, closing(Stage(site)) as stage:
         yield stage
 
 

@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from index import isolated
 from index.version import Version
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version
 from staging.served import Served, serving
+from staging.shortcuts import migrated_once, verified_here
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _verified_here() -> Iterator[None]:
-    """Versions are verified in this process: another one takes a second each time, and has tests of its own.
+    """For one file: the same process may run the tests of verifying next."""
+    with verified_here():
+        yield
 
-    For one file: the same process may run those tests of its own next.
-    """
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(isolated, "_ask", lambda asked, limits: isolated._verify(json.loads(json.dumps(asked))))
+
+@pytest.fixture(scope="module", autouse=True)
+def _migrated_once() -> Iterator[None]:
+    with migrated_once():
         yield
 
 

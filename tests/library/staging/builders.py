@@ -38,6 +38,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 
+from index.archive import pack_version
 from index.folder import load_version, write_card, write_edge
 from index.image import preprocess
 from index.space import space_from_json
@@ -104,6 +105,13 @@ def make_version(
         _save_edge(folder, card, weight, old, EdgeKind(kind), measured[0] if measured else 0.9)
     write_card(folder, card)
     return load_version(folder)
+
+
+def zip_version(folder: Path) -> bytes:
+    """A version folder as the bytes of its archive."""
+    archive = folder.parent / f"{folder.name}.zip"
+    pack_version(folder, archive)
+    return archive.read_bytes()
 
 
 def add_text(version: Version, words: dict[str, np.ndarray], *, limit: int = 8, probe: str = "") -> Version:

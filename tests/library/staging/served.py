@@ -9,20 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
 import uvicorn
 from sqlalchemy import update
 
-from index.archive import pack_version
 from index.version import Version
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
 from service.store.tables import backfill
-from staging.builders import make_version, tell_variance
+from staging.builders import make_version, tell_variance, zip_version
 from staging.working import work
 
 Edges = Sequence[tuple[Any, ...]]
@@ -142,13 +140,6 @@ def serving(settings: Settings, **headers: str) -> Iterator[Served]:
     finally:
         server.should_exit = True
         thread.join()
-
-
-def zip_version(folder: Path) -> bytes:
-    """A version folder as the bytes of its archive."""
-    archive = folder.parent / f"{folder.name}.zip"
-    pack_version(folder, archive)
-    return archive.read_bytes()
 
 
 def problem(response: httpx.Response, status: int, code: str, pointer: str | None = None) -> dict[str, Any]:

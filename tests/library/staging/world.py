@@ -12,6 +12,7 @@ from index.encoder import Encoder
 from index.graph import Graph, Route
 from index.transform import load_transform
 from index.version import Version
+from staging.builders import zip_version
 
 
 class World:
@@ -29,6 +30,12 @@ class World:
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
+
+    def register(self, http: Any) -> None:
+        """Send every version to a service."""
+        for version in self.versions.values():
+            answer = http.post("/versions", files={"archive": zip_version(version.folder)})
+            assert answer.status_code == 201, answer.text
 
     def route(self, asking: str, held: str, able: frozenset[str] | None = None) -> Route | None:
         """`able`: versions that can embed the query, by default all."""

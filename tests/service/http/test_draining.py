@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import socket
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import httpx
 import pytest
 
+from index.version import Version
+from staging.builders import zip_version
 from staging.processes import Site
 from staging.waiting import until
 
@@ -80,6 +83,40 @@ def test_under_load_sigterm_cuts_no_request_off(site: Site, stops: int) -> None:
         assert set(clients.told) <= {"200", "refused"}, clients.told
         site.http.close()
         site.http = httpx.Client(base_url=site.http.base_url, timeout=20)
+
+
+def test_a_long_request_that_runs_is_answered_as_a_whole(
+    site: Site, versions: dict[str, Version], pictures: list[bytes]
+) -> None:
+    process = site.server()
+    archive = zip_version(versions["v1"].folder)
+    assert site.http.post("/versions", files={"archive": ("v1.zip", archive)}).status_code == 201
+    assert site.http.post("/galleries", json={"name": "g"}).status_code == 201
+    assert site.http.post("/galleries/g/deployments", json={"version": "v1"}).status_code == 201
+    items = [{"id": f"i{n}", "image": "0"} for n in range(400)]
+    answers: list[Any] = []
+    sending = threading.Event()
+
+    class Picture(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            sending.set()
+            return super().read(size)
+
+    def ingest() -> None:
+        with httpx.Client(base_url=site.http.base_url, timeout=30) as http:
+            files = [("images", ("0", Picture(pictures[0])))]
+            answers.append(http.post("/galleries/g/items", data={"items": json.dumps(items)}, files=files).json())
+
+    writer = threading.Thread(target=ingest, daemon=True)
+    writer.start()
+    assert sending.wait(30)
+    time.sleep(0.2)  # the request is on its way; now it is being answered
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
+    writer.join()
+
+    assert answers[0]["stored"] == 400
+    assert "Traceback" not in site.log(process)
 
 
 def test_a_server_that_drains_says_so(site: Site) -> None:

@@ -116,13 +116,14 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
     still, steps = gallery("still", "v1"), [gallery(f"steps{n}", "v1") for n in range(3)]
     paired = gallery("paired", "v1")
     turned = [gallery(f"turned{n}", "v1", "v2") for n in range(3)]
-    moved = [gallery(f"moved{n}", "v1", "v2") for n in range(3)]
+    moved = [gallery(f"moved{n}", "v1", "v2") for n in range(4)]
     for version, dim in (("v1", 4), ("v2", 6)):  # items to fit on
         items = [{"id": f"p{n}", "embedding": [1 + n % 5, n, *[1] * (dim - 2)]} for n in range(24)]
         done(http.post(f"/galleries/{paired}/items", json={"version": version, "items": items}))
     gate = one("gates", still, version="v2", label="label", sample=20)
     advancing = [one("deployments", name, version="v2", until="registered") for name in steps]
-    running, paused, ended = (backfill(name, size) for name, size in zip(moved, (1, 4, 4), strict=True))
+    running, paused, last, ended = (backfill(name, size) for name, size in zip(moved, (1, 4, 4, 4), strict=True))
+    done(http.post(f"/backfills/{ended['number']}/cancel"))  # the events of one that runs have no end
     claims = [done(http.post("/work:claim", json={"worker": "w"})) for _ in range(4)]
     leased = [{"chunk": claim["chunk"], "lease": claim["lease"]} for claim in claims]
     kept, removable = evaluation(still), [evaluation(still) for _ in range(6)]
@@ -150,7 +151,7 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
         "/v1/backfills/{number}": [running, paused],
         "/v1/backfills/{number}/pause": [running, paused],
         "/v1/backfills/{number}/resume": [running, paused],
-        "/v1/backfills/{number}/cancel": [ended],
+        "/v1/backfills/{number}/cancel": [last],
         "/v1/backfills/{number}/events": [ended],
         "/v1/backfills/{number}/failures": [running, ended],
         "/v1/versions/{name}": [{"name": "v1"}, {"name": "plain"}],

@@ -20,8 +20,8 @@ from service.runtime import running
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.database import Database
-from staging.builders import make_version
-from staging.served import problem, serving, zip_version
+from staging.builders import make_version, zip_version
+from staging.served import problem, serving
 
 
 @pytest.fixture(scope="module")

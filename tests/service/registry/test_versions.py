@@ -19,8 +19,8 @@ from index.folder import write_card
 from index.version import Version
 from regraft.models import VersionInfo
 from service.store.tables import edge, version
-from staging.builders import make_version
-from staging.served import problem, serving, zip_version
+from staging.builders import make_version, zip_version
+from staging.served import problem, serving
 
 
 def send(served: Any, archive: bytes) -> Any:

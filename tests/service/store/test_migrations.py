@@ -19,6 +19,11 @@ from service.upgrades.deployments.history import history, standing
 from staging.together import together
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _migrated_once() -> None:
+    """Here every migration runs."""
+
+
 def described(url: str) -> dict[str, Any]:
     """Everything a database says about its tables, in an order of its own."""
     engine = create_engine(url)

@@ -1,0 +1,59 @@
+"""What every start of the service or registration would spend a second on, and what has tests of its own."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from alembic import command
+
+from index import isolated
+from service.store import database
+
+
+@contextmanager
+def verified_here() -> Iterator[None]:
+    """Versions are verified in this process; another has to import all first (tests/index/test_isolated.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(isolated, "_ask", lambda asked, limits: isolated._verify(json.loads(json.dumps(asked))))
+        yield
+
+
+@contextmanager
+def migrated_once() -> Iterator[None]:
+    """An empty SQLite database is given the newest schema as it is, not through all migrations (test_migrations.py)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "command", SimpleNamespace(upgrade=_upgrade))
+        yield
+
+
+def _upgrade(config: Any, revision: str) -> None:
+    connection = config.attributes["connection"]
+    sqlite = connection.dialect.name == "sqlite"
+    if not sqlite or connection.exec_driver_sql("select 1 from sqlite_master").first():
+        command.upgrade(config, revision)
+        return
+    for statement in _schema():
+        connection.exec_driver_sql(statement)
+
+
+@cache
+def _schema() -> list[str]:
+    """The statements that make the newest schema."""
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "migrated.db"
+        with database.migrating(f"sqlite:///{path}") as config:
+            command.upgrade(config, "head")
+        with closing(sqlite3.connect(path)) as migrated:
+            written = "select sql from sqlite_master where sql is not null and name not like 'sqlite_%' order by rowid"
+            tables = [sql for (sql,) in migrated.execute(written)]
+            (head,) = migrated.execute("select version_num from alembic_version").fetchone()
+    return [*tables, f"insert into alembic_version values ('{head}')"]
