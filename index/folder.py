@@ -85,7 +85,7 @@ def parse_card(value: object) -> Card:
         name=name,
         dim=dim,
         space=fields.take("space", dict),
-        preprocess=_parse_preprocess(preprocess) if preprocess is not None else None,
+        preprocess=parse_preprocess(preprocess) if preprocess is not None else None,
         side_dim=side_dim,
         method=fields.take("method", str, "unknown"),
         recipe=fields.take("recipe", dict, {}),
@@ -259,7 +259,12 @@ def _parse_score(fields: _Fields, name: str, value: object) -> Score:
     return Score(**value)
 
 
-def _parse_preprocess(value: dict[str, Any]) -> Preprocess:
+def parse_preprocess(value: dict[str, Any]) -> Preprocess:
+    """The `preprocess` field of a card.
+
+    Raises:
+        InvalidVersionFolder: an unknown or missing field, or a value out of range; names it.
+    """
     fields = _Fields(value, CARD, "preprocess/")
     height, width = fields.take("height", int), fields.take("width", int)
     mode = fields.take("mode", str, "RGB")

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from index.errors import InvalidArgument
+from index.version import Preprocess
 
 TIMM = "timm/"
 FRESH, DOWNLOAD = "", "timm's download"
@@ -44,11 +45,15 @@ class Frozen(nn.Module):
     """A model that nothing may change: no gradient, and in eval mode whatever its owner is switched to.
 
     BatchNorm in training mode would move the old model's running statistics, and so every old embedding.
+
+    Args:
+        model: images -> outputs.
+        preprocess: how it sees images; None: as the training that it looks on.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, preprocess: Preprocess | None = None) -> None:
         super().__init__()
-        self.model = model.requires_grad_(False)
+        self.model, self.preprocess = model.requires_grad_(False), preprocess
         self.train(False)
 
     def train(self, mode: bool = True) -> Self:

@@ -55,7 +55,7 @@ def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
     if done and progress and processes.leads():
         print(f"going on after epoch {done} of {recipe.epochs}, from {keeper.path}")
     rank, world = processes.rank(), processes.world()
-    cached = embeddings(module, images) if recipe.cache_old else {}
+    cached = embeddings(module, images)
     if images.stored is not None:
         cached["old"] = torch.from_numpy(images.stored)
     loader = training_batches(images, recipe, cached, rank, world, done, module.views)
@@ -151,9 +151,14 @@ def check_precision(recipe: Recipe) -> None:
 
 
 def embeddings(module: Loop, images: ImageSet) -> dict[str, Tensor]:
-    """What the frozen models make of all training images, seen as in evaluation, by name."""
-    spec = module.recipe.preprocess
-    return {name: run_over(images, model, spec) for name, model in module.looking_on.items()}
+    """What frozen models make of all training images, seen as in evaluation, by name.
+
+    Of all models with `cache_old`; else of those that see images in another way than the batches are made.
+    """
+    own = module.recipe.preprocess
+    seen = {name: (model, model.preprocess or own) for name, model in module.looking_on.items()}
+    made_now = {name for name, (_, spec) in seen.items() if module.recipe.cache_old or spec != own}
+    return {name: run_over(images, *seen[name]) for name in seen if name in made_now}
 
 
 def loggers(folder: Path) -> list[Logger]:

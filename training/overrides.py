@@ -1,4 +1,4 @@
-"""How `--set field=value` changes a recipe: one of its fields, or an option of its method.
+"""How `--set field=value` changes a recipe: a field, an option of its method, or `preprocess.PART`.
 
 A recipe is data and knows no method; which options there are, `training.methods` says.
 """
@@ -6,11 +6,13 @@ A recipe is data and knows no method; which options there are, `training.methods
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, InvalidVersionFolder
+from index.folder import parse_preprocess
 from training.methods import method_options
 from training.recipes import Recipe
 
@@ -21,12 +23,40 @@ def with_overrides(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     Raises:
         InvalidArgument: no '=', an unknown field (lists the legal ones), or a value of the wrong type.
     """
+    preprocess: dict[str, Any] = {}
     for setting in settings:
         name, given, value = setting.partition("=")
         if not given:
             raise InvalidArgument(f"a setting is written field=value, not {setting!r}", pointer="/set")
-        recipe = _override(recipe, name.strip(), value.strip())
-    return recipe
+        table, dot, part = name.strip().partition(".")
+        if dot and table == "preprocess":
+            preprocess[part] = _json(value.strip())
+        else:
+            recipe = _override(recipe, name.strip(), value.strip())
+    return with_preprocess(recipe, preprocess)
+
+
+def with_preprocess(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """Change parts of how images become the encoder's input, all at once: some must fit each other.
+
+    Raises:
+        InvalidArgument: an unknown part, or a value out of range; names it.
+    """
+    if not changes:
+        return recipe
+    try:
+        return replace(recipe, preprocess=parse_preprocess({**recipe.preprocess.as_json(), **changes}))
+    except InvalidVersionFolder as error:
+        text = str(error).partition("preprocess/")[2] or str(error)
+        raise InvalidArgument(f"preprocess.{text}", pointer="/preprocess") from error
+
+
+def _json(text: str) -> Any:
+    """A value as JSON has it; numbers with commas between them are a list, what is no JSON is a text."""
+    try:
+        return json.loads(f"[{text}]" if "," in text else {"none": "null"}.get(text, text))
+    except json.JSONDecodeError:
+        return text
 
 
 def _override(recipe: Recipe, name: str, value: str) -> Recipe:
@@ -35,7 +65,8 @@ def _override(recipe: Recipe, name: str, value: str) -> Recipe:
     if name in options:
         return replace(recipe, options={**recipe.options, name: _convert(name, value, type(options[name]).__name__)})
     if name not in fields or name == "preprocess":
-        legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options]))
+        parts = [f"preprocess.{part}" for part in recipe.preprocess.as_json()]
+        legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options, *parts]))
         raise InvalidArgument(f"recipe {recipe.name} has no field {name!r}; legal: {legal}", pointer=f"/set/{name}")
     # Options belong to the method they were set for.
     kept = {} if name == "method" else recipe.options

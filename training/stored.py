@@ -8,11 +8,15 @@ says dimension and space), `old_embeddings` an .npz of one of two forms:
     train (S, N), query (Q, N), gallery (G, N)          one for each image of the data source, in its order, before any
                                                         share is taken; no gallery where both sides are one list
 
+A version folder without weights but with an encoder.onnx needs no file: its encoder makes the embeddings of the images
+once, and they are kept in `KEPT`.
+
 Shape suffixes: K classes, S, Q, G images, N old dimension.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zipfile import BadZipFile
@@ -20,15 +24,20 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
+from index.encoder import Encoder
 from index.errors import InvalidArgument
 from index.folder import load_version
 from index.space import Vectors, check_vectors, space_from_json
 from index.version import CARD, Version
-from training.data import Data, ImageSet
+from training.data import Data, ImageSet, fingerprint
 from training.trained import WEIGHTS
 
+KEPT = Path("runs/embeddings")
+"""Where embeddings that an encoder made are kept, a file for each version and set of images."""
 PER_CLASS, PER_IMAGE = ("classes", "embeddings"), ("train", "query")
 POINTER = "/old_embeddings"
+BLOCK = 256
+"""Images that an encoder reads at a time."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +122,43 @@ def with_stored(data: Data, path: Path, version: Version) -> Data:
         for part, images in sets.items()
     )
     return replace(data, train=train, query=query, gallery=query if data.same else gallery, stored=version.name)
+
+
+def encodes_alone(folder: str) -> bool:
+    """Whether this is the folder of a version that no training here made, but that embeds images by itself."""
+    if not folder or not (Path(folder) / CARD).is_file():
+        return False
+    card = load_version(Path(folder)).card
+    return WEIGHTS not in card.files and bool(card.encoder)
+
+
+def with_encoded(data: Data, version: Version) -> Data:
+    """Give every image the embedding that a version's encoder.onnx makes of it, or made of it before.
+
+    Raises:
+        NoEncoder: the encoder cannot run here.
+    """
+    encoder: list[Encoder] = []  # loaded when it is needed
+
+    def embedded(images: ImageSet) -> ImageSet:
+        path = KEPT / f"{version.card.encoder[:16]}-{fingerprint(images)[:16]}.npy"
+        if path.is_file():
+            return replace(images, stored=np.load(path))
+        if not encoder:
+            encoder.append(Encoder(version))
+        rows = [range(first, min(first + BLOCK, len(images))) for first in range(0, len(images), BLOCK)]
+        made = [encoder[0].encode([images.images[row] for row in block]).vectors for block in rows]
+        stored = np.concatenate(made)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with part.open("wb") as file:
+            np.save(file, stored)
+        part.replace(path)
+        return replace(images, stored=stored)
+
+    train, query = embedded(data.train), embedded(data.query)
+    gallery = query if data.same else embedded(data.gallery)
+    return replace(data, train=train, query=query, gallery=gallery, stored=version.name)
 
 
 def _read(path: Path) -> dict[str, NDArray[np.generic]]:

@@ -26,7 +26,7 @@ from training.recipes import RECIPES, Recipe, find_recipe
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
-from training.stored import StoredVersion, open_stored
+from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
 
 RUNS = Path("runs")
@@ -65,14 +65,18 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
     method = build_method(recipe, len(data.classes), described, *facts)
     backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
     psi = train_psi(recipe, data, out, progress)
-    stored = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
+    old_spec = old.recipe.preprocess if isinstance(old, Trained) else recipe.preprocess
+    psis = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
     module = Training(
         backbone,
         method,
         recipe,
-        None if isinstance(old, StoredVersion) else reference_model(old, recipe),
-        reference_model(independent, recipe),
-        *(None if one is None else Frozen(one) for one in stored),
+        None if isinstance(old, StoredVersion) else reference_model(old),
+        reference_model(independent),
+        *(
+            None if one is None else Frozen(one, spec)
+            for one, spec in zip(psis, (old_spec, recipe.preprocess), strict=False)
+        ),
     )
     fit(module, data, out, progress)
 
@@ -96,12 +100,20 @@ def recipe_data(recipe: Recipe) -> Data:
     path = recipe.old_embeddings
     stored = (Path(path), open_stored(recipe.old).version) if path else None
     data = load_data(recipe.data, recipe.root, recipe.unreadable, stored)
-    return data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
+    data = data.split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
+    if stored is None and encodes_alone(recipe.old):
+        data = with_encoded(data, open_stored(recipe.old).version)
+    return data
 
 
 def load_old(recipe: Recipe, progress: bool) -> Trained | StoredVersion | None:
-    """The old version, in torch or, with `old_embeddings`, as its embeddings. Raises as `load_reference`."""
-    return open_stored(recipe.old) if recipe.old_embeddings else load_reference(recipe, "old", progress)
+    """The old version, in torch, or as embeddings: a file's, or those its encoder.onnx made where it has no weights.
+
+    Raises as `load_reference`.
+    """
+    if recipe.old_embeddings or encodes_alone(recipe.old):
+        return open_stored(recipe.old)
+    return load_reference(recipe, "old", progress)
 
 
 def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None:
@@ -204,19 +216,9 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     return independent.backbone
 
 
-def reference_model(trained: Trained | None, recipe: Recipe) -> Frozen | None:
-    """A version's raw embeddings of the very images that train the new one.
-
-    Raises:
-        InvalidArgument: it sees images through another preprocessing.
-    """
-    if trained is None:
-        return None
-    if trained.recipe.preprocess != recipe.preprocess:
-        raise InvalidArgument(
-            f"{trained.recipe.name} was trained with another preprocess than {recipe.name}: {trained.recipe.preprocess}"
-        )
-    return Frozen(trained.raw)
+def reference_model(trained: Trained | None) -> Frozen | None:
+    """A version's raw embeddings of the images that train the new one, seen as that version sees images."""
+    return None if trained is None else Frozen(trained.raw, trained.recipe.preprocess)
 
 
 def describe(old: Trained | StoredVersion, data: Data) -> Old:

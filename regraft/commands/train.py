@@ -28,7 +28,9 @@ Root = Annotated[str, typer.Option("--root", help="Folder or file of the data so
 
 
 def train(
-    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="`regraft recipes` lists them.")],
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A name, `regraft recipes` lists them, or a file, my.toml.")
+    ],
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated."),
@@ -36,6 +38,10 @@ def train(
     target: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where the version goes; its name becomes the version's."),
+    ] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option("--save", metavar="FILE", help="Write the recipe, with what --set changed, and train nothing."),
     ] = None,
 ) -> None:
     """Train a version; after an interruption the same goes on.
@@ -45,13 +51,18 @@ def train(
     with needs(EXTRA):
         from training.recipes import find_recipe
 
-        named = find_recipe(recipe)  # before torch is imported, which takes seconds
+        own = recipe.endswith(".toml")
+        named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
         from training.overrides import with_overrides
         from training.processes import leads, part
+        from training.recipe_file import read_recipe, write_recipe
         from training.train import RUNS
         from training.train import train as train_version
 
-        chosen = with_overrides(named, settings or [])
+        chosen = with_overrides(named or read_recipe(Path(recipe)), settings or [])
+        if save is not None:
+            out.print(f"wrote {write_recipe(chosen, save)}; `regraft train {save}` trains it")
+            return
         try:
             written = train_version(chosen, target or RUNS / chosen.name)
         except KeyboardInterrupt:

@@ -152,3 +152,23 @@ def test_a_wrong_recipe_is_told_before_torch_is_loaded(run, monkeypatch, command
     assert code == 1
     assert "'digits_bt'" in said
     assert "near it: digits_bt2" in said
+
+
+def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monkeypatch):
+    from training import train as path
+
+    trained = []
+    monkeypatch.setattr(path, "train", lambda recipe, out: trained.append((recipe, out)) or out)
+    mine = tmp_path / "mine.toml"
+
+    code, shown, _ = run("train", "digits_bct", "--set", "weight=7", "--set", "preprocess.height=9", "--save", mine)
+    assert (code, trained) == (0, [])
+    assert f"wrote {mine}" in shown
+    code, _, said = run("train", mine, "--set", "epochs=3", "--out", tmp_path / "v2")
+    ((recipe, out),) = trained
+    assert (code, said, out) == (0, "", tmp_path / "v2")
+    assert (recipe.name, recipe.method, recipe.epochs, recipe.preprocess.height) == ("digits_bct", "bct", 3, 9)
+    assert recipe.options["weight"] == 7
+    code, _, said = run("train", tmp_path / "none.toml")
+    assert code == 1
+    assert "none.toml cannot be read as a recipe" in said

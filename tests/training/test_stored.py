@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from index.encoder import Encoder, verify_version
@@ -15,10 +17,12 @@ from index.folder import load_version, write_card
 from index.transform import load_transform
 from index.version import Card, EdgeKind, Version
 from staging.recipes import quick, train_weights
-from training import fitting
+from training import fitting, stored
 from training import train as path
+from training.evaluate import embed
 from training.matrix import evaluate
 from training.module import Training
+from training.overrides import with_overrides
 from training.recipes import RECIPES, Recipe, recipe_from_json
 from training.sources import load_data
 from training.stored import with_stored
@@ -119,7 +123,8 @@ def test_every_batch_goes_with_the_embeddings_of_its_own_classes(
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("lwf", {}), ("bct", {"influence": "old"}), ("bct", {"influence": "distill"})]
+    ("method", "options"),
+    [("lwf", {}), ("bct", {"influence": "old", "logits": "head"}), ("bct", {"influence": "distill", "logits": "head"})],
 )
 def test_methods_that_need_the_old_classifier_say_so(
     method: str, options: dict[str, object], place: Path, tmp_path: Path
@@ -246,3 +251,56 @@ def test_the_command_evaluates_with_the_file_that_was_trained_with(
     assert _stored(Path("e.npz"), [version, trained]) == (Path("e.npz"), version)
     with pytest.raises(InvalidArgument, match="0 were given"):
         _stored(Path("e.npz"), [trained])
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_an_old_version_without_weights_is_asked_by_its_encoder_once(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(v1, tmp_path / "v1")
+    (tmp_path / "v1" / "weights.safetensors").unlink()
+    write_card(tmp_path / "v1", replace(load_version(v1).card, method="elsewhere", recipe={}))
+    monkeypatch.setattr(stored, "KEPT", tmp_path / "kept")
+    asked, encode = [], Encoder.encode
+
+    def counted(encoder: Encoder, images: list) -> object:
+        asked.append(len(images))
+        return encode(encoder, images)
+
+    monkeypatch.setattr(Encoder, "encode", counted)
+    known, foreign = (
+        load_version(path.train(quick("digits_l2", old=str(folder)), tmp_path / f"{name}-v2", False))
+        for name, folder in (("known", v1), ("foreign", tmp_path / "v1"))
+    )
+    assert sum(asked) == 900 + 320 + 577
+    path.train(quick("digits_oca", old=str(tmp_path / "v1")), tmp_path / "third", False)
+
+    assert sum(asked) == 900 + 320 + 577  # kept
+    scores = [version.card.metrics["old/old"]["cmc@1"]["value"] for version in (known, foreign)]
+    assert scores[0] == pytest.approx(scores[1], abs=1.01 / 320)
+    assert foreign.card.metrics["new/old"]["cmc@1"]["value"] > 0
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_an_old_version_sees_images_as_it_was_made_to_whatever_the_new_one_sees(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = [], Training.training_step
+
+    def watched(module: Training, drawn: tuple, number: int) -> object:
+        seen.append(drawn)
+        return step(module, drawn, number)
+
+    monkeypatch.setattr(Training, "training_step", watched)
+    larger = with_overrides(
+        quick("digits_l2", old=str(v1)), ["preprocess.height=16", "preprocess.width=16", "preprocess.resize=16"]
+    )
+    made = load_version(path.train(larger, tmp_path / "v2", False))
+    image_BCHW, _, cached = seen[0]
+    everything = embed(Trained.load(v1), load_data("digits_new", "").train)
+
+    assert image_BCHW.shape[-2:] == (16, 16)
+    own_BN = torch.nn.functional.normalize(cached["old"])
+    assert float((own_BN @ torch.from_numpy(everything).T).amax(1).min()) == pytest.approx(1, abs=1e-5)
+    assert made.card.recipe["preprocess"]["height"] == 16
+    assert made.card.metrics["old/old"] == load_version(v1).card.metrics["new/new"]

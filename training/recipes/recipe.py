@@ -42,7 +42,8 @@ class Recipe:
         head: a name of `training.heads.HEADS`, for the base loss.
         label_smoothing: of the base loss, 0 to 1.
         space: "cosine", "l2" or "lorentz", how the exported embeddings compare.
-        old: the version to be compatible with: its folder, or a recipe that is trained first.
+        old: the version to be compatible with: its folder, or a recipe that is trained first. A folder without weights
+            is asked by its encoder.onnx, once for each image.
         old_embeddings: an .npz of the old version's embeddings, where it embeds text or the like instead of images, see
             `training.stored`.
         independent: the independently trained new model, where the method needs one; likewise.
@@ -62,7 +63,8 @@ class Recipe:
         batch_size: images in a step, over all processes.
         precision: "32-true", "bf16-mixed" or, on a GPU, "16-mixed"; geometry and large scales stay in float32.
         cache_old: make the old and the independent model's embeddings once, before training, from images as evaluation
-            sees them; without augmentation they are what each step would make.
+            sees them; without augmentation they are what each step would make. Always so for one with another
+            preprocess.
         workers: processes that decode and augment images; 0: none beside the training itself.
         threads: CPU threads of the training; 0: torch decides. One is fastest for tiny models, and makes what they
             become independent of the machine's number of cores.

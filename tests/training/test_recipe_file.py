@@ -1,0 +1,72 @@
+"""Recipes as TOML files: there and back, changed from another one, and what is wrong with one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from index.errors import InvalidArgument
+from training.overrides import with_overrides
+from training.recipe_file import read_recipe, write_recipe
+from training.recipes import RECIPES, find_recipe
+
+
+@pytest.mark.parametrize("name", ["digits_v1", "digits_bt2", "cifar100_resnet50_fct", "folders_hbct", "photos_oca"])
+def test_a_recipe_survives_its_file(name: str, tmp_path: Path) -> None:
+    recipe = with_overrides(RECIPES[name](), ["milestones=3,5", 'root=a "quoted" ü\\place'])
+    path = write_recipe(recipe, tmp_path / "mine.toml")
+
+    assert read_recipe(path) == replace(recipe, summary="from mine.toml")
+    assert "# the highest learning rate" in path.read_text()
+    with pytest.raises(InvalidArgument, match="cannot be written: File exists"):
+        write_recipe(recipe, path)
+
+
+def test_a_file_can_change_a_few_fields_of_a_recipe_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'from = "digits_bct"\nepochs = 3\nmethod = "oca"\ndim = 20\nmilestones = [1, 2]\nclasses = 4\n'
+        "[options]\nalignment_weight = 2\n[preprocess]\nheight = 16\nwidth = 16\nresize = 16\n"
+    )
+    made, base = read_recipe(path), find_recipe("digits_bct")
+
+    assert (made.name, made.method, made.epochs, made.classes, made.milestones) == ("mine", "oca", 3, 4, (1, 2))
+    assert made.options == {"alignment_weight": 2.0}
+    assert made.preprocess == replace(base.preprocess, height=16, width=16, resize=16)
+    assert (made.old, made.rate) == (base.old, base.rate)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("epochs = ", "cannot be read as a recipe"),
+        ('from = "digit_bct"', "'digit_bct' is unknown; near it: digits_bct"),
+        ("from = 3", "from must be a text"),
+        ('name = "../up"', "name must be letters"),
+        ("epoch = 3", "no field 'epoch'; legal: .*epochs"),
+        ('epochs = "many"', "epochs is a int, which 'many' is not"),
+        ("options = 3", r"options must be a table, \[options\]"),
+        ("[options]\nweight = 3", "no field 'weight'"),
+        ("[preprocess]\nheight = 0", "preprocess.height must be 1 to 4096 pixels"),
+        ("[preprocess]\ndepth = 3", "preprocess.*depth"),
+        ('milestones = ["a"]', "milestones is a list of whole numbers"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=said):
+        read_recipe(path)
+    with pytest.raises(InvalidArgument, match="cannot be read as a recipe"):
+        read_recipe(tmp_path / "other.toml")
+
+
+def test_parts_of_preprocess_are_set_together(tmp_path: Path) -> None:
+    settings = ["preprocess.mode=RGB", "preprocess.mean=0.1,0.2,0.3", "preprocess.std=1,1,1", "preprocess.resize=none"]
+    made = with_overrides(find_recipe("digits_v1"), settings).preprocess
+
+    assert (made.mode, made.mean, made.std, made.resize) == ("RGB", (0.1, 0.2, 0.3), (1, 1, 1), None)
+    with pytest.raises(InvalidArgument, match=r"preprocess\.mean must be 3 numbers"):
+        with_overrides(find_recipe("digits_v1"), settings[:1])

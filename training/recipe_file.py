@@ -1,0 +1,109 @@
+"""A recipe as a TOML file: what `regraft train my.toml` reads and `regraft train RECIPE --save my.toml` writes.
+
+from = "folders_bct"        # optional: the recipe that the rest changes
+name = "mine"               # else the file's name
+root = "my-photos"
+epochs = 40
+
+[options]                   # of the method
+weight = 5.0
+
+[preprocess]
+height = 224
+width = 224
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from index.errors import InvalidArgument
+from training.overrides import with_overrides, with_preprocess
+from training.recipes import Recipe, find_recipe, meanings
+
+SUFFIX = ".toml"
+TABLES = ("options", "preprocess")
+
+
+def read_recipe(path: Path) -> Recipe:
+    """The recipe that a TOML file describes.
+
+    Raises:
+        InvalidArgument: no such file, not TOML, or a field that is unknown or of the wrong type; names it.
+    """
+    given = _read(path)
+    base = find_recipe(_text(given, "from")) if "from" in given else Recipe(path.stem)
+    name = _text(given, "name") if "name" in given else path.stem
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+        raise InvalidArgument(f"{path}: name must be letters, digits, '.', '_' and '-', not {name!r}", pointer="/name")
+    tables = {table: given.pop(table, {}) for table in TABLES}
+    for table, value in tables.items():
+        if not isinstance(value, dict):
+            raise InvalidArgument(f"{path}: {table} must be a table, [{table}]", pointer=f"/{table}")
+    plain = {field: value for field, value in given.items() if field not in {"from", "name", "summary"}}
+    # The method first: another one drops the options of the one before.
+    ordered = {**{field: plain[field] for field in ("method",) if field in plain}, **plain, **tables["options"]}
+    try:
+        recipe = with_overrides(base, [f"{field}={_as_setting(value)}" for field, value in ordered.items()])
+        recipe = with_preprocess(recipe, {part: None if x == "none" else x for part, x in tables["preprocess"].items()})
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{path}: {error}", pointer=error.pointer) from error
+    return replace(recipe, name=name, summary=f"from {path.name}")
+
+
+def write_recipe(recipe: Recipe, path: Path) -> Path:
+    """Write a recipe as TOML, every field with what it means; `read_recipe` gives it back.
+
+    Raises:
+        InvalidArgument: the file exists, or cannot be written.
+    """
+    try:
+        with path.open("x") as file:
+            file.write("\n".join(_lines(recipe)) + "\n")
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}", pointer="/save") from error
+    return path
+
+
+def _lines(recipe: Recipe) -> Iterator[str]:
+    told = meanings()
+    yield f"# {recipe.summary}" if recipe.summary else f"# {recipe.name}"
+    for field in (field.name for field in fields(Recipe) if field.name not in {"summary", *TABLES}):
+        yield ""
+        yield from textwrap.wrap(told[field], 110, initial_indent="# ", subsequent_indent="# ")
+        yield _assignment(field, getattr(recipe, field))
+    for table, values in (("options", recipe.options), ("preprocess", recipe.preprocess.as_json())):
+        yield from ("", f"[{table}]")
+        yield from (_assignment(name, value) for name, value in values.items())
+
+
+def _assignment(name: str, value: object) -> str:
+    written = "none" if value is None else list(value) if isinstance(value, tuple) else value
+    return f"{name} = {json.dumps(written, ensure_ascii=False)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read as a recipe: {error}", pointer="/recipe") from error
+
+
+def _text(given: Mapping[str, Any], field: str) -> str:
+    if not isinstance(given[field], str):
+        raise InvalidArgument(f"{field} must be a text, not {given[field]!r}", pointer=f"/{field}")
+    return str(given[field])
+
+
+def _as_setting(value: object) -> str:
+    """A TOML value as `--set` takes it."""
+    if isinstance(value, list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
