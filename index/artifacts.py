@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from index.errors import ChangedOnDisk, InvalidVersionFolder
+from index.errors import ChangedOnDisk, DeviceUnavailable, InvalidVersionFolder
+from index.execution import ONE_THREAD, Execution
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -35,22 +36,24 @@ def legal_opsets() -> range:
     return range(FIRST_OPSET, onnx.defs.onnx_opset_version() + 1)
 
 
-def open_model(path: Path, name: str, *, threads: int = 1, expected: str | None = None) -> ort.InferenceSession:
-    """Open an ONNX file for inference on the CPU.
+def open_model(
+    path: Path, name: str, *, execution: Execution = ONE_THREAD, expected: str | None = None
+) -> ort.InferenceSession:
+    """Open an ONNX file for inference.
 
     Args:
         path: the file.
         name: how messages call it, its path inside the version folder.
-        threads: CPU threads one run may use.
+        execution: how it is run.
         expected: the sha256 it must have, None: any.
 
     Raises:
         ChangedOnDisk: it has another.
+        DeviceUnavailable: it cannot run there.
         InvalidVersionFolder: not an ONNX model, an opset outside `legal_opsets()`, external data, or an operator
             unknown to onnxruntime.
     """
     import onnx
-    import onnxruntime as ort
 
     content = read_expected(path, name, expected)
     try:
@@ -63,11 +66,10 @@ def open_model(path: Path, name: str, *, threads: int = 1, expected: str | None 
     # onnxruntime resolves external data of a model given as bytes against the working directory.
     if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in _tensors(model)):
         raise _refused(name, "keeps weights in external data; save it as one file")
-    options = ort.SessionOptions()
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.log_severity_level = 4  # failures become exceptions below, once
     try:
-        return ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+        return execution.open(content)
+    except DeviceUnavailable:
+        raise
     except Exception as error:  # onnxruntime's own exception types share no public base
         raise _refused(name, f"cannot be loaded ({error})") from error
 

@@ -16,6 +16,7 @@ from PIL import Image
 from index.artifacts import read_arrays
 from index.edge_maps import check_calibration
 from index.errors import InvalidArgument, NoEncoder
+from index.execution import ONE_THREAD, Execution
 from index.folder import load_version
 from index.image import Pixels, preprocess_batch
 from index.model import FLOAT, Model, check_probe, check_shape, only, ready_to_compare, space_of, wrong
@@ -38,7 +39,7 @@ class Embedded:
 class Encoder:
     """The encoder of one version, verified against its card and its probe. Safe to share between threads."""
 
-    def __init__(self, version: Version, threads: int = 1) -> None:
+    def __init__(self, version: Version, execution: Execution = ONE_THREAD) -> None:
         """Open the models and run the probe.
 
         Raises:
@@ -51,9 +52,9 @@ class Encoder:
         self.spec = self.card.preprocess
         self._space = space_of(self.card)
         shape = (self.spec.channels, self.spec.height, self.spec.width)
-        self._encoder = _image_model(version, ENCODER, shape, self.card.dim, threads)
+        self._encoder = _image_model(version, ENCODER, shape, self.card.dim, execution)
         side_dim = self.card.side_dim
-        self._side = _image_model(version, SIDE, shape, side_dim, threads) if side_dim else None
+        self._side = _image_model(version, SIDE, shape, side_dim, execution) if side_dim else None
         self._run_probe(version.folder)
 
     def encode(self, images: Sequence[Image.Image]) -> Embedded:
@@ -128,13 +129,13 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
     return version
 
 
-def _image_model(version: Version, name: str, shape: tuple[int, int, int], width: int, threads: int) -> Model:
+def _image_model(version: Version, name: str, shape: tuple[int, int, int], width: int, execution: Execution) -> Model:
     """A model of one input (N, C, H, W)."""
 
     def check(inputs: Sequence[ort.NodeArg]) -> None:
         check_shape(name, "input", only(name, "input", inputs, FLOAT).shape, shape)
 
-    return Model(version, name, width, check, threads)
+    return Model(version, name, width, check, execution)
 
 
 def _run(model: Model, batch_NCHW: Pixels) -> Vectors:

@@ -94,6 +94,13 @@ class NoEncoder(RegraftError):
     code = "no_encoder"
 
 
+class DeviceUnavailable(RegraftError):
+    """Models cannot run on the device that was chosen for them."""
+
+    status = 503
+    code = "device_unavailable"
+
+
 class ModeUnavailable(RegraftError):
     """The items cannot be ranked together in the mode asked for."""
 

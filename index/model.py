@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from index.artifacts import open_model
 from index.errors import InvalidArgument, InvalidVersionFolder, raise_if_out_of_memory
+from index.execution import Execution
 from index.space import UNIT_TOLERANCE, Cosine, Space, Vectors, space_from_json
 from index.version import Card, Version
 
@@ -28,16 +29,19 @@ CheckInputs = Callable[[Sequence[ort.NodeArg]], None]
 class Model:
     """An ONNX model with one output, float32 (N, width). Safe to share between threads."""
 
-    def __init__(self, version: Version, name: str, width: int, check_inputs: CheckInputs, threads: int = 1) -> None:
+    def __init__(
+        self, version: Version, name: str, width: int, check_inputs: CheckInputs, execution: Execution
+    ) -> None:
         """Open `name` below the version's folder; `check_inputs` gets what it declares as inputs.
 
         Raises:
             InvalidVersionFolder: not such a model.
+            DeviceUnavailable: it cannot run as asked for.
             ChangedOnDisk: not the file that the card lists any more.
         """
         self.name, self.width = name, width
         expected = version.card.files.get(name)
-        self.session = open_model(version.folder / name, name, threads=threads, expected=expected)
+        self.session = open_model(version.folder / name, name, execution=execution, expected=expected)
         self.inputs: Sequence[ort.NodeArg] = self.session.get_inputs()
         check_inputs(self.inputs)
         output = only(name, "output", self.session.get_outputs(), FLOAT)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from index.artifacts import read_expected
 from index.checked_json import parse_checked
 from index.errors import InvalidText, NoTextEntrance
+from index.execution import ONE_THREAD, Execution
 from index.model import INT64, PROBE_TOLERANCE, Model, check_probe, check_shape, ready_to_compare, space_of, wrong
 from index.space import Vectors
 from index.version import TEXT_ENCODER, TEXT_PROBE, TOKENIZER, Version
@@ -56,7 +57,7 @@ def check_text(text: object) -> str:
 class TextEncoder:
     """The text entrance of one version, verified against its card and its probe. Safe to share between threads."""
 
-    def __init__(self, version: Version, threads: int = 1) -> None:
+    def __init__(self, version: Version, execution: Execution = ONE_THREAD) -> None:
         """Open tokenizer and model, and run the probe.
 
         Raises:
@@ -67,7 +68,7 @@ class TextEncoder:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
         self._space = space_of(version.card)
         self._tokenizer, self._limit, self._padding = _open_tokenizer(version)
-        self._model = Model(version, TEXT_ENCODER, version.card.dim, _check_inputs, threads)
+        self._model = Model(version, TEXT_ENCODER, version.card.dim, _check_inputs, execution)
         self._run_probe(version)
 
     def tokenize(self, text: str) -> Tokens:

@@ -21,6 +21,7 @@ import numpy as np
 from index.decoding import Decoder
 from index.errors import RegraftError
 from index.events import Event
+from index.execution import ONE_THREAD, Execution
 from index.isolated import Limits
 from index.transform import Forward
 from regraft.client import Client
@@ -63,7 +64,7 @@ class RemoteWorker:
         folder: Path,
         stop: threading.Event,
         *,
-        threads: int = 1,
+        execution: Execution = ONE_THREAD,
         max_pixels: int = 50_000_000,
         originals: Originals | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
@@ -74,7 +75,7 @@ class RemoteWorker:
             client: made with the worker key.
             folder: where version and edge folders are kept.
             stop: ends the work; the chunk in hand is finished.
-            threads: of onnxruntime.
+            execution: how encoders are run.
             max_pixels: larger images are refused.
             originals: images by item id, for a device that holds them itself; None: fetched from the service.
             limits: what verifying a version that was fetched may take.
@@ -83,7 +84,7 @@ class RemoteWorker:
         self._client = client
         self._stop = stop
         self._originals = originals
-        self._folders = Folders(client, folder, threads, limits)
+        self._folders = Folders(client, folder, execution, limits)
         self._transforms: dict[int, Forward] = {}
         self._decoder = Decoder(max_pixels)
         self._leases: Leases[WorkClaim] | None = None

@@ -11,6 +11,7 @@ from pathlib import Path
 from index.archive import unpack_version
 from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
+from index.execution import Execution
 from index.folder import card_sha256, load_version
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
@@ -26,11 +27,11 @@ EDGES = ".edges"
 class RemoteVersion:
     """A version that was fetched."""
 
-    def __init__(self, number: int, loaded: Version, sha256: str, threads: int) -> None:
+    def __init__(self, number: int, loaded: Version, sha256: str, execution: Execution) -> None:
         self.id = number
         self.version = loaded
         self.sha256 = sha256
-        self._threads = threads
+        self._execution = execution
         self._encoder: Encoder | None = None
 
     @property
@@ -46,7 +47,7 @@ class RemoteVersion:
     def encoder(self) -> Encoder:
         """Its encoder, loaded on first use."""
         if self._encoder is None:
-            self._encoder = Encoder(self.version, self._threads)
+            self._encoder = Encoder(self.version, self._execution)
         return self._encoder
 
 
@@ -64,11 +65,11 @@ class RemoteEdge:
 class Folders:
     """What this worker has needed so far."""
 
-    def __init__(self, client: Client, folder: Path, threads: int, limits: Limits) -> None:
+    def __init__(self, client: Client, folder: Path, execution: Execution, limits: Limits) -> None:
         self._client = client
         self._limits = limits
         self._folder = folder
-        self._threads = threads
+        self._execution = execution
         self._versions: list[RemoteVersion] = []
         self._edges: dict[int, RemoteEdge] = {}
         sweep(folder)
@@ -78,7 +79,7 @@ class Folders:
         known = next((v for v in self._versions if (v.name, v.sha256) == (name, expected)), None)
         if known is None:
             loaded = self._load_version(name, expected)
-            known = RemoteVersion(len(self._versions), loaded, expected, self._threads)
+            known = RemoteVersion(len(self._versions), loaded, expected, self._execution)
             self._versions.append(known)
         return known
 

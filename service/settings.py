@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from index.decoding import MAX_DECODED_BYTES
+from index.execution import Device, Execution
 from index.isolated import Limits
 from service.logs import LogFormat, LogLevel
 
@@ -71,6 +72,8 @@ class Settings(BaseSettings):
     """Queries answered at the same time; most of them wait for the batch they are encoded in."""
     search_threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)
     """Searches by embeddings computed at the same time."""
+    encoder_device: Device = Device.CPU
+    """What encoders run on: `cpu`, or `cuda` with the extra `regraft[gpu]`."""
     encoder_threads: int = Field(1, ge=1)
     """Threads that onnxruntime uses for one batch."""
     batch_wait_ms: float = Field(2.0, ge=0)
@@ -101,6 +104,11 @@ class Settings(BaseSettings):
         object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{data / 'regraft.db'}")
         object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
         return self
+
+    @property
+    def execution(self) -> Execution:
+        """How encoders are run."""
+        return Execution(self.encoder_threads, self.encoder_device)
 
     @property
     def verifying(self) -> Limits:

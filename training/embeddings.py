@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from index.errors import NoEncoder
+from index.execution import Execution
 from index.space import Space, Vectors, space_from_json
 from index.version import Version
 from training.data import Data, ImageSet
@@ -75,7 +76,7 @@ def has_onnxruntime() -> bool:
 def _onnx_encoder(version: Version) -> Encode:
     from index.encoder import BATCH, Encoder
 
-    encoder = Encoder(version, threads=os.cpu_count() or 1)
+    encoder = Encoder(version, Execution(threads=os.cpu_count() or 1))
 
     def encode(images: ImageSet) -> tuple[Vectors, Vectors | None]:
         parts = [

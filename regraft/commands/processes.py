@@ -95,7 +95,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
             client,
             folder,
             stop,
-            threads=settings.encoder_threads,
+            execution=settings.execution,
             max_pixels=settings.max_image_pixels,
             limits=settings.verifying,
         ).work()

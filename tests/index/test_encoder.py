@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from index.encoder import BATCH, Encoder, verify_version
-from index.errors import InvalidArgument, InvalidVersionFolder, NoEncoder
+from index.errors import DeviceUnavailable, InvalidArgument, InvalidVersionFolder, NoEncoder
+from index.execution import Device, Execution
 from index.folder import write_card, write_edge
 from index.image import preprocess_batch
 from index.text import TextEncoder
@@ -59,7 +61,7 @@ def test_encoding_is_preprocessing_and_the_model(
 
 
 def test_batches_do_not_change_the_answer(make_version: MakeVersion, images: list[Image.Image], tmp_path: Path) -> None:
-    encoder = Encoder(make_version(tmp_path / "v", "v", 5), threads=2)
+    encoder = Encoder(make_version(tmp_path / "v", "v", 5), Execution(threads=2))
     together = encoder.encode(images).vectors
     alone = np.concatenate([encoder.encode([image]).vectors for image in images])
     np.testing.assert_allclose(together, alone, atol=1e-6)
@@ -323,7 +325,21 @@ def test_models_run_with_the_threads_they_are_given(
     version = make_version(tmp_path / "v", "v", 4, side_dim=2)
     version = add_text(version, {"east": np.eye(4)[0]})
     for threads in (1, 3):
-        images, texts = Encoder(version, threads), TextEncoder(version, threads)
+        images, texts = Encoder(version, Execution(threads)), TextEncoder(version, Execution(threads))
         assert images._side is not None
         used = [model.session.get_session_options().intra_op_num_threads for model in (images._encoder, images._side)]
         assert [*used, texts._model.session.get_session_options().intra_op_num_threads] == [threads] * 3
+
+
+def test_a_device_that_cannot_be_had_is_refused_and_never_replaced_by_the_cpu(
+    make_version: MakeVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version, cuda = make_version(tmp_path / "v", "v", 4), Execution(device=Device.CUDA)
+    with pytest.raises(DeviceUnavailable, match="regraft\\[gpu\\]"):
+        cuda.check()
+    # As onnxruntime-gpu does without a driver: it lists the provider, and gives a session on the CPU.
+    monkeypatch.setattr(ort, "get_available_providers", lambda: ["CUDAExecutionProvider", "CPUExecutionProvider"])
+    session = ort.InferenceSession
+    monkeypatch.setattr(ort, "InferenceSession", lambda content, options, **_: session(content, options))
+    with pytest.raises(DeviceUnavailable, match="driver"):
+        Encoder(version, cuda)

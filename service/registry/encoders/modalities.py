@@ -31,7 +31,7 @@ class ImageModality:
 
     def __init__(self, version: Version, settings: Settings) -> None:
         """Load it. Raises NoEncoder, InvalidVersionFolder."""
-        self.encoder = encoder = Encoder(version, settings.encoder_threads)
+        self.encoder = encoder = Encoder(version, settings.execution)
         self.queries: Batcher[Pixels, Vectors] = _batcher(lambda px: encoder.vectors(np.stack(px)), settings)
         self.items: Batcher[Pixels, list[Row]] = _batcher(self._rows, settings)
 
@@ -46,7 +46,7 @@ class TextModality:
 
     def __init__(self, version: Version, settings: Settings) -> None:
         """Load it. Raises NoTextEntrance, InvalidVersionFolder."""
-        self.encoder = encoder = TextEncoder(version, settings.encoder_threads)
+        self.encoder = encoder = TextEncoder(version, settings.execution)
         self.queries: Batcher[Tokens, Vectors] = _batcher(encoder.encode_tokens, settings)
 
 
