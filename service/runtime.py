@@ -71,7 +71,6 @@ class Runtime:
 @contextmanager
 def running(settings: Settings) -> Iterator[Runtime]:
     """Migrate, load every gallery, follow the feed; stop in reverse order."""
-    settings.execution.check()
     upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
     with (

@@ -47,6 +47,7 @@ def serve(
         from service.store.database import upgrade
     settings = checked_settings()
     check_exposure(settings)
+    settings.execution.check()
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
     with usable_database():
         upgrade(settings)
@@ -77,8 +78,10 @@ def worker(
 
         if os.environ.get(FOLLOW_PARENT):
             threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
+        settings = checked_settings()
+        settings.execution.check()
         with usable_database():
-            run(checked_settings(), stop)
+            run(settings, stop)
 
 
 def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading.Event) -> None:
@@ -88,6 +91,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
         from service.logs import configure
 
     settings = checked_settings()
+    settings.execution.check()
     configure(settings.log_format, settings.log_level)
     folder = (data or settings.data) / "worker"
     with Client(url, key) as client:

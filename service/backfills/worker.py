@@ -50,7 +50,6 @@ T = TypeVar("T")
 def run(settings: Settings, stop: threading.Event) -> None:
     """Work until `stop` is set; the chunk in hand is finished first."""
     configure(settings.log_format, settings.log_level)
-    settings.execution.check()
     upgrade(settings)
     worker = Worker(settings, stop)
     try:

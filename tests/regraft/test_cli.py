@@ -193,6 +193,15 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
     assert shown.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+def test_a_device_that_cannot_be_had_is_one_line(run, monkeypatch, tmp_path, command):
+    monkeypatch.setenv("REGRAFT_ENCODER_DEVICE", "cuda")
+
+    code, _, said = run(command, "--data", tmp_path)
+
+    assert (code, said.count("\n"), "REGRAFT_ENCODER_DEVICE=cpu" in said) == (1, 1, True)
+
+
 def test_serve_refuses_to_be_exposed_without_a_key_before_anything_starts(run, tmp_path):
     code, shown, said = run("serve", "--host", "0.0.0.0", "--data", tmp_path / "data")
 
