@@ -146,7 +146,7 @@ def build(
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
     width, code = rows_RW.shape[1], _code(storage)
     if kind is IndexKind.IVF:
-        lists = max(1, round(LISTS_PER_ROOT * math.sqrt(len(rows_RW))))
+        lists = min(len(rows_RW), round(LISTS_PER_ROOT * math.sqrt(len(rows_RW))))
         centres = faiss.IndexFlat(width, metric)
         index = (
             faiss.IndexIVFFlat(centres, width, lists, metric)

@@ -158,8 +158,9 @@ class Segment:
         how = Scanned(0, among, effort) if effort else Scanned(among)
         if among >= k:  # as nearly always: then nothing is missing
             return Hits(scores_QK, self.keys_R[at_QK], how)
-        keys_QK = np.where(at_QK == MISSING, MISSING, self.keys_R[at_QK]) if len(self.keys_R) else at_QK
-        return Hits(scores_QK, keys_QK, how)
+        none_QK = at_QK == MISSING
+        keys_QK = np.where(none_QK, MISSING, self.keys_R[at_QK]) if len(self.keys_R) else at_QK
+        return Hits(np.where(none_QK, np.float32(0), scores_QK), keys_QK, how)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
@@ -215,9 +216,7 @@ class Segment:
             candidates_QC = index.search(queries_QW, REFINED * k, effort, among)[1]
             return score_rows(self.space, queries_QD, self.rows_RW, candidates_QC, k)
         scanned_QK, at_QK = index.search(queries_QW, k, effort, among)
-        scores_QK = self.space.score(scanned_QK)
-        scores_QK[at_QK == MISSING] = 0
-        return scores_QK, at_QK
+        return self.space.score(scanned_QK), at_QK
 
     def _selected(self, allowed_R: Mask | None) -> Selection:
         """These rows; those that are live are said once a change."""

@@ -1,9 +1,12 @@
-"""Which embedding serves an item: random holds, orders, writes and swaps, compared with a dictionary."""
+"""A gallery under random writes, orders, edges, sealing and restarts, by every engine, compared with a dictionary."""
 
 from __future__ import annotations
 
+import shutil
+import uuid
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,11 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from index.engines import segment, segments
-from index.engines.config import IndexConfig, IndexKind
+from index.engines import approximate, segment, segments
+from index.engines.config import IndexConfig, IndexKind, Storage
+from index.errors import NoRoute
 from index.filter import parse_filter
 from index.gallery import Gallery
 from index.metadata import Item
+from index.search_result import SearchResult
+from index.version import Edge, EdgeKind, Score
 
 VERSIONS = ("a", "b", "c")
 ORIGINS = ("encoded", "transformed")
@@ -24,7 +30,14 @@ DIM = 3
 held = st.dictionaries(st.sampled_from(VERSIONS), st.sampled_from(ORIGINS), min_size=0, max_size=3)
 write = st.dictionaries(st.integers(0, 11), held, max_size=6)
 orders = st.permutations(VERSIONS).flatmap(lambda all_: st.integers(0, 3).map(lambda count: tuple(all_[:count])))
-step = st.tuples(st.none() | write, st.none() | orders, st.booleans())
+EDGES = (("a", "b"), ("b", "c"), ("a", "c"))
+work = st.sampled_from(["nothing", "index", "restart", "restart from an earlier snapshot"])
+step = st.tuples(st.none() | write, st.none() | orders, st.none() | st.sampled_from(EDGES), work)
+CONFIGS = [
+    IndexConfig(kind=IndexKind.EXACT),
+    IndexConfig(),
+    *(IndexConfig(kind=kind, storage=storage) for kind in (IndexKind.HNSW, IndexKind.IVF) for storage in Storage),
+]
 
 
 @dataclass
@@ -33,6 +46,11 @@ class Model:
 
     holds: dict[int, dict[str, tuple[str, np.ndarray]]] = field(default_factory=dict)
     order: tuple[str, ...] = ()
+    edges: set[tuple[str, str]] = field(default_factory=set)
+
+    def reached(self, version: str) -> bool:
+        """Whether queries of "a" get there by edges."""
+        return version == "a" or any(old == version and self.reached(new) for new, old in self.edges)
 
     def server(self, key: int, order: tuple[str, ...] | None = None) -> str:
         ranked = [*(self.order if order is None else order), *VERSIONS]
@@ -53,14 +71,24 @@ def placed(model: Model, keys: Any) -> dict[tuple[str, str], tuple[list[int], np
     return found
 
 
-def check(gallery: Gallery, model: Model, query: np.ndarray) -> None:
-    """Each item is found once, from what serves it, by the very score; filters and counts say the same."""
-    expected = {key: model.server(key) for key in model.holds}
-    assert gallery.items_by_version() == Counter(expected.values())
+def check(gallery: Gallery, model: Model, query: np.ndarray, encoders: frozenset[str]) -> None:
+    """Each item within reach is found once, from what serves it, by the very score; filters and counts say the same."""
+    served = {key: model.server(key) for key in model.holds}
+    assert gallery.items_by_version() == Counter(served.values())
+    expected = {key: version for key, version in served.items() if encoders or model.reached(version)}
     for even in (False, True):
         where = parse_filter({"field": "even", "eq": True}) if even else None
         options = {"filter": where} if where is not None else {}
-        answer = gallery.search("a", lambda _: query[None], 20, encoders=frozenset(VERSIONS), mode="raw", **options)
+
+        def search(k: int, options: dict[str, Any] = options) -> SearchResult:
+            return gallery.search("a", lambda _: query[None], k, encoders=encoders, mode="raw", **options)
+
+        if served and not expected:
+            with pytest.raises(NoRoute):
+                search(20)
+            continue
+        answer = search(20)
+        assert {d.version: d.items for d in answer.degraded} == Counter(served[k] for k in served.keys() - expected)
         found = {
             int(key): (answer.shards[shard].version, answer.shards[shard].origin, score)
             for key, shard, score in zip(answer.keys_QK[0], answer.shards_QK[0], answer.raw_QK[0], strict=True)
@@ -71,25 +99,72 @@ def check(gallery: Gallery, model: Model, query: np.ndarray) -> None:
         for key, (version, origin, score) in found.items():
             assert (version, origin) == (expected[key], model.holds[key][version][0])
             assert score == pytest.approx(float(model.holds[key][version][1] @ query), abs=1e-6)
+        few = search(2).keys_QK[0]
+        assert set(few[few >= 0].tolist()) <= set(found)
 
 
-@pytest.mark.parametrize("kind", [IndexKind.EXACT, IndexKind.AUTO, IndexKind.HNSW])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: f"{config.kind}-{config.storage}")
 @given(steps=st.lists(step, min_size=1, max_size=8), seed=st.integers(0, 2**16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_an_item_is_served_once_by_the_first_it_holds(
-    steps: list[Any], seed: int, kind: IndexKind, make_version: Any, tmp_path_factory: pytest.TempPathFactory
+    steps: list[Any], seed: int, config: IndexConfig, make_version: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rng, model, gallery = np.random.default_rng(seed), Model(), Gallery(IndexConfig(kind=kind))
-    for name in VERSIONS:
-        gallery.declare(known(name, make_version, tmp_path_factory))
+    snapshots = [tmp_path_factory.mktemp("indexes")]
+    versions = [known(name, make_version, tmp_path_factory) for name in VERSIONS]
+    rng, model = np.random.default_rng(seed), Model()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "SEAL_ROWS", 3)
+        patch.setattr(segments, "MERGED_TOGETHER", 2)
         patch.setattr(segment, "MIN_APPROXIMATE", 4)
-        for writes, order, index in steps:
+        for cost in ("NODE_COST", "LISTED_COST"):
+            patch.setattr(approximate, cost, 0)
+        gallery, live = started(config, snapshots[0], versions, model)
+        for writes, order, edge, work in steps:
             take(gallery, model, rng, writes, order)
-            if index:
-                gallery.build_index()
-            check(gallery, model, vector(rng))
+            if edge is not None:
+                toggle(gallery, model, edge)
+            while work != "nothing" and gallery.build_index():
+                pass
+            snapshots.append(copied(live))
+            if work.startswith("restart"):
+                at = rng.integers(len(snapshots)) if work.endswith("earlier snapshot") else -1
+                gallery, live = started(config, snapshots[at], versions, model)
+            for encoders in (frozenset[str](), frozenset(VERSIONS)):
+                check(gallery, model, vector(rng), encoders)
+
+
+def copied(folder: Path) -> Path:
+    """What a process that is killed now leaves on disk."""
+    return Path(shutil.copytree(folder, folder.with_name(uuid.uuid4().hex)))
+
+
+def started(config: IndexConfig, snapshot: Path, versions: list[Any], model: Model) -> tuple[Gallery, Path]:
+    """A process that finds a snapshot, and all that the feed says."""
+    folder = copied(snapshot)
+    gallery = Gallery(config, folder)
+    for version in versions:
+        gallery.declare(version)
+    for edge in model.edges:
+        gallery.add_edge(identity(*edge))
+    gallery.apply(placed(model, model.holds), (), {key: item(key) for key in model.holds}, order=model.order)
+    return gallery, folder
+
+
+def identity(new: str, old: str) -> Edge:
+    return Edge(new, old, EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})
+
+
+def toggle(gallery: Gallery, model: Model, edge: tuple[str, str]) -> None:
+    """The edge comes, or goes."""
+    model.edges ^= {edge}
+    if edge in model.edges:
+        gallery.add_edge(identity(*edge))
+    else:
+        gallery.remove_edge((*edge, EdgeKind.IDENTITY.value))
+
+
+def item(key: int, number: int = 0) -> Item:
+    return Item(f'{{"even": {str(key % 2 == 0).lower()}, "n": {number}}}', str(key))
 
 
 def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str, ...] | None) -> None:
@@ -100,7 +175,8 @@ def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str
         assert gallery.items_by_version(order) == Counter(model.server(key, order) for key in before)
         model.order = order
     if writes is None:
-        gallery.prefer(model.order)
+        if order is not None:
+            gallery.prefer(order)
         return
     for key, versions in writes.items():
         kept = model.holds.pop(key, {})
@@ -109,8 +185,8 @@ def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str
             same = {v: kept[v] for v in fresh if v in kept and kept[v][0] == fresh[v][0] and rng.random() < 0.5}
             model.holds[key] = fresh | same
     gone = [key for key in writes if key not in model.holds]
-    items = {key: Item(f'{{"even": {str(key % 2 == 0).lower()}, "n": {rng.integers(2)}}}', str(key)) for key in writes}
-    gallery.apply(placed(model, writes), gone, {key: items[key] for key in writes if key not in gone}, order=order)
+    items = {key: item(key, rng.integers(2)) for key in writes if key not in gone}
+    gallery.apply(placed(model, writes), gone, items, order=order)
 
 
 _made: dict[str, Any] = {}

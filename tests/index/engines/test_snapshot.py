@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.engines import approximate, segment, segments
+from index.engines import approximate, segment, segments, snapshot
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
 from index.engines.snapshot import INDEX, KEYS, MANIFEST
@@ -128,6 +132,67 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monk
     (tmp_path / ".incoming-killed").mkdir()
     assert len(SegmentedShard(DIM, Cosine(), shard.config, tmp_path).segments) == 1
     assert len(list(tmp_path.iterdir())) == 1
+
+
+class Killed(BaseException):
+    """A process that ends where it is."""
+
+
+def dying(patch: pytest.MonkeyPatch, call: int, when: str) -> list[str]:
+    """Have the process end before, in or after its nth step of writing; what it has begun."""
+    begun: list[str] = []
+
+    def doomed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            begun.append(name)
+            fatal = len(begun) == call
+            if fatal and when == "before":
+                raise Killed
+            result = real(*args, **kwargs)
+            if fatal:
+                written = next((arg for arg in args if isinstance(arg, Path) and arg.is_file()), None)
+                if when == "in" and written is not None:
+                    os.truncate(written, written.stat().st_size // 2)
+                raise Killed
+            return result
+
+        return step
+
+    patch.setattr(snapshot.np, "save", doomed("arrays", np.save))
+    patch.setattr(approximate.Approximate, "write", doomed("index", approximate.Approximate.write))
+    patch.setattr(snapshot, "sync_all", doomed("sync", snapshot.sync_all))
+    patch.setattr(Path, "write_text", doomed("manifest", Path.write_text))
+    patch.setattr(Path, "rename", doomed("rename", Path.rename))
+    patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # nobody is left to clean up
+    return begun
+
+
+STEPS = ["arrays", "index", "arrays", "sync", "manifest", "sync", "rename", "sync"]
+
+
+@pytest.mark.parametrize("call", range(1, len(STEPS) + 1))
+@pytest.mark.parametrize("when", ["before", "in", "after"])
+def test_a_process_killed_at_any_step_of_writing_leaves_all_or_nothing(tmp_path: Path, call: int, when: str) -> None:
+    config = IndexConfig(kind=IndexKind.HNSW, storage=Storage.FLOAT16)
+    shard = SegmentedShard(DIM, Cosine(), config, tmp_path)
+    shard.upsert(range(ROWS), vectors(Cosine()))
+    job = shard.freeze()
+    assert job is not None
+    with pytest.MonkeyPatch.context() as patch:
+        begun = dying(patch, call, when)
+        with pytest.raises(Killed):
+            job.run()
+    assert begun == STEPS[:call]
+
+    after = SegmentedShard(DIM, Cosine(), config, tmp_path)
+    renamed = call > STEPS.index("rename") + 1 or (STEPS[call - 1] == "rename" and when != "before")
+    assert len(after.segments) == len(list(tmp_path.iterdir())) == renamed
+    after.upsert(range(ROWS), vectors(Cosine()))
+    work(after)
+    assert (after.count(), after.indexed()) == (ROWS, ROWS)
+    queries = vectors(Cosine(), 5, seed=9)
+    for ours, theirs in zip(after.search(queries, 10)[:2], shard.search(queries, 10)[:2], strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
 def test_the_files_of_what_was_merged_are_removed(tmp_path: Path) -> None:
