@@ -13,6 +13,7 @@ from service.store.embeddings import put_embeddings
 from service.store.repository import take_seq
 from service.store.tables import gallery, gate_report, item
 from service.upgrades.deployments.history import standing as standing_of
+from staging.steps import deploy, refusal, rollback
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,18 +22,6 @@ def more(served: Any) -> None:
     served.add("v3", 6, drift=0.1, edges=[("v2", "identity", 0.8)])
     served.add("other", 5, seed=9)
     served.add("weak", 6, seed=3, edges=[("v1", "zero_pad", 0.7), ("v2", "identity", 0.6)])
-
-
-def deploy(served: Any, path: str, version: str, **fields: Any) -> Any:
-    return served.http.post(f"{path}/deployments", json={"version": version, **fields})
-
-
-def rollback(served: Any, path: str) -> Any:
-    return served.http.post(f"{path}/rollback", json={"reason": "a test"})
-
-
-def problem(response: Any) -> tuple[int, str, list[str]]:
-    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
 
 
 def shown(served: Any, path: str) -> dict[str, Any]:
@@ -101,10 +90,10 @@ class TestDeploy:
         assert {tuple(m["route"]) for m in answer["results"][0]["matches"]} == {("truncate",)}
 
     def test_a_version_that_is_current_is_refused(self, served: Any, filled: str) -> None:
-        assert problem(deploy(served, filled, "v1")) == (409, "already_current", ["/version"])
+        assert refusal(deploy(served, filled, "v1")) == (409, "already_current", ["/version"])
 
     def test_an_unknown_version_or_gallery_is_refused(self, served: Any, filled: str) -> None:
-        assert problem(deploy(served, filled, "v9")) == (404, "unknown_version", ["/version"])
+        assert refusal(deploy(served, filled, "v9")) == (404, "unknown_version", ["/version"])
         assert deploy(served, "/galleries/nowhere", "v1").status_code == 404
 
     def test_without_a_route_nothing_changes_and_the_versions_are_named(self, served: Any, filled: str) -> None:
@@ -112,7 +101,7 @@ class TestDeploy:
 
         refused = deploy(served, filled, "plain")
 
-        assert problem(refused) == (409, "no_route", ["/version"])
+        assert refusal(refused) == (409, "no_route", ["/version"])
         assert "'v1' (20 items)" in refused.json()["detail"]
         assert shown(served, filled) == before
         assert len(served.http.get(f"{filled}/deployments").json()["deployments"]) == 1
@@ -128,7 +117,7 @@ class TestDeploy:
             put_embeddings(connection, plain, "supplied", keys[1:], vectors[1:])
 
         refused = deploy(served, filled, "plain")
-        assert problem(refused) == (409, "no_route", ["/version"])
+        assert refusal(refused) == (409, "no_route", ["/version"])
         assert "'v1' (1 items)" in refused.json()["detail"]
         with served.runtime.database.write() as connection:
             put_embeddings(connection, plain, "supplied", keys[:1], vectors[:1])
@@ -157,18 +146,18 @@ class TestDeploy:
         assert shown(served, filled)["seq"] == before + 1
 
     def test_unknown_fields_and_wrong_types_are_named(self, served: Any, filled: str) -> None:
-        assert problem(deploy(served, filled, "v2", gate="one"))[2] == ["/gate"]
-        assert problem(deploy(served, filled, "v2", gates=1))[2] == ["/gates"]
-        assert problem(deploy(served, filled, "v2", override="\0"))[2] == ["/override"]
-        assert problem(deploy(served, filled, "v2", gate=1 << 70))[2] == ["/gate"]
+        assert refusal(deploy(served, filled, "v2", gate="one"))[2] == ["/gate"]
+        assert refusal(deploy(served, filled, "v2", gates=1))[2] == ["/gates"]
+        assert refusal(deploy(served, filled, "v2", override="\0"))[2] == ["/override"]
+        assert refusal(deploy(served, filled, "v2", gate=1 << 70))[2] == ["/gate"]
 
 
 class TestGates:
     def test_a_refusal_needs_a_written_reason(self, served: Any, filled: str) -> None:
         gate = add_gate(served, filled, "v2", "v1", "refuse")
 
-        assert problem(deploy(served, filled, "v2", gate=gate)) == (422, "gate_refused", ["/override"])
-        assert problem(deploy(served, filled, "v2", gate=gate, override="  "))[1] == "gate_refused"
+        assert refusal(deploy(served, filled, "v2", gate=gate)) == (422, "gate_refused", ["/override"])
+        assert refusal(deploy(served, filled, "v2", gate=gate, override="  "))[1] == "gate_refused"
 
         deployed = deploy(served, filled, "v2", gate=gate, override="known outliers").json()
         assert (deployed["gate"], deployed["reason"]) == (gate, "known outliers")
@@ -187,13 +176,13 @@ class TestGates:
         over_v3 = add_gate(served, filled, "v2", "v3", "pass")
 
         for gate in (elsewhere, for_v3, over_v3, 10**9):
-            assert problem(deploy(served, filled, "v2", gate=gate)) == (422, "invalid_argument", ["/gate"])
+            assert refusal(deploy(served, filled, "v2", gate=gate)) == (422, "invalid_argument", ["/gate"])
 
 
 class TestRollback:
     def test_there_is_nothing_before_the_first_deployment(self, served: Any, filled: str) -> None:
-        assert problem(rollback(served, filled)) == (409, "nothing_to_roll_back", [])
-        assert problem(rollback(served, served.gallery(None))) == (409, "nothing_to_roll_back", [])
+        assert refusal(rollback(served, filled)) == (409, "nothing_to_roll_back", [])
+        assert refusal(rollback(served, served.gallery(None))) == (409, "nothing_to_roll_back", [])
 
     def test_it_answers_as_before_the_deployment_and_forward_again_as_after_it(
         self, served: Any, filled: str, pictures: list[bytes]

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from service.store.tables import gate_report
+from staging.steps import advance, refusal
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -33,14 +34,6 @@ def deploy(served: Any, path: str, version: str = "wrong", **body: Any) -> Any:
     return served.http.post(f"{path}/deployments", json={"version": version, **body})
 
 
-def advance(served: Any, path: str, number: int, to: str, **body: Any) -> Any:
-    return served.http.post(f"{path}/deployments/{number}/advance", json={"to": to, **body})
-
-
-def problem(response: Any) -> tuple[int, str, list[str]]:
-    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
-
-
 def evidence(served: Any, path: str, number: int) -> dict[str, Any]:
     """That of the newest step."""
     return dict(served.http.get(f"{path}/deployments/{number}").json()["transitions"][-1]["evidence"])
@@ -54,12 +47,12 @@ class TestRefusal:
         path, gate = refused
 
         unnamed = deploy(served, path)
-        assert problem(unnamed) == problem(deploy(served, path, gate=gate)) == REFUSED
+        assert refusal(unnamed) == refusal(deploy(served, path, gate=gate)) == REFUSED
         assert f"gate {gate}" in unnamed.json()["detail"]
         number = deploy(served, path, until="verified").json()["id"]
         for to in ("canary", "current"):
-            assert problem(advance(served, path, number, to)) == REFUSED
-            assert problem(advance(served, path, number, to, override="  ")) == REFUSED
+            assert refusal(advance(served, path, number, to)) == REFUSED
+            assert refusal(advance(served, path, number, to, override="  ")) == REFUSED
         assert served.http.get(path).json()["current"] == "v1"
 
     def test_a_written_reason_leads_past_it_and_is_evidence(self, served: Any, refused: tuple[str, int]) -> None:
@@ -81,7 +74,7 @@ class TestRefusal:
 
         again = served.http.post(f"{path}/gates", json={"version": "wrong", "label": "digit"}).json()
 
-        assert problem(advance(served, path, number, "current")) == REFUSED
+        assert refusal(advance(served, path, number, "current")) == REFUSED
         assert advance(served, path, number, "current", override="seen again").status_code == 200
         assert evidence(served, path, number)["gate"] == again["id"]
 
@@ -90,7 +83,7 @@ class TestRefusal:
 
         number = deploy(served, path, until="shadow").json()["id"]
 
-        assert problem(advance(served, path, number, "current")) == REFUSED
+        assert refusal(advance(served, path, number, "current")) == REFUSED
 
     @pytest.mark.parametrize(
         ("later", "stands"),
@@ -122,9 +115,9 @@ class TestRefusal:
         answer = deploy(served, path)
 
         if stands:
-            assert problem(answer) == REFUSED
+            assert refusal(answer) == REFUSED
             assert f"gate {gate} " in answer.json()["detail"]
-            assert problem(deploy(served, path, gate=number)) == REFUSED
+            assert refusal(deploy(served, path, gate=number)) == REFUSED
         else:
             found = evidence(served, path, answer.json()["id"])
             assert {"gate": number, "verdict": "pass"}.items() <= found.items()
@@ -134,7 +127,7 @@ class TestRefusal:
         for asked in ({"sample": 4, "label": "digit"}, {"seed": 1, "label": "digit"}, {"metric": "recall@k", "k": 19}):
             assert served.http.post(f"{path}/gates", json={"version": "wrong", **asked}).status_code == 201
 
-        assert problem(deploy(served, path)) == REFUSED
+        assert refusal(deploy(served, path)) == REFUSED
 
     def test_a_gate_over_another_current_version_says_nothing(self, served: Any, refused: tuple[str, int]) -> None:
         path, _ = refused
@@ -219,7 +212,7 @@ class TestOptions:
 
         answer = deploy(served, filled, "v2", **body)
 
-        assert problem(answer) == (422, "invalid_argument", [pointer])
+        assert refusal(answer) == (422, "invalid_argument", [pointer])
         assert served.http.get(f"{filled}/deployments").json() == before
 
     @pytest.mark.parametrize(
@@ -237,7 +230,7 @@ class TestOptions:
 
         answer = advance(served, filled, number, to, **body)
 
-        assert problem(answer) == (422, "invalid_argument", [pointer])
+        assert refusal(answer) == (422, "invalid_argument", [pointer])
         assert served.http.get(f"{filled}/deployments/{number}").json()["state"] == "verified"
 
     def test_the_refusal_names_the_step_and_what_is_legal(self, served: Any, filled: str) -> None:

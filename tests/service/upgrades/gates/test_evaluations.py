@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select
 
 from index.encoder import Encoder
 from index.version import Version
 from service.store.tables import calibration, evaluation_entry, gate_report
 from staging.builders import make_image
+from staging.steps import gate, refusal
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,12 +21,16 @@ def more(served: Any) -> None:
     served.add("far", 5, seed=9)
 
 
-@pytest.fixture(scope="module")
-def filled(served: Any, pictures: list[bytes]) -> Callable[[], str]:
-    def fill() -> str:
-        return served.filled(pictures, about=lambda n: {"digit": n % 5})
+@pytest.fixture
+def path(served: Any, pictures: list[bytes]) -> str:
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
 
-    return fill
+
+@pytest.fixture(scope="module")
+def vectors(versions: dict[str, Version]) -> dict[str, list[list[float]]]:
+    """What v1 and v2 make of the items' pictures."""
+    images = [make_image(n % 5, n) for n in range(20)]
+    return {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
 
 
 def upload(served: Any, path: str, entries: Any, images: list[bytes], **params: Any) -> Any:
@@ -46,24 +50,13 @@ def labelled(count: int) -> list[dict[str, Any]]:
     return [{"label": n % 5, "metadata": {"half": n < count / 2}, "image": str(n)} for n in range(count)]
 
 
-def gate(served: Any, path: str, version: str = "v2", params: Any = None, **body: Any) -> Any:
-    return served.http.post(f"{path}/gates", json={"version": version, **body}, params=params or {})
-
-
-def problem(response: Any) -> tuple[int, str, list[str]]:
-    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
-
-
 def rows(served: Any, table: Any) -> int:
     with served.runtime.database.lookup() as connection:
         return int(connection.execute(select(func.count()).select_from(table)).scalar_one())
 
 
 class TestSets:
-    def test_images_are_kept_measured_on_and_deleted(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_images_are_kept_measured_on_and_deleted(self, served: Any, path: str, pictures: list[bytes]) -> None:
         made = upload(served, path, labelled(20), pictures)
 
         assert made.status_code == 201
@@ -84,15 +77,12 @@ class TestSets:
         assert on_set["latency_ms"]["v1"]["p50"] <= on_set["latency_ms"]["v1"]["p99"]
 
         assert served.remove(f"{path}/evaluations/{number}").status_code == 204
-        assert problem(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
+        assert refusal(gate(served, path, evaluation=number)) == (404, "unknown_evaluation", [])
         assert served.http.get(f"{path}/gates/{on_set['id']}").json()["evaluation"] == number
 
     def test_embeddings_are_measured_like_the_images_they_came_from(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes], versions: dict[str, Version]
+        self, served: Any, path: str, pictures: list[bytes], vectors: Any
     ) -> None:
-        path = filled()
-        images = [make_image(n % 5, n) for n in range(20)]
-        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
         entries = [{key: e[key] for key in ("label", "metadata")} for e in labelled(20)]
 
         made = served.http.post(f"{path}/evaluations", json={"entries": entries, "embeddings": vectors})
@@ -104,17 +94,14 @@ class TestSets:
             assert by_embeddings[field]["value"] == pytest.approx(by_images[field]["value"])
         assert by_embeddings["latency_ms"] == {}
         refused = gate(served, path, "far", evaluation=made.json()["id"])
-        assert problem(refused) == (422, "invalid_argument", ["/evaluation"])
+        assert refusal(refused) == (422, "invalid_argument", ["/evaluation"])
         assert "'far'" in refused.json()["detail"]
 
     @pytest.mark.parametrize("kind", ["images", "embeddings"])
     def test_a_metadata_field_can_be_the_label(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes], versions: dict[str, Version], kind: str
+        self, served: Any, path: str, pictures: list[bytes], vectors: Any, kind: str
     ) -> None:
-        path = filled()
         own = [{"label": 0, "metadata": {"of": {"digit": n % 5}}, "image": str(n)} for n in range(20)]
-        images = [make_image(n % 5, n) for n in range(20)]
-        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
         entries = [{key: e[key] for key in ("label", "metadata")} for e in own]
         made = (
             upload(served, path, own, pictures)
@@ -128,8 +115,7 @@ class TestSets:
         assert (report["label"], report["evaluation"]) == ("of.digit", made.json()["id"])
         assert report["old_old"]["value"] == pytest.approx(expected["old_old"]["value"])
 
-    def test_a_rehearsal_stores_nothing(self, served: Any, filled: Callable[[], str], pictures: list[bytes]) -> None:
-        path = filled()
+    def test_a_rehearsal_stores_nothing(self, served: Any, path: str, pictures: list[bytes]) -> None:
         before = [rows(served, table) for table in (evaluation_entry, gate_report, calibration)]
 
         set_, report = (
@@ -160,9 +146,8 @@ class TestSets:
         ],
     )
     def test_a_bad_entry_is_named_and_refuses_the_set(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes], entries: Any, pointer: str
+        self, served: Any, path: str, pictures: list[bytes], entries: Any, pointer: str
     ) -> None:
-        path = filled()
 
         refused = upload(served, path, entries, [*pictures[:2], b"no image"])
 
@@ -184,30 +169,22 @@ class TestSets:
             ({"entries": [{}, {}], "embeddings": {"v1": [[1, 0, 0, 0]] * 2}, "names": ""}, "/names"),
         ],
     )
-    def test_bad_embeddings_are_named(
-        self, served: Any, filled: Callable[[], str], body: dict[str, Any], pointer: str
-    ) -> None:
-        refused = served.http.post(f"{filled()}/evaluations", json=body)
+    def test_bad_embeddings_are_named(self, served: Any, path: str, body: dict[str, Any], pointer: str) -> None:
+        refused = served.http.post(f"{path}/evaluations", json=body)
 
         assert refused.status_code in {404, 422}, refused.text
         assert [error["pointer"] for error in refused.json()["errors"]] == [pointer]
 
-    def test_two_files_of_one_name_refuse_the_set(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_two_files_of_one_name_refuse_the_set(self, served: Any, path: str, pictures: list[bytes]) -> None:
         data = {"entries": json.dumps([{"label": 1, "image": "a"}, {"label": 2, "image": "a"}])}
         files = [("images", ("a", picture)) for picture in pictures[:2]]
 
         refused = served.http.post(f"{path}/evaluations", data=data, files=files)
 
-        assert problem(refused) == (422, "invalid_body", ["/images"])
+        assert refusal(refused) == (422, "invalid_body", ["/images"])
         assert served.http.get(f"{path}/evaluations").json() == {"evaluations": []}
 
-    def test_a_rehearsed_deletion_says_what_would_go(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_a_rehearsed_deletion_says_what_would_go(self, served: Any, path: str, pictures: list[bytes]) -> None:
         made = upload(served, path, labelled(4), pictures[:4]).json()
 
         rehearsed = served.remove(f"{path}/evaluations/{made['id']}", dry_run="true")
@@ -220,9 +197,8 @@ class TestLeftOut:
     """Entries without a label, beside others that have one."""
 
     def test_they_are_left_out_and_counted_where_labels_decide(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
+        self, served: Any, path: str, pictures: list[bytes]
     ) -> None:
-        path = filled()
         entries = [{**entry, **({"label": None} if n in (3, 11) else {})} for n, entry in enumerate(labelled(20))]
         number = upload(served, path, entries, pictures).json()["id"]
 
@@ -241,12 +217,7 @@ class TestLeftOut:
         same = gate(served, path, evaluation=alone).json()
         assert (same["old_old"], same["new_old"]) == (report["old_old"], report["new_old"])
 
-    def test_embeddings_stay_with_their_entries(
-        self, served: Any, filled: Callable[[], str], versions: dict[str, Version]
-    ) -> None:
-        path = filled()
-        images = [make_image(n % 5, n) for n in range(20)]
-        vectors = {v: Encoder(versions[v]).encode(images).vectors.tolist() for v in ("v1", "v2")}
+    def test_embeddings_stay_with_their_entries(self, served: Any, path: str, vectors: Any) -> None:
         entries = [{"label": None if n < 3 else n % 5} for n in range(20)]
         number = served.http.post(f"{path}/evaluations", json={"entries": entries, "embeddings": vectors}).json()["id"]
         rest = {v: rows[3:] for v, rows in vectors.items()}
@@ -257,10 +228,7 @@ class TestLeftOut:
         assert (found["items"], found["unlabelled"]) == (17, 3)
         assert (found["old_old"], found["new_old"]) == (expected["old_old"], expected["new_old"])
 
-    def test_recall_needs_no_labels_and_takes_all(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_recall_needs_no_labels_and_takes_all(self, served: Any, path: str, pictures: list[bytes]) -> None:
         entries = [{**entry, "label": None if n == 0 else 1} for n, entry in enumerate(labelled(20))]
         number = upload(served, path, entries, pictures).json()["id"]
 
@@ -271,11 +239,10 @@ class TestLeftOut:
 
 class TestMetrics:
     def test_without_labels_recall_is_measured_against_the_new_versions_own_ranking(
-        self, served: Any, filled: Callable[[], str], versions: dict[str, Version]
+        self, served: Any, path: str, vectors: Any
     ) -> None:
-        report = gate(served, filled(), k=3).json()
-        images = [make_image(n % 5, n) for n in range(20)]
-        old, new = (Encoder(versions[v]).encode(images).vectors.astype(np.float64) for v in ("v1", "v2"))
+        report = gate(served, path, k=3).json()
+        old, new = (np.array(vectors[v]) for v in ("v1", "v2"))
 
         def first(queries: np.ndarray, items: np.ndarray) -> list[set[int]]:
             scores = queries @ items.T
@@ -289,14 +256,13 @@ class TestMetrics:
             expected = np.mean([len(a & b) / 3 for a, b in zip(found, truth, strict=True)])
             assert report[field]["value"] == pytest.approx(expected)
 
-    def test_tar_is_measured_and_named_with_its_far(self, served: Any, filled: Callable[[], str]) -> None:
-        report = gate(served, filled(), label="digit", metric="TAR@FAR", far=0.05).json()
+    def test_tar_is_measured_and_named_with_its_far(self, served: Any, path: str) -> None:
+        report = gate(served, path, label="digit", metric="TAR@FAR", far=0.05).json()
 
         assert report["metric"] == "TAR@FAR=0.05"
         assert 0 < report["old_old"]["value"] <= 1
 
-    def test_slices_are_worst_first(self, served: Any, filled: Callable[[], str], pictures: list[bytes]) -> None:
-        path = filled()
+    def test_slices_are_worst_first(self, served: Any, path: str, pictures: list[bytes]) -> None:
         number = upload(served, path, labelled(20), pictures).json()["id"]
 
         report = gate(served, path, evaluation=number, slice="half", metric="mAP@1.0").json()
@@ -307,17 +273,14 @@ class TestMetrics:
         assert differences == sorted(differences)
         assert np.mean(differences) == pytest.approx(report["difference"]["value"])
 
-    def test_a_metric_that_needs_labels_says_so(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_a_metric_that_needs_labels_says_so(self, served: Any, path: str, pictures: list[bytes]) -> None:
         unlabelled = upload(served, path, [{"image": "0"}, {"image": "1"}, {"image": "2", "label": 3}], pictures[:3])
         number = unlabelled.json()["id"]
 
         assert unlabelled.json()["labelled"] == 1
-        assert problem(gate(served, path, evaluation=number, metric="cmc@1")) == (422, "invalid_argument", ["/metric"])
+        assert refusal(gate(served, path, evaluation=number, metric="cmc@1")) == (422, "invalid_argument", ["/metric"])
         assert gate(served, path, evaluation=number).json()["metric"] == "recall@2"
-        assert problem(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
+        assert refusal(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
 
     def test_labels_and_slices_may_lie_deeper(self, served: Any, pictures: list[bytes]) -> None:
         path = served.gallery("v1")
@@ -331,21 +294,17 @@ class TestMetrics:
         assert report["queries"] == 20
         assert {one["value"] for one in report["slices"]} == {"true", "false"}
 
-    def test_a_slice_that_no_entry_has_is_refused(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
+    def test_a_slice_that_no_entry_has_is_refused(self, served: Any, path: str, pictures: list[bytes]) -> None:
         number = upload(served, path, labelled(20), pictures).json()["id"]
 
         for fields in ({"label": "digit"}, {"evaluation": number}):
             refused = gate(served, path, slice="colour", **fields)
-            assert problem(refused) == (422, "invalid_argument", ["/slice"])
+            assert refusal(refused) == (422, "invalid_argument", ["/slice"])
             assert "'colour'" in refused.json()["detail"]
 
 
 class TestPage:
-    def test_it_shows_the_report_and_loads_nothing(self, served: Any, filled: Callable[[], str]) -> None:
-        path = filled()
+    def test_it_shows_the_report_and_loads_nothing(self, served: Any, path: str) -> None:
         report = gate(served, path, label="digit", slice="digit").json()
 
         shown = served.http.get(f"{path}/gates/{report['id']}/page")
@@ -385,102 +344,7 @@ class TestPage:
         assert "<b>" not in text
         assert "&lt;b&gt;" in text
 
-    def test_gates_are_listed(self, served: Any, filled: Callable[[], str]) -> None:
-        path = filled()
+    def test_gates_are_listed(self, served: Any, path: str) -> None:
         made = [gate(served, path, label="digit", seed=seed).json() for seed in (1, 2)]
 
         assert served.http.get(f"{path}/gates").json()["gates"] == made
-
-
-class TestCalibrations:
-    def ask(self, served: Any, path: str, picture: bytes, **options: Any) -> dict[str, Any]:
-        return dict(served.query(path, picture, k=20, **options).json())
-
-    def in_force(self, served: Any, path: str, picture: bytes) -> bool:
-        return bool(self.ask(served, path, picture, mode="calibrated").get("mode") == "calibrated")
-
-    @pytest.mark.parametrize("label", ["digit", None])
-    def test_they_come_into_force_with_the_deployment_and_go_with_its_rollback(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes], label: str | None
-    ) -> None:
-        path = filled()
-        before = self.ask(served, path, pictures[0])
-        report = gate(served, path, label=label).json()
-        assert report["calibrations"] == 2
-        gated = self.ask(served, path, pictures[0])
-        assert (gated["mode"], gated["results"]) == ("raw", before["results"])
-
-        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
-        served.ingest(path, {"late": pictures[5]})
-        assert self.ask(served, path, pictures[0])["mode"] == report["merge"]["mode"]
-        mixed = self.ask(served, path, pictures[0], mode="calibrated")
-        raw = served.query(path, pictures[0], k=20, mode="raw").json()["results"][0]["matches"]
-
-        assert (mixed["mode"], mixed["mix"]) == ("calibrated", {"v1": 20, "v2": 1})
-        scores = [match["score"] for match in mixed["results"][0]["matches"]]
-        assert scores == sorted(scores, reverse=True)
-        assert all(0 <= score <= 1 for score in scores)
-        of_v1 = [m["id"] for m in mixed["results"][0]["matches"] if m["version"] == "v1"]
-        assert of_v1 == [m["id"] for m in raw if m["version"] == "v1"][: len(of_v1)]
-        served.http.delete(f"{path}/items/late")
-        served.http.post(f"{path}/rollback")
-        after = self.ask(served, path, pictures[0])
-        assert (after["mode"], after["results"]) == ("raw", before["results"])
-
-    def test_a_canary_uses_those_of_its_gate(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
-        number = gate(served, path, label="digit").json()["id"]
-        body = {"version": "v2", "gate": number, "override": "a test", "until": "canary", "canary": {"share": 1.0}}
-        assert served.http.post(f"{path}/deployments", json=body).status_code == 201
-
-        answer = self.ask(served, path, pictures[0], mode="calibrated")
-
-        assert (answer["version"], answer["mode"]) == ("v2", "calibrated")
-
-    def test_the_mode_that_a_gate_found_best_is_the_default_while_its_deployment_stands(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
-        report = gate(served, path, label="digit").json()
-        areas = report["merge"]["areas"]
-        assert set(areas) == {"raw", "calibrated", "rank"}
-        assert set(report["merge"]["gains"]) == set(areas) - {report["merge"]["mode"]}
-        # All modes serve this gallery alike: have the gate have found another than the rule gives.
-        with served.runtime.database.write() as connection:
-            mine = calibration.c.gate_id == report["id"]
-            for row in connection.execute(select(calibration).where(mine, calibration.c.route != [])).all():
-                found = {**row.evidence, "mode": row.evidence["mode"] and "rank"}
-                connection.execute(update(calibration).where(calibration.c.id == row.id).values(evidence=found))
-        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
-        served.ingest(path, {"late": pictures[5]})
-
-        assert self.ask(served, path, pictures[0])["mode"] == "rank"
-        served.http.post(f"{path}/rollback")
-        assert self.ask(served, path, pictures[0])["mode"] == "raw"
-
-    def test_a_deployment_without_gate_has_none(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
-        gate(served, path, label="digit")
-        served.http.post(f"{path}/deployments", json={"version": "v2"})
-
-        assert not self.in_force(served, path, pictures[0])
-
-    def test_those_of_a_replaced_edge_are_forgotten(
-        self, served: Any, filled: Callable[[], str], pictures: list[bytes]
-    ) -> None:
-        path = filled()
-        number = gate(served, path, label="digit").json()["id"]
-        served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
-        assert self.in_force(served, path, pictures[0])
-
-        body = {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
-        assert served.http.post("/edges", json=body).status_code == 201
-
-        assert not self.in_force(served, path, pictures[0])
-        with served.runtime.database.lookup() as connection:
-            left = connection.execute(select(calibration.c.route).where(calibration.c.gate_id == number)).scalars()
-            assert list(left) == [[]]

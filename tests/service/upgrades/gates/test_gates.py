@@ -17,7 +17,9 @@ from index.version import Version
 from service.http import gates as routes
 from service.store.tables import item
 from service.upgrades.gates import sides
+from staging import steps
 from staging.builders import make_image, make_version
+from staging.steps import refusal
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +54,7 @@ def labelled(served: Any, pictures: list[bytes]) -> Callable[..., str]:
 
 
 def gate(served: Any, path: str, version: str, **fields: Any) -> Any:
-    return served.http.post(f"{path}/gates", json={"version": version, "label": "digit", **fields})
-
-
-def problem(response: Any) -> tuple[int, str, list[str]]:
-    return response.status_code, response.json()["code"], [error["pointer"] for error in response.json()["errors"]]
+    return steps.gate(served, path, version, **{"label": "digit", **fields})
 
 
 def vectors(version: Version, make_image: Callable[..., Any]) -> np.ndarray:
@@ -136,7 +134,7 @@ class TestReport:
         assert report["difference"]["high"] < 0
         assert report["negative_flips"] > 0
         refused = served.http.post(f"{path}/deployments", json={"version": "wrong", "gate": report["id"]})
-        assert problem(refused) == (422, "gate_refused", ["/override"])
+        assert refusal(refused) == (422, "gate_refused", ["/override"])
 
     def test_it_is_kept_and_found_again(self, served: Any, labelled: Any) -> None:
         path = labelled()
@@ -144,7 +142,7 @@ class TestReport:
 
         assert report["metric"] == "mAP@1.0"
         assert served.http.get(f"{path}/gates/{report['id']}").json() == report
-        assert problem(served.http.get(f"{path}/gates/{report['id'] + 1}")) == (404, "unknown_gate", [])
+        assert refusal(served.http.get(f"{path}/gates/{report['id'] + 1}")) == (404, "unknown_gate", [])
         assert served.http.get(f"{labelled()}/gates/{report['id']}").status_code == 404
 
     def test_the_seed_chooses_the_sample(self, served: Any, labelled: Any) -> None:
@@ -240,8 +238,8 @@ class TestSample:
         items = [{"id": str(n), "metadata": {"name": n}, "image": str(n)} for n in range(3)]
         served.post_items(path, items, [(str(n), pictures[n]) for n in range(3)])
 
-        assert problem(gate(served, path, "v2", label="name")) == (422, "invalid_argument", ["/label"])
-        assert problem(gate(served, path, "v2", label="colour")) == (422, "invalid_argument", ["/label"])
+        assert refusal(gate(served, path, "v2", label="name")) == (422, "invalid_argument", ["/label"])
+        assert refusal(gate(served, path, "v2", label="colour")) == (422, "invalid_argument", ["/label"])
 
     def test_when_no_image_can_be_read_the_label_is_refused(self, served: Any, labelled: Any) -> None:
         path = labelled()
@@ -249,15 +247,15 @@ class TestSample:
             mine = select(item.c.id).order_by(item.c.id.desc()).limit(20)
             connection.execute(update(item).where(item.c.id.in_(mine)).values(blob="gone"))
 
-        assert problem(gate(served, path, "v2")) == (422, "invalid_argument", ["/label"])
+        assert refusal(gate(served, path, "v2")) == (422, "invalid_argument", ["/label"])
 
 
 class TestRefused:
     def test_there_must_be_a_current_version_to_compare_with(self, served: Any) -> None:
-        assert problem(gate(served, served.gallery(None), "v2"))[:2] == (409, "no_current_version")
+        assert refusal(gate(served, served.gallery(None), "v2"))[:2] == (409, "no_current_version")
 
     def test_both_versions_need_an_encoder(self, served: Any, labelled: Any) -> None:
-        assert problem(gate(served, labelled(), "blind"))[:2] == (409, "no_encoder")
+        assert refusal(gate(served, labelled(), "blind"))[:2] == (409, "no_encoder")
 
     @pytest.mark.parametrize(
         ("fields", "pointer"),
@@ -271,11 +269,11 @@ class TestRefused:
         ],
     )
     def test_an_illegal_field_is_named(self, served: Any, labelled: Any, fields: dict[str, Any], pointer: str) -> None:
-        assert problem(gate(served, labelled(), "v2", **fields)) == (422, "invalid_request", [pointer])
+        assert refusal(gate(served, labelled(), "v2", **fields)) == (422, "invalid_request", [pointer])
 
     def test_an_unknown_version_or_gallery_is_not_found(self, served: Any, labelled: Any) -> None:
-        assert problem(gate(served, labelled(), "v9"))[:2] == (404, "unknown_version")
-        assert problem(gate(served, "/galleries/nowhere", "v2"))[:2] == (404, "unknown_gallery")
+        assert refusal(gate(served, labelled(), "v9"))[:2] == (404, "unknown_version")
+        assert refusal(gate(served, "/galleries/nowhere", "v2"))[:2] == (404, "unknown_gallery")
 
     @pytest.mark.parametrize("dry_run", [False, True])
     def test_a_gallery_that_was_made_anew_meanwhile_gets_no_report_of_the_old_one(
@@ -295,5 +293,5 @@ class TestRefused:
             f"{path}/gates", json={"version": "v2", "label": "digit"}, params={"dry_run": dry_run}
         )
 
-        assert problem(answer)[:2] == (404, "unknown_gallery")
+        assert refusal(answer)[:2] == (404, "unknown_gallery")
         assert served.http.get(f"{path}/gates").json() == {"gates": []}

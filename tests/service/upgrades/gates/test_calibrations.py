@@ -1,0 +1,104 @@
+"""The score maps of a gate: in force with its deployment, and gone with its rollback."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import select, update
+
+from service.store.tables import calibration
+from staging.steps import gate
+
+
+@pytest.fixture
+def path(served: Any, pictures: list[bytes]) -> str:
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
+
+
+def ask(served: Any, path: str, picture: bytes, **options: Any) -> dict[str, Any]:
+    return dict(served.query(path, picture, k=20, **options).json())
+
+
+def in_force(served: Any, path: str, picture: bytes) -> bool:
+    return bool(ask(served, path, picture, mode="calibrated").get("mode") == "calibrated")
+
+
+@pytest.mark.parametrize("label", ["digit", None])
+def test_they_come_into_force_with_the_deployment_and_go_with_its_rollback(
+    served: Any, path: str, pictures: list[bytes], label: str | None
+) -> None:
+    before = ask(served, path, pictures[0])
+    report = gate(served, path, label=label).json()
+    assert report["calibrations"] == 2
+    gated = ask(served, path, pictures[0])
+    assert (gated["mode"], gated["results"]) == ("raw", before["results"])
+
+    served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
+    served.ingest(path, {"late": pictures[5]})
+    assert ask(served, path, pictures[0])["mode"] == report["merge"]["mode"]
+    mixed = ask(served, path, pictures[0], mode="calibrated")
+    raw = served.query(path, pictures[0], k=20, mode="raw").json()["results"][0]["matches"]
+
+    assert (mixed["mode"], mixed["mix"]) == ("calibrated", {"v1": 20, "v2": 1})
+    scores = [match["score"] for match in mixed["results"][0]["matches"]]
+    assert scores == sorted(scores, reverse=True)
+    assert all(0 <= score <= 1 for score in scores)
+    of_v1 = [m["id"] for m in mixed["results"][0]["matches"] if m["version"] == "v1"]
+    assert of_v1 == [m["id"] for m in raw if m["version"] == "v1"][: len(of_v1)]
+    served.http.delete(f"{path}/items/late")
+    served.http.post(f"{path}/rollback")
+    after = ask(served, path, pictures[0])
+    assert (after["mode"], after["results"]) == ("raw", before["results"])
+
+
+def test_a_canary_uses_those_of_its_gate(served: Any, path: str, pictures: list[bytes]) -> None:
+    number = gate(served, path, label="digit").json()["id"]
+    body = {"version": "v2", "gate": number, "override": "a test", "until": "canary", "canary": {"share": 1.0}}
+    assert served.http.post(f"{path}/deployments", json=body).status_code == 201
+
+    answer = ask(served, path, pictures[0], mode="calibrated")
+
+    assert (answer["version"], answer["mode"]) == ("v2", "calibrated")
+
+
+def test_the_mode_that_a_gate_found_best_is_the_default_while_its_deployment_stands(
+    served: Any, path: str, pictures: list[bytes]
+) -> None:
+    report = gate(served, path, label="digit").json()
+    areas = report["merge"]["areas"]
+    assert set(areas) == {"raw", "calibrated", "rank"}
+    assert set(report["merge"]["gains"]) == set(areas) - {report["merge"]["mode"]}
+    # All modes serve this gallery alike: have the gate have found another than the rule gives.
+    with served.runtime.database.write() as connection:
+        mine = calibration.c.gate_id == report["id"]
+        for row in connection.execute(select(calibration).where(mine, calibration.c.route != [])).all():
+            found = {**row.evidence, "mode": row.evidence["mode"] and "rank"}
+            connection.execute(update(calibration).where(calibration.c.id == row.id).values(evidence=found))
+    served.http.post(f"{path}/deployments", json={"version": "v2", "gate": report["id"], "override": "a test"})
+    served.ingest(path, {"late": pictures[5]})
+
+    assert ask(served, path, pictures[0])["mode"] == "rank"
+    served.http.post(f"{path}/rollback")
+    assert ask(served, path, pictures[0])["mode"] == "raw"
+
+
+def test_a_deployment_without_gate_has_none(served: Any, path: str, pictures: list[bytes]) -> None:
+    gate(served, path, label="digit")
+    served.http.post(f"{path}/deployments", json={"version": "v2"})
+
+    assert not in_force(served, path, pictures[0])
+
+
+def test_those_of_a_replaced_edge_are_forgotten(served: Any, path: str, pictures: list[bytes]) -> None:
+    number = gate(served, path, label="digit").json()["id"]
+    served.http.post(f"{path}/deployments", json={"version": "v2", "gate": number, "override": "a test"})
+    assert in_force(served, path, pictures[0])
+
+    body = {"new": "v2", "old": "v1", "kind": "truncate", "replace": True}
+    assert served.http.post("/edges", json=body).status_code == 201
+
+    assert not in_force(served, path, pictures[0])
+    with served.runtime.database.lookup() as connection:
+        left = connection.execute(select(calibration.c.route).where(calibration.c.gate_id == number)).scalars()
+        assert list(left) == [[]]
