@@ -18,6 +18,7 @@ from regraft.commands import (
     plan,
     processes,
     recipes,
+    reproduce,
     train,
     upgrades,
     versions,
@@ -57,6 +58,7 @@ app.command(rich_help_panel=TRAINING)(recipes.recipes)
 app.command(rich_help_panel=TRAINING)(train.evaluate)
 app.command("fit-edge", rich_help_panel=TRAINING)(train.fit_edge)
 app.command(rich_help_panel=TRAINING)(train.export)
+app.command(rich_help_panel=TRAINING)(reproduce.reproduce)
 
 
 def _version(wanted: bool) -> None:

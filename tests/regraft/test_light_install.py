@@ -66,6 +66,7 @@ NEEDS = {
     ("evaluate", OLD, NEW): "train",
     ("fit-edge", OLD, NEW, "--kind", "ridge", "--data", "digits"): "train",
     ("export", OLD, "--out", "nowhere"): "train",
+    ("reproduce", "cifar100-b", "--root", "nowhere"): "train",
 }
 
 

@@ -1,0 +1,71 @@
+"""`regraft reproduce`: a paper's protocol from an empty folder to its table beside ours. It needs the extra `train`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.commands.options import err, needs, out
+
+INTERRUPTED = 130
+"""What a shell reports of a command that Ctrl-C stopped."""
+
+
+def reproduce(
+    protocol: Annotated[str, typer.Argument(metavar="PROTOCOL", help="cifar100-b or cifar100-a.")],
+    root: Annotated[str, typer.Option("--root", help="The data set's folder.")],
+    target: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Versions and measurements; runs/PROTOCOL.")
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Training seeds, all methods of one first.")] = 1,
+    minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop then; run again to go on.")] = None,
+    methods: Annotated[list[str] | None, typer.Option("--method", help="Only this one; may be repeated.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe.")
+    ] = None,
+) -> None:
+    """Train a paper's protocol and print its table beside ours.
+
+    Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
+    """
+    with needs("train"):
+        from training.comparison import COMPARED, at_most, compare_methods, parts_of, runs_of
+        from training.comparison_table import table
+        from training.papers import PROTOCOLS, beside, ordering
+        from training.recipes.family import HOW
+
+        _require("PROTOCOL", [protocol], list(PROTOCOLS))
+        _require("--method", methods or [], list(HOW))
+        wanted = PROTOCOLS[protocol]
+        folder = target or Path("runs") / protocol
+        runs = runs_of(COMPARED[wanted.family], folder, seeds, [f"root={root}", *(settings or [])])
+        parts = parts_of(methods)
+        ended = True
+        try:
+            with at_most(minutes):
+                compare_methods(runs, parts, lambda: _keep(folder / "table.md", table(runs, parts)), out.print)
+        except KeyboardInterrupt:
+            ended = False
+        out.print(wanted.title)
+        for text in (beside(wanted, runs, parts), table(runs, parts)):
+            out.print(text, soft_wrap=True)
+            out.print()
+        for line in ordering(wanted, runs, parts):
+            out.print(f"by P_com, {line}", soft_wrap=True)
+        if not ended:
+            err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
+            raise typer.Exit(INTERRUPTED)
+
+
+def _require(name: str, values: Sequence[str], legal: Sequence[str]) -> None:
+    for value in values:
+        if value not in legal:
+            raise InvalidArgument(f"{name} must be one of {', '.join(legal)}, not {value!r}")
+
+
+def _keep(path: Path, text: str) -> None:
+    path.write_text(text + "\n")
