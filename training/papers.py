@@ -81,7 +81,7 @@ HEADER = ("method", "whose", *PAIRS, "P_com")
 
 def beside(protocol: Protocol, runs: Sequence[Run], parts: Sequence[str]) -> str:
     """The papers' rows and ours as a markdown table, CMC-1 in percent, means over seeds; ours below each method's."""
-    rows = [line for part in parts for line in _rows(protocol, runs, part)]
+    rows = [line for part in parts if not part.endswith("v1") for line in _rows(protocol, runs, part)]
     return "\n".join([f"| {' | '.join(HEADER)} |", f"|{' --- |' * len(HEADER)}", *rows])
 
 
