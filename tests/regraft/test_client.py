@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable
 from email.message import Message
 from email.parser import BytesParser
 from email.policy import HTTP
@@ -17,30 +16,12 @@ import pytest
 import typer
 
 import regraft
-from index.errors import InvalidArgument, RegraftError
+from index.errors import InvalidArgument
 from index.search_params import SearchParams
-from regraft import connection
 from regraft.cli import app
-from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions, UnexpectedAnswer, Unreachable
-from regraft.models import Health
-from staging.answers import whole
+from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
+from staging.answers import answering, connected
 from staging.builders import make_version
-
-Handler = Callable[[httpx.Request], httpx.Response]
-
-
-def connected(handler: Handler, **options: object) -> Client:
-    return Client("http://service:1", transport=httpx.MockTransport(handler), **options)
-
-
-def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Handler]:
-    seen: list[httpx.Request] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(status, json=whole(request, body) if status < 400 else body)
-
-    return seen, handler
 
 
 def parts(request: httpx.Request) -> list[Message]:
@@ -279,129 +260,6 @@ def test_what_would_climb_out_of_its_path_is_not_sent(item):
         client.delete_gallery(item)
 
     assert seen == []
-
-
-def test_the_key_travels_as_a_bearer_token_and_only_when_given():
-    seen, handler = answering({})
-
-    connected(handler, api_key="secret").health()
-    connected(handler).health()
-
-    assert [r.headers.get("authorization") for r in seen] == ["Bearer secret", None]
-
-
-def test_a_problem_carries_everything_the_service_said():
-    errors = [{"pointer": "/k", "detail": "too large"}]
-    body = {"detail": "k is 9", "code": "invalid_argument", "errors": errors, "request_id": "r-1"}
-    _, handler = answering(body, 422)
-
-    with pytest.raises(Problem) as caught:
-        connected(handler).gallery("g")
-
-    problem = caught.value
-    assert (problem.status, problem.code, problem.detail) == (422, "invalid_argument", "k is 9")
-    assert (problem.errors, problem.request_id, problem.pointer) == (errors, "r-1", "/k")
-    assert isinstance(problem, RegraftError)
-
-
-@pytest.mark.parametrize("content", [b"<html>Bad gateway</html>", b"[1]", b""])
-def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
-    client = connected(lambda _: httpx.Response(502, content=content))
-
-    with pytest.raises(Problem, match="502 Bad Gateway") as caught:
-        client.health()
-
-    assert caught.value.code == "http_error"
-
-
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"<html>a proxy</html>", "is no GalleryInfo: the body"),
-        (b"[1]", "the body"),
-        (b'{"name": "g"}', "/current"),
-    ],
-)
-def test_an_answer_of_another_shape_is_one_error_that_names_the_field(content, said):
-    client = connected(lambda _: httpx.Response(200, content=content))
-
-    with pytest.raises(UnexpectedAnswer, match=said):
-        client.gallery("g")
-
-
-def test_a_field_of_a_newer_service_is_left_out():
-    _, handler = answering({"name": "g", "colour": "blue", "mix": {"v1": 2}})
-
-    found = connected(handler).gallery("g")
-
-    assert (found.name, found.mix, hasattr(found, "colour")) == ("g", {"v1": 2}, False)
-
-
-def test_a_deployment_carries_the_etag_of_its_answer():
-    client = connected(lambda r: httpx.Response(200, json=whole(r, {"id": 4}), headers={"etag": "d-7"}))
-
-    assert [client.deployment("g", 4).etag, client.retire("g", "v1").etag] == ["d-7", "d-7"]
-
-
-def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], Handler]:
-    seen: list[str] = []
-
-    def handler(request: httpx.Request) -> httpx.Response:
-        seen.append(request.method)
-        if len(seen) <= times:
-            raise error("refused")
-        return httpx.Response(200, json=whole(request, {}))
-
-    return seen, handler
-
-
-@pytest.fixture
-def no_pause(monkeypatch):
-    monkeypatch.setattr(connection, "CONNECT_PAUSE_SECONDS", 0.0)
-
-
-def test_a_read_is_repeated_until_the_connection_is_made(no_pause):
-    seen, handler = failing(httpx.ConnectError, times=2)
-
-    assert connected(handler).health() == Health(status="", version="")
-    assert seen == ["GET"] * 3
-
-
-def test_a_read_gives_up_after_three_attempts(no_pause):
-    seen, handler = failing(httpx.ConnectError, times=99)
-
-    with pytest.raises(Unreachable, match=r"http://service:1.*regraft serve"):
-        connected(handler).health()
-
-    assert len(seen) == 3
-
-
-@pytest.mark.parametrize("error", [httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout])
-def test_nothing_that_writes_is_ever_sent_twice(error, no_pause):
-    seen, handler = failing(error, times=1)
-
-    with pytest.raises(Unreachable):
-        connected(handler).create_gallery("g")
-
-    assert seen == ["POST"]
-
-
-def test_a_read_that_broke_off_halfway_is_not_repeated(no_pause):
-    seen, handler = failing(httpx.ReadError, times=1)
-
-    with pytest.raises(Unreachable):
-        connected(handler).health()
-
-    assert seen == ["GET"]
-
-
-def test_leaving_the_context_closes_the_connections():
-    _, handler = answering({})
-    with connected(handler) as client:
-        client.health()
-
-    with pytest.raises(RuntimeError, match="closed"):
-        client.health()
 
 
 def test_the_package_offers_the_client_without_importing_it_first():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -12,7 +12,9 @@ import httpx
 from pydantic import BaseModel
 
 from regraft import models
+from regraft.client import Client
 
+Handler = Callable[[httpx.Request], httpx.Response]
 PATHS = json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"]
 BLANK = {str: "", int: 0, float: 0.0, bool: False, list: [], tuple: [], dict: {}}
 
@@ -53,3 +55,19 @@ GALLERY = {"name": "g", "current": "v1", "items": 2, "mix": {"v1": 2}, "seq": 3,
 
 def problem(status: int, **body: object) -> httpx.Response:
     return httpx.Response(status, json=body)
+
+
+def connected(handler: Handler, **options: Any) -> Client:
+    """A client whose requests a function answers."""
+    return Client("http://service:1", transport=httpx.MockTransport(handler), **options)
+
+
+def answering(body: object, status: int = 200) -> tuple[list[httpx.Request], Handler]:
+    """The requests that came, and a function that answers them all alike."""
+    seen: list[httpx.Request] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request)
+        return httpx.Response(status, json=whole(request, body) if status < 400 else body)
+
+    return seen, handler

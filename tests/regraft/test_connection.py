@@ -1,0 +1,124 @@
+"""One request of the client: its key, what its answer may be, and when it is sent again."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from index.errors import RegraftError
+from regraft import connection
+from regraft.client import Client, Problem, UnexpectedAnswer, Unreachable
+from regraft.models import Health
+from staging.answers import Handler, answering, connected, whole
+
+
+def test_the_key_travels_as_a_bearer_token_and_only_when_given():
+    seen, handler = answering({})
+
+    connected(handler, api_key="secret").health()
+    connected(handler).health()
+
+    assert [r.headers.get("authorization") for r in seen] == ["Bearer secret", None]
+
+
+def test_a_problem_carries_everything_the_service_said():
+    errors = [{"pointer": "/k", "detail": "too large"}]
+    body = {"detail": "k is 9", "code": "invalid_argument", "errors": errors, "request_id": "r-1"}
+    _, handler = answering(body, 422)
+
+    with pytest.raises(Problem) as caught:
+        connected(handler).gallery("g")
+
+    problem = caught.value
+    assert (problem.status, problem.code, problem.detail) == (422, "invalid_argument", "k is 9")
+    assert (problem.errors, problem.request_id, problem.pointer) == (errors, "r-1", "/k")
+    assert isinstance(problem, RegraftError)
+
+
+@pytest.mark.parametrize("content", [b"<html>Bad gateway</html>", b"[1]", b""])
+def test_an_answer_that_is_no_problem_json_still_raises_a_problem(content):
+    client = connected(lambda _: httpx.Response(502, content=content))
+
+    with pytest.raises(Problem, match="502 Bad Gateway") as caught:
+        client.health()
+
+    assert caught.value.code == "http_error"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"<html>a proxy</html>", "is no GalleryInfo: the body"),
+        (b"[1]", "the body"),
+        (b'{"name": "g"}', "/current"),
+    ],
+)
+def test_an_answer_of_another_shape_is_one_error_that_names_the_field(content, said):
+    client = connected(lambda _: httpx.Response(200, content=content))
+
+    with pytest.raises(UnexpectedAnswer, match=said):
+        client.gallery("g")
+
+
+def test_a_field_of_a_newer_service_is_left_out():
+    _, handler = answering({"name": "g", "colour": "blue", "mix": {"v1": 2}})
+
+    found = connected(handler).gallery("g")
+
+    assert (found.name, found.mix, hasattr(found, "colour")) == ("g", {"v1": 2}, False)
+
+
+def test_a_deployment_carries_the_etag_of_its_answer():
+    client = connected(lambda r: httpx.Response(200, json=whole(r, {"id": 4}), headers={"etag": "d-7"}))
+
+    assert [client.deployment("g", 4).etag, client.retire("g", "v1").etag] == ["d-7", "d-7"]
+
+
+def failing(error: type[httpx.TransportError], times: int) -> tuple[list[str], Handler]:
+    seen: list[str] = []
+
+    def handler(request: httpx.Request) -> httpx.Response:
+        seen.append(request.method)
+        if len(seen) <= times:
+            raise error("refused")
+        return httpx.Response(200, json=whole(request, {}))
+
+    return seen, handler
+
+
+@pytest.fixture
+def no_pause(monkeypatch):
+    monkeypatch.setattr(connection, "CONNECT_PAUSE_SECONDS", 0.0)
+
+
+READ, WRITE = Client.health, lambda client: client.create_gallery("g")
+
+
+@pytest.mark.parametrize(
+    ("error", "times", "call", "attempts"),
+    [
+        (httpx.ConnectError, 2, READ, 3),
+        (httpx.ConnectError, 99, READ, 3),
+        (httpx.ReadError, 1, READ, 1),  # it broke off halfway
+        *((error, 1, WRITE, 1) for error in (httpx.ConnectError, httpx.ReadError, httpx.ReadTimeout)),
+    ],
+)
+def test_only_a_read_that_reached_nobody_is_sent_again_up_to_three_times(no_pause, error, times, call, attempts):
+    seen, handler = failing(error, times)
+
+    if attempts > times:
+        assert call(connected(handler)) == Health(status="", version="")
+    else:
+        with pytest.raises(Unreachable, match=r"http://service:1.*regraft serve"):
+            call(connected(handler))
+
+    assert len(seen) == attempts
+
+
+def test_leaving_the_context_closes_the_connections():
+    _, handler = answering({})
+    with connected(handler) as client:
+        client.health()
+
+    with pytest.raises(RuntimeError, match="closed"):
+        client.health()
