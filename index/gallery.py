@@ -41,6 +41,8 @@ from index.view import View
 NO_ITEMS: Mapping[int, Item] = MappingProxyType({})
 NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 AUTO = IndexConfig()
+ADOPTED_ROWS = 16_384
+"""So many rows are compared in one step, in some milliseconds."""
 NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
@@ -287,6 +289,24 @@ class Gallery:
             shard.finish(job)
         job.clear()
         return True
+
+    def adopt_segments(self) -> None:
+        """Search by what another process has built of the same items, in the place of rows here; beside queries.
+
+        By the caller of `build_index`. Each step is short, and leaves every item in one place.
+        """
+        with self._lock.read():
+            shards = self._shards.all()
+        for shard in shards:
+            for made in shard.unseen():
+                with self._change():
+                    shard.segments += (made,)
+                for start in range(0, len(made.keys_R), ADOPTED_ROWS):
+                    with self._change():
+                        shard.adopt(made, slice(start, start + ADOPTED_ROWS))
+            if shard.has_left():
+                with self._change():
+                    shard.drop_left()
 
     def sweep_files(self) -> None:
         """Remove the files of shards that there are not; by the caller of `build_index`."""

@@ -44,6 +44,10 @@ class Shards:
         """Those that serve any item."""
         return {place: shard for place, shard in list(self._by_key.items()) if shard.count()}
 
+    def all(self) -> list[SegmentedShard]:
+        """Every one."""
+        return list(self._by_key.values())
+
     def items_by_version(self) -> dict[str, int]:
         """Items per version that serves them, versions without any left out."""
         counted: dict[str, int] = {}

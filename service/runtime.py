@@ -79,7 +79,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         ThreadPoolExecutor(settings.search_threads, "search") as searchers,
     ):
         registry = Registry(database, settings)
-        replica = Replica(database, registry, settings.indexes, settings.poll_seconds)
+        replica = Replica(database, registry, settings.indexes, settings.poll_seconds, shared=settings.processes > 1)
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
@@ -87,7 +87,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
         embedder = Embedder(registry, blobs, decoder)
         evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
-        indexer = Indexer(replica)
+        indexer = Indexer(replica, settings.indexes.with_suffix(".lock"))
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = Reaper(database, registry, blobs)

@@ -33,6 +33,8 @@ class Settings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
+    processes: int = Field(1, ge=1)
+    """Server processes that accept from the port."""
     api_key: SecretStr | None = None
     """Every request must carry it as `Authorization: Bearer <key>`; needed to listen beyond loopback."""
     worker_key: SecretStr | None = None

@@ -177,6 +177,33 @@ class SegmentedShard:
         left = tuple(one for one in self.segments if one not in job.replaced)
         self.segments = (*left, made) if made.keys_R.size else left
 
+    def unseen(self) -> list[Segment]:
+        """Segments on disk that are not among these, no row of which counts yet; they are another process's."""
+        known = {segment.folder for segment in self.segments if segment.folder is not None}
+        return [] if self._files is None else self._files.load(self.space, self.dim, known)
+
+    def adopt(self, made: Segment, rows: slice) -> None:
+        """Have rows of one of the segments count where the same ones were held elsewhere, and only there."""
+        keys_N = made.keys_R[rows]
+        rows_RW, keys_R, slots_R, served_R = self.head.rows()
+        (at_N,) = np.nonzero(np.isin(keys_R, keys_N))
+        taken_N = made.take(keys_R[at_N], rows_RW[at_N], slots_R[at_N], served_R[at_N])
+        self.head.delete(keys_R[at_N][taken_N][::-1])
+        for other in self.segments:
+            if other is not made:
+                at_N = other.find(keys_N)
+                at_N = at_N[at_N != MISSING]
+                held = (other.keys_R[at_N], other.rows_RW[at_N], other.slots_R[at_N], other.served_R[at_N])
+                other.kill(other.keys_R[at_N][made.take(*held)])
+
+    def has_left(self) -> bool:
+        """Whether a segment holds nothing any more, and whoever built it removed its files."""
+        return any(map(_has_left, self.segments))
+
+    def drop_left(self) -> None:
+        """Forget those."""
+        self.segments = tuple(segment for segment in self.segments if not _has_left(segment))
+
     def _take(self, keys_N: Keys, rows_NW: Vectors, slots_N: Keys, served_N: Mask) -> Mask:
         """Have segments hold the rows that are the same there, each in one, and drop what was; which they do (N,)."""
         new_N = np.ones(len(keys_N), np.bool_)
@@ -197,6 +224,10 @@ class SegmentedShard:
             if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
                 return (segment,)
         return ()
+
+
+def _has_left(segment: Segment) -> bool:
+    return not segment.held() and segment.folder is not None and not segment.folder.exists()
 
 
 def _best(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:

@@ -7,9 +7,13 @@ of each row that it is still the vector of its item: the files are a cache, and 
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import shutil
 import uuid
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -56,7 +60,10 @@ class SegmentFiles:
         """Write a segment, and give back the same one mapped from its files. OSError: the disk is full, or worse."""
         incoming = self._folder / f"{INCOMING}{uuid.uuid4().hex}"
         incoming.mkdir(parents=True)
+        lock = os.open(incoming, os.O_RDONLY)  # goes with the process: nobody takes the folder for remains meanwhile
         try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             self._write(segment, incoming)
             name = self._folder / incoming.name.removeprefix(INCOMING)
             incoming.rename(name)
@@ -64,16 +71,22 @@ class SegmentFiles:
         except BaseException:
             shutil.rmtree(incoming, ignore_errors=True)
             raise
+        finally:
+            os.close(lock)
         mapped = _open(name, segment.space, segment.dim)
         mapped.count_as(segment)
         return mapped
 
-    def load(self, space: Space, dim: int) -> list[Segment]:
-        """The segments there are, no row of which counts yet; damaged ones and those of another space are removed."""
-        for left in self._folder.glob(f"{INCOMING}*"):  # by a process that was killed
-            shutil.rmtree(left, ignore_errors=True)
+    def load(self, space: Space, dim: int, known: Collection[Path] = ()) -> list[Segment]:
+        """The segments there are but the `known` ones, no row of which counts yet.
+
+        Damaged ones and those of another space are removed, and what was left by a process that was killed.
+        """
+        for left in self._folder.glob(f"{INCOMING}*"):
+            if _is_abandoned(left):
+                shutil.rmtree(left, ignore_errors=True)
         found = []
-        for name in sorted(self._folder.glob("[!.]*")):
+        for name in sorted(set(self._folder.glob("[!.]*")) - set(known)):
             try:
                 found.append(_open(name, space, dim))
             except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
@@ -107,6 +120,21 @@ def remove(segment: Segment) -> None:
     """Delete the files of a segment, if it has any; what is mapped from them stays readable."""
     if segment.folder is not None:
         shutil.rmtree(segment.folder, ignore_errors=True)
+
+
+def _is_abandoned(incoming: Path) -> bool:
+    """Whether nobody holds the lock on a folder that is being filled."""
+    try:
+        lock = os.open(incoming, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
 
 
 def _open(folder: Path, space: Space, dim: int) -> Segment:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -28,7 +30,10 @@ STUCK = 4
 """Exit code of a worker that did not end within them."""
 RESTART_PAUSE_SECONDS = 1.0
 FOLLOW_PARENT = "REGRAFT_WORKER_FOLLOWS_STDIN"
-"""Set for the workers that `serve` starts: they also stop when their standard input closes, so none outlives it."""
+"""Set for the processes that `serve` starts: they also stop when their standard input closes, so none outlives it."""
+LISTENING = "REGRAFT_LISTENING_SOCKET"
+"""Set for the servers among them: the file descriptor of the socket that all of them accept from."""
+BACKLOG = 2048
 
 Data = Annotated[Path | None, typer.Option(help="Folder of the database, images and versions.", show_default=False)]
 
@@ -38,9 +43,12 @@ def serve(
     port: Annotated[int | None, typer.Option(min=0, max=65535, help="Port to listen on.", show_default="8080")] = None,
     data: Data = None,
     workers: Annotated[int, typer.Option(min=0, help="Worker processes to run beside it.")] = 1,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="Server processes that share the port.", show_default="1")
+    ] = None,
 ) -> None:
     """Run the service, with its workers."""
-    _settle({"host": host, "port": port, "data": data})
+    _settle({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"):
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
@@ -48,14 +56,39 @@ def serve(
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
+    if (listening := os.environ.get(LISTENING)) is not None:
+        threading.Thread(target=_end_at_end_of_input, daemon=True).start()
+        run_service(settings, socket.socket(fileno=int(listening)))
+        return
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
     with usable_database():
         upgrade(settings)
     # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
+        if settings.processes > 1:
+            _serve_together(settings, workers)
+            return
         out.print(f"Regraft: http://{settings.host}:{settings.port}, {workers} worker(s), data in {settings.data}")
         run_service(settings)
+
+
+def _serve_together(settings: Settings, workers: int) -> None:
+    """Run the service in several processes that accept from one socket, until this one is stopped."""
+    with _listening(settings.host, settings.port) as listener:
+        told = f"{settings.host}:{listener.getsockname()[1]}, {settings.processes} processes, {workers} worker(s)"
+        out.print(f"Regraft: http://{told}, data in {settings.data}")
+        with Servers(settings.processes, listener), suppress(KeyboardInterrupt):
+            threading.Event().wait()
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that whoever gets it can accept from. Raises CannotListen."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise CannotListen(f"the service cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def worker(
@@ -122,8 +155,16 @@ class UnusableDatabase(RegraftError):
     code = "unusable_database"
 
 
+class CannotListen(RegraftError):
+    """The address is taken, or not this machine's."""
+
+    code = "cannot_listen"
+
+
 class Workers:
     """Worker processes that live as long as this context; one that dies is started again."""
+
+    kind = "worker"
 
     def __init__(self, count: int) -> None:
         self._stop = threading.Event()
@@ -143,22 +184,54 @@ class Workers:
 
     def _keep_running(self) -> None:
         while not self._stop.is_set():
-            process = _start_worker()
+            process = self._start()
             while process.poll() is None and not self._stop.wait(0.1):
                 pass
             if process.poll() is None:
                 _end(process)
             elif not self._stop.wait(RESTART_PAUSE_SECONDS):
-                err.print(f"a worker ended with code {process.returncode}; starting another")
+                err.print(f"a {self.kind} ended with code {process.returncode}; starting another")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return _start_worker()
+
+
+class Servers(Workers):
+    """The same of server processes, which accept from one socket: what one that dies had not accepted, others do."""
+
+    kind = "server"
+
+    def __init__(self, count: int, listener: socket.socket) -> None:
+        super().__init__(count)
+        self._listener = listener
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from service.http.draining import drop_new
+
+        drop_new(self._listener.fileno())  # all of them end; one of them alone must not keep others from accepting
+        super().__exit__(kind, value, trace)
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        number = self._listener.fileno()
+        return _start("serve", {LISTENING: str(number)}, (number,))
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
+    return _start("worker", {})
+
+
+def _start(name: str, more: Mapping[str, str], kept: tuple[int, ...] = ()) -> subprocess.Popen[bytes]:
+    """Run a command of ours in a process that keeps these file descriptors and stops when this one ends."""
     # -P: nothing is imported from the working directory, which may hold a `service` or an `index` of its own.
-    command = [sys.executable, "-P", "-m", "regraft", "worker"]
+    command = [sys.executable, "-P", "-m", "regraft", name]
     paths = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
     # Its own session: Ctrl-C reaches the service only, which then ends its workers in order.
-    environment = {**os.environ, "PYTHONPATH": paths, FOLLOW_PARENT: "1"}
-    return subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, start_new_session=True)  # noqa: S603
+    environment = {**os.environ, "PYTHONPATH": paths, FOLLOW_PARENT: "1", **more}
+    return subprocess.Popen(  # noqa: S603
+        command, stdin=subprocess.PIPE, env=environment, start_new_session=True, pass_fds=kept
+    )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -205,6 +278,14 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
         for thread in threads:
             thread.join()
         os.close(heard)
+
+
+def _end_at_end_of_input() -> None:
+    while os.read(sys.stdin.fileno(), 1):
+        pass
+    while True:  # a server that has not begun to serve yet would hear it in vain
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(RESTART_PAUSE_SECONDS)
 
 
 def _stop_at_end_of_input(stop: threading.Event) -> None:

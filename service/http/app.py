@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from socket import socket
 from types import FrameType
 
 import uvicorn
@@ -103,8 +104,8 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def serve(settings: Settings) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests end.
+def serve(settings: Settings, listener: socket | None = None) -> None:
+    """Serve until SIGTERM or SIGINT, then let running requests end; `listener`: a socket shared with other processes.
 
     Raises:
         ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
@@ -114,9 +115,10 @@ def serve(settings: Settings) -> None:
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings)
     _let_others_run()
-    server = Server(uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False, log_config=None), app)
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False, log_config=None)
+    server = Server(config, app, shared=listener is not None)
     with suppress(KeyboardInterrupt):
-        server.run()
+        server.run(None if listener is None else [listener])
     if not server.started:
         sys.exit(NOT_STARTED)
 

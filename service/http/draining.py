@@ -51,9 +51,10 @@ logger = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Serves `app` until it is asked to stop, then drains."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+    def __init__(self, config: uvicorn.Config, app: FastAPI, *, shared: bool = False) -> None:
+        """`shared`: other processes accept from the same socket, and may go on."""
         super().__init__(config)
-        self._app = app
+        self._app, self._shared = app, shared
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         last = threading.Timer(STUCK_SECONDS, _end)
@@ -99,9 +100,10 @@ class Server(uvicorn.Server):
     async def _stop_listening(self) -> None:
         """Close the listening sockets when nobody waits in them, and let those who came last ask."""
         listening = [listener.fileno() for server in self.servers for listener in server.sockets]
-        for number in listening:
-            _drop_new(number)
-        await self._wait(lambda: not select.select(listening, [], [], 0)[0], LAST_SECONDS)
+        if not self._shared:
+            for number in listening:
+                drop_new(number)
+            await self._wait(lambda: not select.select(listening, [], [], 0)[0], LAST_SECONDS)
         for server in self.servers:
             server.close()
         await self._wait(lambda: all(_has_asked(one) for one in self.server_state.connections), LAST_SECONDS)
@@ -142,7 +144,7 @@ DROP_SYN = (
 """A program of the classic packet filter, see socket(7) and <linux/filter.h>."""
 
 
-def _drop_new(number: int) -> None:
+def drop_new(number: int) -> None:
     """Have the kernel begin no new connection on a listening socket, where it can.
 
     Closing the socket resets whoever connected since the last look. A client whose first packet is dropped sends it

@@ -78,8 +78,14 @@ class LoadedGallery:
 class Replica:
     """Every gallery, live."""
 
-    def __init__(self, database: Database, registry: Registry, indexes: Path, poll_seconds: float) -> None:
-        """`indexes`: the folder of all galleries' sealed segments, a cache."""
+    def __init__(
+        self, database: Database, registry: Registry, indexes: Path, poll_seconds: float, *, shared: bool = False
+    ) -> None:
+        """`indexes`: the folder of all galleries' sealed segments, a cache.
+
+        `shared`: clients write through other processes too, and read here what those acknowledged.
+        """
+        self._shared = shared
         self._database = database
         self._indexes = indexes
         self._registry = registry
@@ -122,9 +128,13 @@ class Replica:
             return live
         moment = self._database.moment()
         with self._database.lookup() as connection:
-            gallery_id = gallery_named(connection, name).id
-        self._names[name] = moment, gallery_id
-        return self.get(gallery_id)
+            row = gallery_named(connection, name)
+        live = self.get(row.id)
+        if self._shared and live.seq < row.next_seq - 1:
+            self.refresh(row.id)
+            live = self.get(row.id)
+        self._names[name] = moment, row.id
+        return live
 
     def known(self, name: str) -> LoadedGallery | None:
         """The same where memory can tell, at no cost: nothing was written since it was looked up; else None."""

@@ -55,9 +55,9 @@ class Site:
         """A real worker that stops or kills itself at a point of its chunk number `chunk`; see doomed_worker.py."""
         return self.launch("tests/faults/doomed_worker.py", point, str(chunk))
 
-    def server(self) -> Forked:
+    def server(self, *options: str) -> Forked:
         """A real server that answers, and is done with what another had left to free."""
-        process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port))
+        process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port), *options)
         until(self.answers, process)
         until(lambda: not self.reaper(), process)
         return process

@@ -1,0 +1,110 @@
+"""Several server processes on one port: what one acknowledged all show, and one that is killed loses nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from staging.processes import Site
+from staging.waiting import until
+
+PROCESSES = 3
+
+
+def servers(parent: int) -> set[int]:
+    """All children, for there are no workers."""
+    return {
+        int(task) for listed in Path(f"/proc/{parent}/task").glob("*/children") for task in listed.read_text().split()
+    }
+
+
+def runs(pid: int) -> bool:
+    """Whether a process does; one that ended may wait for whoever is its parent now."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def ingested(http: httpx.Client, name: str) -> int:
+    item = {"id": name, "embedding": [1, 2, 3, 4, 5, 6]}
+    stored = http.post("/galleries/g/items", json={"version": "v2", "items": [item]})
+    assert stored.status_code == 200, stored.text
+    return int(stored.json()["seq"])
+
+
+def found(http: httpx.Client, **more: Any) -> dict[str, Any]:
+    ask = {"version": "v2", "embeddings": [[1, 2, 3, 4, 5, 6]], "k": 1000, **more}
+    answer = http.post("/galleries/g/query", json=ask)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.fixture
+def together(site: Site) -> Any:
+    """A service of three processes; its site, its process."""
+    return site, site.server("--processes", str(PROCESSES))
+
+
+def test_what_one_process_acknowledged_every_other_shows(together: Any) -> None:
+    site, service = together
+    until(lambda: len(servers(service.pid)) == PROCESSES, service)
+    clients = [httpx.Client(base_url=site.http.base_url, timeout=20) for _ in range(12)]  # a connection each
+
+    for number in range(24):
+        seq = ingested(clients[number % len(clients)], f"new{number}")
+        for client in clients:
+            answer = found(client)
+            assert answer["seq"] >= seq
+            assert f"new{number}" in {match["id"] for match in answer["results"][0]["matches"]}
+    for client in clients:
+        client.close()
+
+
+def test_one_that_is_killed_loses_nothing_and_is_started_again(together: Any) -> None:
+    site, service = together
+    until(lambda: len(servers(service.pid)) == PROCESSES, service)
+    before, stored, stop = servers(service.pid), [], threading.Event()
+
+    def write(writer: int) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            try:
+                with httpx.Client(base_url=site.http.base_url, timeout=20) as http:
+                    ingested(http, f"w{writer}-{number}")
+            except httpx.TransportError:
+                continue
+            stored.append(f"w{writer}-{number}")
+
+    writers = [threading.Thread(target=write, args=(writer,)) for writer in range(3)]
+    for writer in writers:
+        writer.start()
+    until(lambda: len(stored) > 10, service)
+    os.kill(min(before), signal.SIGKILL)
+    acknowledged = len(stored)
+    until(lambda: len(stored) > acknowledged + 10, service)
+    until(lambda: len(servers(service.pid)) == PROCESSES and servers(service.pid) != before, service)
+    stop.set()
+    for writer in writers:
+        writer.join()
+
+    assert set(stored) <= {match["id"] for match in found(site.http)["results"][0]["matches"]}
+    service.send_signal(signal.SIGTERM)
+    assert service.wait(30) == 0
+    assert not any(map(runs, before))
+
+
+def test_they_end_with_the_one_that_started_them(together: Any) -> None:
+    _, service = together
+    until(lambda: len(servers(service.pid)) == PROCESSES, service)
+    started = servers(service.pid)
+
+    service.kill()
+    service.wait()
+
+    until(lambda: not any(map(runs, started)))
