@@ -259,13 +259,13 @@ def _parse_score(fields: _Fields, name: str, value: object) -> Score:
     return Score(**value)
 
 
-def parse_preprocess(value: dict[str, Any]) -> Preprocess:
-    """The `preprocess` field of a card.
+def parse_preprocess(value: object, file: str = CARD, prefix: str = "preprocess/") -> Preprocess:
+    """Read the `preprocess` field of a card, or a file that holds nothing else.
 
     Raises:
-        InvalidVersionFolder: an unknown or missing field, or a value out of range; names it.
+        InvalidVersionFolder: names the field and its legal values.
     """
-    fields = _Fields(value, CARD, "preprocess/")
+    fields = _Fields(value, file, prefix)
     height, width = fields.take("height", int), fields.take("width", int)
     mode = fields.take("mode", str, "RGB")
     if mode not in Preprocess.MODES:
@@ -273,8 +273,9 @@ def parse_preprocess(value: dict[str, Any]) -> Preprocess:
     interpolation = fields.take("interpolation", str, "bilinear")
     if interpolation not in Preprocess.INTERPOLATIONS:
         raise fields.wrong("interpolation", f"must be one of {', '.join(Preprocess.INTERPOLATIONS)}")
-    resize = fields.take("resize", int, None)
-    for name, pixels in (("height", height), ("width", width), ("resize", resize)):
+    resize = _take_resize(fields)
+    sides = resize if isinstance(resize, tuple) else (resize,)
+    for name, pixels in (("height", height), ("width", width), *(("resize", side) for side in sides)):
         if pixels is not None and not 1 <= pixels <= 4096:
             raise fields.wrong(name, "must be 1 to 4096 pixels")
     stretch = fields.take("stretch", bool, False)
@@ -287,6 +288,15 @@ def parse_preprocess(value: dict[str, Any]) -> Preprocess:
         raise fields.wrong("std", f"must be above 0, at least {1 / MAX_PIXEL:g}")
     fields.finish()
     return Preprocess(height, width, mode, resize, stretch, interpolation, tuple(mean), tuple(std))
+
+
+def _take_resize(fields: _Fields) -> int | tuple[int, int] | None:
+    value = fields.left.pop("resize", None)
+    if value is None or type(value) is int:
+        return value
+    if not isinstance(value, list) or [type(side) for side in value] != [int, int]:
+        raise fields.wrong("resize", "must be a whole number of pixels, or a list of two: height, width")
+    return value[0], value[1]
 
 
 class _Fields:

@@ -120,7 +120,7 @@ def seen_share(size: tuple[int, int], spec: Preprocess) -> float:
     """Share of a picture's area that reaches the encoder, above 0 to 1: the rest is cropped."""
     if spec.stretch:
         return 1.0
-    width, height = size if spec.resize is None else _scaled(size, spec.resize)
+    width, height = _resized(size, spec)
     return min(1.0, spec.width / width) * min(1.0, spec.height / height)
 
 
@@ -128,6 +128,8 @@ def reduction(size: tuple[int, int], spec: Preprocess) -> float:
     """How many of a picture's pixels, along the side that shrinks most, become one; below 1 where it is enlarged."""
     if spec.stretch:
         return max(size[0] / spec.width, size[1] / spec.height)
+    if isinstance(spec.resize, tuple):
+        return max(size[0] / spec.resize[1], size[1] / spec.resize[0])
     return 1.0 if spec.resize is None else min(size) / spec.resize
 
 
@@ -159,10 +161,16 @@ def _scaled(size: tuple[int, int], shorter: int) -> tuple[int, int]:
     return (shorter, longer) if width <= height else (longer, shorter)
 
 
+def _resized(size: tuple[int, int], spec: Preprocess) -> tuple[int, int]:
+    """(width, height) after the resize that comes before the crop."""
+    if spec.resize is None or isinstance(spec.resize, int):
+        return size if spec.resize is None else _scaled(size, spec.resize)
+    return spec.resize[1], spec.resize[0]
+
+
 def _resize(image: Image.Image, spec: Preprocess, resampling: Image.Resampling) -> Image.Image:
-    """The image with its shorter side resized; of a very long one only what `_centre` keeps of it."""
-    assert spec.resize is not None
-    size = _scaled(image.size, spec.resize)
+    """The image resized; of a very long one only what `_centre` keeps of it."""
+    size = _resized(image.size, spec)
     if size[0] * size[1] <= MAX_RESIZED:
         return image.resize(size, resampling)
     # The very pixels that a resize of all of it would have there, up to rounding. First across and then down, as Pillow

@@ -127,15 +127,16 @@ class Edge:
 class Preprocess:
     """From a decoded image to the encoder's input, the same in training's evaluation and in serving.
 
-    Convert to `mode` ("L" or "RGB"), resize the shorter side to `resize` pixels (None: leave) with antialiased
-    `interpolation`, crop the centre to (height, width) - or, with `stretch`, resize straight to (height, width) -
-    divide by 255, subtract `mean`, divide by `std` (one number per channel).
+    Convert to `mode` ("L" or "RGB"), resize the shorter side to `resize` pixels (a pair: to this height and width,
+    whatever the proportions; None: leave) with antialiased `interpolation`, crop the centre to (height, width) - or,
+    with `stretch`, resize straight to (height, width) - divide by 255, subtract `mean`, divide by `std` (one number per
+    channel).
     """
 
     height: int
     width: int
     mode: str = "RGB"
-    resize: int | None = None
+    resize: int | tuple[int, int] | None = None
     stretch: bool = False
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)

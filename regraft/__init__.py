@@ -12,14 +12,28 @@ from regraft.own_packages import check_not_hidden
 
 if TYPE_CHECKING:
     from regraft.client import Client, ImageItem, InvalidInput, Problem, UnexpectedAnswer, Unreachable
+    from regraft.version import Version
 
 __version__ = "0.2.0"
-__all__ = ["Client", "ImageItem", "InvalidInput", "Problem", "UnexpectedAnswer", "Unreachable", "__version__"]
+__all__ = [
+    "Client",
+    "ImageItem",
+    "InvalidInput",
+    "Problem",
+    "UnexpectedAnswer",
+    "Unreachable",
+    "Version",
+    "__version__",
+]
 
 check_not_hidden("index")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "Version":
+        from regraft.version import Version
+
+        return Version
     if name in __all__:
         from regraft import client
 

@@ -1,7 +1,6 @@
 """Export: a trained version becomes a version folder that serving can read without torch.
 
-Everything is written to a temporary folder beside the target and renamed at the end, so that no half-written version
-is ever left under its name.
+`index.new_folder` sees to it that no half-written version is ever left under its name.
 """
 
 from __future__ import annotations
@@ -9,10 +8,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +19,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from index.errors import InvalidArgument, RegraftError
+from index.creation.probes import ParityError
+from index.errors import InvalidArgument
 from index.folder import write_card, write_edge
-from index.version import CARD, EDGE_MODEL, ENCODER, NAME, PROBE, SIDE, Card, Edge, Version
+from index.new_folder import check_target, new_folder
+from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from training.data import Data, Tensors, fingerprint
 from training.evaluate import Report, scores
 from training.method import ItemEdge
@@ -36,18 +35,6 @@ PARITY = 1e-5
 PARITY_IMAGES = 64
 UNFINISHED = "unfinished"
 """Where an edge waits whose model could not be exported; readers of the folder see no edge without its model."""
-
-
-class Unwritable(RegraftError):
-    """The version could not be written: the disk is full, or the folder may not be written to."""
-
-    code = "unwritable"
-
-
-class ParityError(RegraftError):
-    """The exported encoder does not give what the trained one gives."""
-
-    code = "parity"
 
 
 def write_version(trained: Trained, report: Report, data: Data, old: Version | None, out: Path) -> Card:
@@ -223,54 +210,6 @@ def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tup
 def can_export() -> bool:
     """Whether torch's ONNX exporter has what it needs."""
     return all(importlib.util.find_spec(package) is not None for package in ("onnx", "onnxscript"))
-
-
-def check_target(out: Path, old: Version | None = None) -> None:
-    """Refuse a target that is no legal version name, the old version's, or a folder that holds something else.
-
-    Raises:
-        InvalidArgument: names the folder.
-    """
-    if not NAME.fullmatch(out.name):
-        raise InvalidArgument(
-            f"{out}: the folder's name becomes the version's, so it must be 1 to 64 letters, digits, '.', '_' or '-'",
-            pointer="/out",
-        )
-    if old is not None and old.name == out.name:
-        raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
-    if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A temporary folder that takes the place of `out` when the block ends well, and vanishes when it does not.
-
-    Raises:
-        Unwritable: it could not be written; `out` is as it was.
-    """
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
-            made = Path(scratch) / "new"
-            made.mkdir()
-            yield made
-            _take_place(made, out, Path(scratch) / "replaced")
-    except OSError as error:
-        why = error.strerror or str(error)
-        raise Unwritable(f"{out} could not be written: {why}; what was there before still is") from error
-
-
-def _take_place(made: Path, out: Path, aside: Path) -> None:
-    """Rename `made` to `out`; what is there goes aside, and comes back if that fails or is interrupted."""
-    if out.exists():
-        out.rename(aside)
-    try:
-        made.rename(out)
-    except BaseException:
-        if aside.exists():
-            aside.rename(out)
-        raise
 
 
 def _learned_edge(trained: Trained, folder: Path) -> str | None:

@@ -18,6 +18,7 @@ from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
+from index.new_folder import new_folder
 from index.space import Cosine, space_from_json
 from index.transform import load_transform
 from index.version import EDGE_MODEL, Card, Edge, EdgeKind, Version
@@ -25,7 +26,7 @@ from training.adapters import FewPairsWarning, ResidualMlp, residual_mlp
 from training.cross_version import oldest_first
 from training.embeddings import has_onnxruntime
 from training.evaluate import gain, scores
-from training.export import PARITY_IMAGES, can_export, new_folder, write_model
+from training.export import PARITY_IMAGES, can_export, write_model
 from training.tables import interval
 
 Adapter = Affine | ResidualMlp | SlerpAdapter

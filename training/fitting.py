@@ -22,11 +22,11 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from torch import Tensor
 
 from index.errors import InvalidArgument
+from index.new_folder import Unwritable
 from training import processes
 from training.batching import training_batches
 from training.data import Data, ImageSet
 from training.evaluate import run_over
-from training.export import Unwritable
 from training.module import Loop
 from training.recipes import Recipe
 

@@ -12,12 +12,13 @@ from torch import nn
 
 from index.errors import InvalidArgument
 from index.folder import load_version
+from index.new_folder import check_target
 from index.version import CARD, EdgeKind
 from training import processes
 from training.backbones import Frozen, build_backbone
 from training.data import Data
 from training.evaluate import measure, run_over
-from training.export import check_target, write_version
+from training.export import write_version
 from training.fitting import checkpoint_of, fit
 from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Old

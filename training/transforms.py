@@ -122,7 +122,11 @@ def _geometry(spec: Preprocess) -> list[v2.Transform]:
     how = v2.InterpolationMode(spec.interpolation)
     if spec.stretch:
         return [v2.Resize((spec.height, spec.width), how)]
-    resize = [] if spec.resize is None else [v2.Resize(spec.resize, how)]
+    resize = (
+        []
+        if spec.resize is None
+        else [v2.Resize(spec.resize if isinstance(spec.resize, int) else list(spec.resize), how)]
+    )
     return [*resize, v2.CenterCrop((spec.height, spec.width))]
 
 

@@ -9,6 +9,7 @@ import typer
 
 from index.archive import pack_version
 from index.folder import load_version
+from regraft.commands.create import create
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -23,8 +24,11 @@ from regraft.commands.options import (
     would,
 )
 
-version = typer.Typer(no_args_is_help=True, help="Verify, pack, register, list and delete versions.")
+version = typer.Typer(no_args_is_help=True, help="Create, verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
+
+
+version.command("create")(create)
 
 
 @version.command("verify")

@@ -30,8 +30,12 @@ def torchvision_twin(spec: Preprocess) -> object:
 
 @pytest.mark.parametrize("interpolation", Preprocess.INTERPOLATIONS)
 @pytest.mark.parametrize("mode", list(Preprocess.MODES))
-@pytest.mark.parametrize(("resize", "stretch"), [(None, False), (20, False), (17, False), (None, True)])
-def test_preprocess_equals_torchvision(interpolation: str, mode: str, resize: int | None, stretch: bool) -> None:
+@pytest.mark.parametrize(
+    ("resize", "stretch"), [(None, False), (20, False), (17, False), ((17, 23), False), (None, True)]
+)
+def test_preprocess_equals_torchvision(
+    interpolation: str, mode: str, resize: int | tuple[int, int] | None, stretch: bool
+) -> None:
     channels = Preprocess.MODES[mode]
     mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]
     for size, crop in itertools.product(SIZES, [(16, 16), (15, 18)]):

@@ -152,6 +152,8 @@ def test_a_listed_path_never_leaves_the_folder(new: Version, path: str) -> None:
         (lambda c: c["preprocess"].pop("height"), "preprocess/height is missing"),
         (lambda c: c["preprocess"].update(height=0), "preprocess/height must be 1 to 4096 pixels"),
         (lambda c: c["preprocess"].update(resize=5000), "preprocess/resize must be 1 to 4096 pixels"),
+        (lambda c: c["preprocess"].update(resize=[8, 5000]), "preprocess/resize must be 1 to 4096 pixels"),
+        (lambda c: c["preprocess"].update(resize=[8]), "preprocess/resize must be a whole number of pixels, or a list"),
         (lambda c: c["preprocess"].update(mode="CMYK"), "preprocess/mode must be one of L, RGB"),
         (lambda c: c["preprocess"].update(interpolation="box"), "preprocess/interpolation must be one of nearest"),
         (lambda c: c["preprocess"].update(mean=[0, 0]), "preprocess/mean must be 1 numbers"),

@@ -52,6 +52,7 @@ WORKS = {
     ("serve", "--help"): "Usage",
     ("recipes", "digits_v1"): "digits_v1",
     ("version", "pack", OLD): "wrote",
+    ("version", "create", "api-v1", "--dim", "4"): "takes embeddings from outside",
 }
 AWAY = [("gallery", "list", *NOBODY), ("version", "register", OLD, *NOBODY), ("query", "any", "--text", "x", *NOBODY)]
 NEEDS = {
@@ -62,6 +63,7 @@ NEEDS = {
     ("worker", *NOBODY): "worker",
     ("version", "verify", OLD): "worker",
     ("plan", OLD, NEW): "worker",
+    ("version", "create", "mine", "--onnx", OLD / "encoder.onnx", "--size", "8"): "worker",
     ("train", "digits_v1"): "train",
     ("evaluate", OLD, NEW): "train",
     ("fit-edge", OLD, NEW, "--kind", "ridge", "--data", "digits"): "train",

@@ -16,11 +16,11 @@ from index.evaluation.fitting import Pairs
 from index.evaluation.metrics import retrieval_from_rankings
 from index.folder import load_version
 from index.gallery import Gallery
+from index.new_folder import Unwritable
 from index.version import Version
 from training import fit_edge as module
 from training.adapters import FewPairsWarning
 from training.data import Data
-from training.export import Unwritable
 from training.fit_edge import KINDS, fit_edge, read_options
 from training.matrix import evaluate
 from training.pairs import embed_pairs, read_pairs

@@ -21,11 +21,11 @@ from typer.testing import CliRunner
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.folder import load_version, write_card
+from index.new_folder import Unwritable
 from regraft.cli import app
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
-from training.export import Unwritable
 from training.fitting import checkpoint_of, logs_of
 from training.module import Training
 from training.recipes import Recipe, find_recipe

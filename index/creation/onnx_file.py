@@ -1,0 +1,90 @@
+"""A version made of an ONNX file and a preprocess.
+
+Shape suffixes: N images, C channels, H height, W width, D dimension.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from index.creation import onnx_graph
+from index.creation.probes import compare, probe_files, write_image_probe
+from index.errors import InvalidArgument
+from index.folder import sha256
+from index.image import decode_image, preprocess_batch
+from index.space import Cosine, Vectors, space_from_json
+from index.version import ENCODER, Card, Preprocess
+
+TRIED = 3
+"""Images in one run while a model is changed and compared."""
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX model of images, and how images become its input.
+
+    Args:
+        path: one input, (N, C, H, W) or (N, H, W, C), N free or 1; weights in files beside it are taken in.
+        preprocess: from an image to that input.
+        space: the `space` field of a card. For `cosine` the output is brought to length 1.
+        pool: `none` for an output (N, D), `mean` or `cls` for (N, tokens, D), `mean` for (N, D, H, W).
+        output: which of several outputs.
+    """
+
+    path: Path
+    preprocess: Preprocess
+    space: Mapping[str, Any] = field(default_factory=lambda: {"kind": "cosine"})
+    pool: str = "none"
+    output: str = ""
+
+    def write(self, folder: Path, name: str) -> Card:
+        space = space_from_json(dict(self.space))
+        given = onnx_graph.with_one_output(_read(self.path), self.output)
+        images_NCHW = preprocess_batch([decode_image(data) for data in probe_files()], self.preprocess)
+        source = onnx_graph.reading(given, self.preprocess)
+        free = onnx_graph.batch_free(source, images_NCHW[:TRIED])
+        raw = onnx_graph.one_by_one(onnx_graph.opened(source), images_NCHW)
+        expected_ND = space.normalise(_pooled(raw, self.pool))
+        made = onnx_graph.pooled(free, raw.shape[1:], self.pool)
+        made = onnx_graph.comparable(made, expected_ND.shape[1], unit=isinstance(space, Cosine))
+        (folder / ENCODER).write_bytes(made.SerializeToString(deterministic=True))
+        run = onnx_graph.opened(made)
+        made_ND = np.concatenate([run(images_NCHW[row : row + TRIED]) for row in range(0, len(images_NCHW), TRIED)])
+        parity = compare(made_ND, expected_ND, self.path.name, ENCODER)
+        write_image_probe(folder, images_NCHW[:1], made_ND[:1])
+        return Card(
+            name,
+            made_ND.shape[1],
+            space.as_json(),
+            self.preprocess,
+            method="onnx",
+            recipe={"onnx": self.path.name, "sha256": sha256(self.path), "pool": self.pool, "output": self.output},
+            metrics={"parity": {"images": parity.as_json()}},
+        )
+
+
+def _read(path: Path) -> onnx_graph.Onnx:
+    try:
+        model = onnx.load(path)
+    except Exception as error:  # the file, files of weights beside it, or whatever broken bytes lead protobuf to
+        raise InvalidArgument(f"{path} cannot be read as an ONNX model: {error}", pointer="/onnx") from error
+    if not len(model.graph.output):
+        raise InvalidArgument(f"{path} holds no ONNX model", pointer="/onnx")
+    return model
+
+
+def _pooled(raw: Vectors, pool: str) -> Vectors:
+    """The plain twin of `onnx_graph.pooled`."""
+    if pool == "cls":
+        return raw[:, 0]
+    if pool == "mean" and raw.ndim > 2:
+        axes = (1,) if raw.ndim == 3 else (2, 3)
+        averaged: Vectors = raw.mean(axis=axes, dtype=np.float32)
+        return averaged
+    return raw.reshape(len(raw), -1)

@@ -1,0 +1,268 @@
+"""Changes to an ONNX model on its way into a version folder: float32 (N, C, H, W) -> (N, D), N free.
+
+Each function gives the model back. Shape suffixes: N images, C channels, H height, W width, D dimension, T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from index.artifacts import legal_opsets
+from index.errors import InvalidArgument, raise_if_out_of_memory
+from index.version import Preprocess
+
+Onnx = Any
+"""An onnx.ModelProto; the package has no types."""
+
+Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+
+POOLS = ("none", "mean", "cls")
+FREE = "N"
+OURS = "regraft_"
+"""What the names that are added begin with."""
+RELATIVE = 1e-3
+"""Largest difference, as a share of the largest number, between a model and what it became."""
+
+
+def opened(model: Onnx) -> Run:
+    """A model of one input and one output, ready to run on images.
+
+    Raises:
+        InvalidArgument: it does not load, or what it gives, run.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    with _refusing():
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+    def run(images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+        with _refusing():
+            (given,) = session.run(None, {session.get_inputs()[0].name: images_NCHW})
+            return np.asarray(given, np.float32)
+
+    return run
+
+
+def one_by_one(run: Run, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """What a model gives for each image alone, (N, ...)."""
+    return np.concatenate([run(image_CHW[None])[:1] for image_CHW in images_NCHW])
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # onnxruntime's own exception types share no public base
+        raise_if_out_of_memory(error)
+        raise InvalidArgument(f"the model does not run ({error})", pointer="/onnx") from error
+
+
+def with_one_output(model: Onnx, name: str) -> Onnx:
+    """Keep one output: `name`, or the only one there is. Constants are no inputs, as newer files have it.
+
+    Raises:
+        InvalidArgument: several, or no such one; more than one input; an opset that no release reads.
+    """
+    opset = next((o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}), 0)
+    if opset < legal_opsets().start:
+        model = onnx.version_converter.convert_version(model, legal_opsets().start)
+    graph = model.graph
+    constants = {constant.name for constant in graph.initializer}
+    _keep(graph.input, lambda value: value.name not in constants)
+    if len(graph.input) != 1:
+        found = ", ".join(value.name for value in graph.input)
+        raise InvalidArgument(f"the model must have one input, images; it has: {found or 'none'}", pointer="/onnx")
+    names = [value.name for value in graph.output]
+    if name not in names and (name or len(names) != 1):
+        raise InvalidArgument(f"--output must name one of the model's outputs: {', '.join(names)}", pointer="/output")
+    _keep(graph.output, lambda value: value.name == (name or names[0]))
+    return model
+
+
+def reading(model: Onnx, spec: Preprocess) -> Onnx:
+    """A model of float32 (N, C, H, W): one of half precision or of (N, H, W, C) is led to it.
+
+    Raises:
+        InvalidArgument: it reads another size or type.
+    """
+    given = model.graph.input[0]
+    if (kind := given.type.tensor_type.elem_type) not in {TensorProto.FLOAT, TensorProto.FLOAT16}:
+        legal = "float32 or float16"
+        raise InvalidArgument(f"the model reads {TensorProto.DataType.Name(kind)}; legal: {legal}", pointer="/onnx")
+    size = (spec.channels, spec.height, spec.width)
+    declared = _declared(given)
+    last = (spec.height, spec.width, spec.channels)
+    channels_last = len(declared) == 4 and not _fits(declared[1:], size) and _fits(declared[1:], last)
+    if len(declared) != 4 or not (channels_last or _fits(declared[1:], size)):
+        raise InvalidArgument(
+            f"the model reads {declared}, and its preprocess gives (N, {', '.join(map(str, size))})",
+            pointer="/preprocess",
+        )
+    if kind == TensorProto.FLOAT and not channels_last:
+        return model
+    name = given.name
+    steps = (
+        [helper.make_node("Transpose", [f"{OURS}pixels"], [f"{OURS}last"], perm=[0, 2, 3, 1])] if channels_last else []
+    )
+    before = steps[-1].output[0] if steps else f"{OURS}pixels"
+    steps.append(helper.make_node("Cast", [before], [name], to=kind))
+    _keep(model.graph.input, lambda _: False)
+    model.graph.input.append(
+        helper.make_tensor_value_info(f"{OURS}pixels", TensorProto.FLOAT, (declared[0] or FREE, *size))
+    )
+    for step in reversed(steps):
+        model.graph.node.insert(0, step)
+    return model
+
+
+def batch_free(model: Onnx, images_NCHW: NDArray[np.float32]) -> Onnx:
+    """A model whose first axis is free: as it is, with that axis declared free, or run image by image in a loop.
+
+    Args:
+        model: reads (N, C, H, W), or (1, C, H, W).
+        images_NCHW: at least two, which it is tried on.
+
+    Raises:
+        InvalidArgument: its first axis is fixed to more than 1.
+    """
+    fixed = _declared(model.graph.input[0])[0]
+    if fixed not in {None, 1}:
+        raise InvalidArgument(
+            f"the model reads {fixed} images at a time; legal: 1, or any number (export it with a free first axis)",
+            pointer="/onnx",
+        )
+    alone = one_by_one(opened(model), images_NCHW)
+    for made in (_declared_free(model), _looped(model, images_NCHW.shape[1:], alone.shape[1:])):
+        try:
+            together = opened(made)(images_NCHW)
+        except InvalidArgument:
+            continue
+        if together.shape == alone.shape and np.abs(together - alone).max() <= RELATIVE * np.abs(alone).max():
+            return made
+    raise InvalidArgument("the model gives other numbers for an image beside others than alone", pointer="/onnx")
+
+
+def pooled(model: Onnx, shape: Sequence[int], pool: str) -> Onnx:
+    """A model that gives (N, D): its output (N, D), (N, T, D) or (N, D, H, W) pooled.
+
+    Args:
+        model: gives an output of `shape`.
+        shape: without N.
+        pool: of `POOLS`: `mean` over tokens or pixels, `cls` takes the first token.
+
+    Raises:
+        InvalidArgument: the shape needs another pooling.
+    """
+    legal = {1: ("none",), 2: ("mean", "cls"), 3: ("mean",)}.get(len(shape), ())
+    if len(shape) == 3 and tuple(shape[1:]) == (1, 1):
+        legal = ("none", "mean")
+    if pool not in legal:
+        raise InvalidArgument(
+            f"--pool {pool} cannot be used: the model gives (N, {', '.join(map(str, shape))}); "
+            f"legal: {', '.join(legal) or 'none, for no pooling makes (N, D) of it'}",
+            pointer="/pool",
+        )
+    last = model.graph.output[0].name
+    if pool == "cls":
+        model.graph.initializer.append(numpy_helper.from_array(np.array(0), f"{OURS}first"))
+        return _ending(model, [helper.make_node("Gather", [last, f"{OURS}first"], [f"{OURS}pooled"], axis=1)])
+    if len(shape) == 1:
+        return model
+    steps = [helper.make_node("Transpose", [last], [f"{OURS}turned"], perm=[0, 2, 1])] if len(shape) == 2 else []
+    before = steps[-1].output[0] if steps else last
+    steps.append(helper.make_node("GlobalAveragePool", [before], [f"{OURS}averaged"]))
+    steps.append(helper.make_node("Flatten", [f"{OURS}averaged"], [f"{OURS}pooled"], axis=1))
+    return _ending(model, steps)
+
+
+def comparable(model: Onnx, dim: int, *, unit: bool) -> Onnx:
+    """A model whose output is declared float32 (N, `dim`), of length 1 if `unit`."""
+    steps, last = [], model.graph.output[0].name
+    if model.graph.output[0].type.tensor_type.elem_type != TensorProto.FLOAT:
+        steps.append(helper.make_node("Cast", [last], [f"{OURS}float"], to=TensorProto.FLOAT))
+    if unit:
+        before = steps[-1].output[0] if steps else last
+        steps.append(helper.make_node("LpNormalization", [before], [f"{OURS}unit"], axis=1, p=2))
+    if steps:
+        model = _ending(model, steps, TensorProto.FLOAT)
+    _declare(model.graph.output[0], (FREE, dim))
+    return model
+
+
+def _ending(model: Onnx, steps: Sequence[Any], kind: int | None = None) -> Onnx:
+    """The model with nodes behind its output; the last one's is its output then."""
+    kind = kind or model.graph.output[0].type.tensor_type.elem_type
+    model.graph.node.extend(steps)
+    _keep(model.graph.output, lambda _: False)
+    model.graph.output.append(helper.make_tensor_value_info(steps[-1].output[0], kind, None))
+    return model
+
+
+def _declared_free(model: Onnx) -> Onnx:
+    """Only what is declared changes; where numbers inside are fixed as well, running it tells."""
+    made = _copy(model)
+    sides = _declared(made.graph.input[0])
+    _declare(made.graph.input[0], (FREE, *(side or f"side{axis}" for axis, side in enumerate(sides[1:]))))
+    made.graph.output[0].type.tensor_type.ClearField("shape")
+    del made.graph.value_info[:]
+    return made
+
+
+def _looped(model: Onnx, image: Sequence[int], made: Sequence[int]) -> Onnx:
+    """A model that runs `model` on each image of a batch: exact whatever is fixed in it, and slower in batches."""
+    body, domains = _copy(model).graph, list(model.opset_import)
+    given, gives = body.input[0].name, body.output[0]
+    kind, last = gives.type.tensor_type.elem_type, gives.name
+    for name, shape in (("one", (1, *image)), ("all", tuple(made))):
+        body.initializer.append(numpy_helper.from_array(np.array(shape, np.int64), f"{OURS}{name}"))
+    body.node.insert(0, helper.make_node("Reshape", [f"{OURS}image", f"{OURS}one"], [given]))
+    body.node.append(helper.make_node("Reshape", [last, f"{OURS}all"], [f"{OURS}row"]))
+    _keep(body.input, lambda _: False)
+    _keep(body.output, lambda _: False)
+    body.input.append(helper.make_tensor_value_info(f"{OURS}image", TensorProto.FLOAT, tuple(image)))
+    body.output.append(helper.make_tensor_value_info(f"{OURS}row", kind, tuple(made)))
+    node = helper.make_node("Scan", [f"{OURS}images"], [f"{OURS}rows"], body=body, num_scan_inputs=1)
+    outer = helper.make_graph(
+        [node],
+        "looped",
+        [helper.make_tensor_value_info(f"{OURS}images", TensorProto.FLOAT, (FREE, *image))],
+        [helper.make_tensor_value_info(f"{OURS}rows", kind, (FREE, *made))],
+    )
+    wrapped = helper.make_model(outer, opset_imports=domains, ir_version=model.ir_version)
+    wrapped.functions.extend(model.functions)
+    return wrapped
+
+
+def _declared(value: Any) -> list[int | None]:
+    """The sizes of an input or output; None where one is free."""
+    return [side.dim_value if side.HasField("dim_value") else None for side in value.type.tensor_type.shape.dim]
+
+
+def _declare(value: Any, shape: Sequence[int | str | None]) -> None:
+    kind, name = value.type.tensor_type.elem_type, value.name
+    value.CopyFrom(helper.make_tensor_value_info(name, kind, shape))
+
+
+def _fits(declared: Sequence[int | None], size: Sequence[int]) -> bool:
+    return all(side in {None, wanted} for side, wanted in zip(declared, size, strict=True))
+
+
+def _keep(values: Any, wanted: Any) -> None:
+    kept = [value for value in values if wanted(value)]
+    del values[:]
+    values.extend(kept)
+
+
+def _copy(model: Onnx) -> Onnx:
+    copied = onnx.ModelProto()
+    copied.CopyFrom(model)
+    return copied

@@ -1,0 +1,156 @@
+"""The preprocessing of other libraries, as a version's: timm's data_config, Hugging Face's preprocessor_config.json.
+
+What cannot be said exactly is refused: a version whose images are prepared otherwise than its model was trained finds
+less, and nobody sees why.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from index.checked_json import parse_checked, read_bounded
+from index.errors import InvalidArgument
+from index.folder import parse_preprocess
+from index.version import Preprocess
+
+RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers, which Hugging Face's files hold, to names."""
+WHOLE = 384
+"""From this size on ConvNeXt's processor resizes to the whole square and crops nothing."""
+
+
+def read_preprocess(path: Path) -> Preprocess:
+    """Read a JSON file: the `preprocess` field of a card, a timm data_config, or a preprocessor_config.json.
+
+    Raises:
+        InvalidArgument: not readable, none of the three, or something in it that `Preprocess` cannot say.
+        InvalidVersionFolder: a field of the first kind is wrong.
+    """
+    try:
+        value = parse_checked(read_bounded(path, path.name), path.name)
+    except OSError as error:
+        raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}", pointer="/preprocess") from error
+    if not isinstance(value, dict):
+        raise InvalidArgument(f"{path.name} must hold a JSON object", pointer="/preprocess")
+    timm = value.get("pretrained_cfg", value)
+    if "input_size" in timm:
+        return from_timm(timm)
+    if "image_processor_type" in value or "image_mean" in value or "do_resize" in value:
+        return from_hugging_face(value)
+    return parse_preprocess(value, path.name, "")
+
+
+def from_timm(config: Mapping[str, Any]) -> Preprocess:
+    """What timm's `create_transform(**data_config)` does outside training.
+
+    Args:
+        config: `input_size` (C, H, W), `crop_pct`, `crop_mode`, `interpolation`, `mean`, `std`; timm's defaults else.
+    """
+    channels, height, width = _sizes(config["input_size"], 3, "input_size")
+    percent = config.get("crop_pct") or 0.875
+    scaled = math.floor(height / percent), math.floor(width / percent)
+    mode = config.get("crop_mode") or "center"
+    if mode not in {"center", "squash"}:
+        raise _unknown("crop_mode", mode, "center, squash")
+    if mode == "center" and scaled[0] != scaled[1]:
+        raise InvalidArgument(
+            f"crop_mode 'center' of {height} x {width} pixels cannot be said exactly: only squares; legal: squash",
+            pointer="/preprocess",
+        )
+    return _checked(
+        height,
+        width,
+        channels,
+        scaled[0] if mode == "center" else scaled,
+        config.get("interpolation") or "bicubic",
+        config.get("mean") or (0.485, 0.456, 0.406),
+        config.get("std") or (0.229, 0.224, 0.225),
+    )
+
+
+def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
+    """What an image processor of transformers does: resize, crop the centre, rescale, normalise.
+
+    Args:
+        config: what its preprocessor_config.json holds, or its `to_dict()`.
+    """
+    for field in ("do_pad", "do_thumbnail", "do_align_long_axis", "do_flip_channel_order"):
+        if config.get(field):
+            raise _unknown(field, True, "false")
+    resize, crop = _geometry(config)
+    number = config.get("resample", 2)
+    if number not in RESAMPLE:
+        raise _unknown("resample", number, ", ".join(f"{n} ({name})" for n, name in RESAMPLE.items()))
+    mean, std = [0.0] * 3, [1.0] * 3
+    if config.get("do_normalize", True):
+        mean, std = (_three(config, name) for name in ("image_mean", "image_std"))
+    # Pixels are divided by 255 here; what the file does in place of that goes into the mean and the std.
+    factor = 255 * (float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0)
+    if not math.isclose(factor, 1.0, rel_tol=1e-6):
+        mean, std = [m / factor for m in mean], [s / factor for s in std]
+    return _checked(*crop, 3, resize, RESAMPLE[number], mean, std)
+
+
+def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, tuple[int, int]]:
+    """What is resized to, as in `Preprocess`, and the (height, width) that is cropped."""
+    size = config.get("size") or {}
+    size = {"height": size, "width": size} if isinstance(size, int) else size
+    square = isinstance(size, Mapping) and {"height", "width"} <= {name for name, side in size.items() if side}
+    if config.get("crop_pct") and size.get("shortest_edge"):  # ConvNeXt
+        shorter = int(size["shortest_edge"])
+        resize: Any = (shorter, shorter) if shorter >= WHOLE else int(shorter / config["crop_pct"])
+        return resize, (shorter, shorter)
+    resize = None
+    if config.get("do_resize", True):
+        if not square and not size.get("shortest_edge"):
+            raise _unknown("size", dict(size), "height and width, or shortest_edge")
+        resize = (int(size["height"]), int(size["width"])) if square else int(size["shortest_edge"])
+    if config.get("do_center_crop"):
+        crop = config.get("crop_size") or size
+        crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+        return resize, (int(crop["height"]), int(crop["width"]))
+    if not isinstance(resize, tuple):
+        raise InvalidArgument(
+            "the images would keep their proportions: a size of height and width, or do_center_crop, is needed",
+            pointer="/preprocess",
+        )
+    return resize, resize
+
+
+def _checked(
+    height: int,
+    width: int,
+    channels: int,
+    resize: int | tuple[int, int] | None,
+    interpolation: str,
+    mean: Any,
+    std: Any,
+) -> Preprocess:
+    mode = next((name for name, count in Preprocess.MODES.items() if count == channels), None)
+    if mode is None:
+        raise _unknown("channels", channels, "1, 3")
+    stretch = resize == (height, width)
+    given = Preprocess(
+        height, width, mode, None if stretch else resize, stretch, interpolation, tuple(mean), tuple(std)
+    )
+    return parse_preprocess(given.as_json(), "preprocess", "")
+
+
+def _sizes(value: Any, count: int, field: str) -> tuple[int, ...]:
+    if not isinstance(value, (list, tuple)) or len(value) != count or not all(type(side) is int for side in value):
+        raise _unknown(field, value, f"{count} whole numbers")
+    return tuple(value)
+
+
+def _three(config: Mapping[str, Any], field: str) -> list[float]:
+    value = config.get(field)
+    if not isinstance(value, (list, tuple)) or len(value) != 3:
+        raise _unknown(field, value, "three numbers")
+    return [float(number) for number in value]
+
+
+def _unknown(field: str, value: object, legal: str) -> InvalidArgument:
+    return InvalidArgument(f"{field} {value!r} cannot be used; legal: {legal}", pointer=f"/preprocess/{field}")

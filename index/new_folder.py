@@ -1,0 +1,65 @@
+"""A version folder on its way to disk: written beside its place and renamed at the end, so it is whole or not there."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from index.errors import InvalidArgument, RegraftError
+from index.version import CARD, NAME, Version
+
+
+class Unwritable(RegraftError):
+    """The version could not be written: the disk is full, or the folder may not be written to."""
+
+    code = "unwritable"
+
+
+def check_target(out: Path, old: Version | None = None) -> None:
+    """Refuse a target that is no legal version name, the old version's, or a folder that holds something else.
+
+    Raises:
+        InvalidArgument: names the folder.
+    """
+    if not NAME.fullmatch(out.name):
+        raise InvalidArgument(
+            f"{out}: the folder's name becomes the version's, so it must be 1 to 64 letters, digits, '.', '_' or '-'",
+            pointer="/out",
+        )
+    if old is not None and old.name == out.name:
+        raise InvalidArgument(f"{out} has the name of its old version {old.name!r}; choose another", pointer="/out")
+    if out.exists() and not (out / CARD).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder that takes the place of `out` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        Unwritable: it could not be written; `out` is as it was.
+    """
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
+            made = Path(scratch) / "new"
+            made.mkdir()
+            yield made
+            _take_place(made, out, Path(scratch) / "replaced")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise Unwritable(f"{out} could not be written: {why}; what was there before still is") from error
+
+
+def _take_place(made: Path, out: Path, aside: Path) -> None:
+    """Rename `made` to `out`; what is there goes aside, and comes back if that fails or is interrupted."""
+    if out.exists():
+        out.rename(aside)
+    try:
+        made.rename(out)
+    except BaseException:
+        if aside.exists():
+            aside.rename(out)
+        raise

@@ -1,0 +1,175 @@
+"""`regraft version create`: a version folder of a model or of vectors that come from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from index.errors import InvalidArgument
+from index.folder import parse_preprocess
+from regraft.commands.options import needs, out
+
+if TYPE_CHECKING:
+    from index.creation.create import Source
+    from index.version import Card, Preprocess
+
+PREPROCESS = ("preprocess", "size", "resize", "stretch", "mode", "interpolation", "mean", "std")
+LEGAL = {
+    "dim": ("space", "curvature"),
+    "onnx": ("space", "curvature", "pool", "output", *PREPROCESS),
+}
+"""The options that say what a version is made of, and those that go with each."""
+
+
+def create(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The version's name.")],
+    dim: Annotated[int | None, typer.Option("--dim", help="Vectors made elsewhere, of so many numbers.")] = None,
+    onnx: Annotated[
+        Path | None, typer.Option("--onnx", metavar="FILE", help="An ONNX model of images; needs a preprocess.")
+    ] = None,
+    space: Annotated[str | None, typer.Option("--space", help="cosine (default), l2 or lorentz.")] = None,
+    curvature: Annotated[float | None, typer.Option("--curvature", help="Of a lorentz space, above 0.")] = None,
+    preprocess: Annotated[
+        Path | None,
+        typer.Option(
+            "--preprocess",
+            metavar="FILE",
+            help="JSON: the `preprocess` of a card, timm's data_config, or a preprocessor_config.json.",
+        ),
+    ] = None,
+    size: Annotated[
+        str | None, typer.Option("--size", metavar="S|HxW", help="Pixels that the model reads: 224, or 256x128.")
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option("--resize", metavar="S|HxW", help="The shorter side, or height and width, before the crop."),
+    ] = None,
+    stretch: Annotated[bool | None, typer.Option("--stretch", help="Resize to the size; crop nothing.")] = None,
+    mode: Annotated[str | None, typer.Option("--mode", help="RGB (default) or L.")] = None,
+    interpolation: Annotated[
+        str | None, typer.Option("--interpolation", help="bilinear (default), bicubic, lanczos or nearest.")
+    ] = None,
+    mean: Annotated[
+        str | None, typer.Option("--mean", metavar="A,B,C", help="Of pixels from 0 to 1, a number a channel.")
+    ] = None,
+    std: Annotated[
+        str | None, typer.Option("--std", metavar="A,B,C", help="Of pixels from 0 to 1, a number a channel.")
+    ] = None,
+    pool: Annotated[
+        str | None, typer.Option("--pool", help="Of an output (N, tokens, D) or (N, D, H, W): none, mean or cls.")
+    ] = None,
+    output: Annotated[str | None, typer.Option("--output", help="Which output of the model, if several.")] = None,
+    into: Annotated[
+        Path, typer.Option("--into", metavar="FOLDER", help="The folder that folder NAME is written in.")
+    ] = Path(),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the version folder NAME.")] = False,
+) -> None:
+    """Write a version folder, checked as a registration checks it, for `regraft version register`.
+
+    It is made of one of: vectors made elsewhere (--dim), an ONNX file (--onnx).
+
+    Example: regraft version create api-v1 --dim 1536
+
+    Example: regraft version create mine --onnx model.onnx --size 224 --resize 256 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5
+    """
+    options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
+    given = {option: value for option, value in options.items() if value is not None}
+    kind = _kind(given)
+    with needs("worker"):
+        from regraft.version import Version
+
+        made = Version.create(into / name, _source(kind, given), overwrite=overwrite)
+    for line in told(made.card, made.folder):
+        out.print(line)
+
+
+def told(card: Card, folder: Path) -> list[str]:
+    """What was made, in words."""
+    entrances = [what for what, there in (("images", card.encoder), ("texts", card.text)) if there]
+    reads = f"reads {' and '.join(entrances)}" if entrances else "takes embeddings from outside"
+    lines = [f"wrote {folder}: {card.dim} numbers, {card.space['kind']}, {reads}"]
+    for what, parity in card.metrics.get("parity", {}).items():
+        lines.append(
+            f"on {parity['inputs']} {what} it differs from {parity['source']} by at most "
+            f"{parity['largest_difference']:g} (cosine at least {parity['least_cosine']:g})"
+        )
+    return [*lines, f"next: regraft version register {folder}"]
+
+
+def _kind(given: Mapping[str, Any]) -> str:
+    """The option that says what the version is made of.
+
+    Raises:
+        InvalidArgument: none or several were given, or one that means nothing beside it.
+    """
+    kinds = [kind for kind in LEGAL if kind in given]
+    if len(kinds) != 1:
+        found = " and ".join(f"--{kind}" for kind in kinds) or "none"
+        raise InvalidArgument(f"give one of {', '.join(f'--{kind}' for kind in LEGAL)}, not {found}")
+    (kind,) = kinds
+    for option in given:
+        if option != kind and option not in LEGAL[kind]:
+            legal = ", ".join(f"--{name}" for name in LEGAL[kind])
+            raise InvalidArgument(f"--{option} means nothing with --{kind}; legal: {legal}", pointer=f"/{option}")
+    return kind
+
+
+def _source(kind: str, given: Mapping[str, Any]) -> Source:
+    space = {"kind": given.get("space", "cosine")}
+    if "curvature" in given:
+        space["curvature"] = given["curvature"]
+    if kind == "dim":
+        from index.creation.supplied import Supplied
+
+        return Supplied(given["dim"], space)
+    from index.creation.onnx_file import OnnxFile
+
+    return OnnxFile(given["onnx"], _preprocess(given), space, given.get("pool", "none"), given.get("output", ""))
+
+
+def _preprocess(given: Mapping[str, Any]) -> Preprocess:
+    """From a file, or from options.
+
+    Raises:
+        InvalidArgument: from both or neither, or an option cannot be read.
+        InvalidVersionFolder: a value is not legal.
+    """
+    options = [option for option in PREPROCESS[1:] if option in given]
+    if "preprocess" in given:
+        if options:
+            raise InvalidArgument(f"--{options[0]} means nothing with --preprocess FILE", pointer=f"/{options[0]}")
+        from index.creation.preprocessing import read_preprocess
+
+        return read_preprocess(given["preprocess"])
+    if "size" not in given:
+        raise InvalidArgument(
+            "how images become the model's input is missing: --preprocess FILE, or --size with --resize or --stretch, "
+            "--interpolation, --mean and --std",
+            pointer="/preprocess",
+        )
+    sides = _sides(given["size"], "size")
+    value: dict[str, Any] = {"height": sides[0], "width": sides[-1]}
+    if "resize" in given:
+        value["resize"] = sides[0] if len(sides := _sides(given["resize"], "resize")) == 1 else sides
+    value |= {option: given[option] for option in ("stretch", "mode", "interpolation") if option in given}
+    value |= {option: _numbers(given[option], option) for option in ("mean", "std") if option in given}
+    return parse_preprocess(value, "--size and the like", "")
+
+
+def _sides(text: str, option: str) -> list[int]:
+    if not re.fullmatch(r"\d{1,5}(x\d{1,5})?", text):
+        raise InvalidArgument(
+            f"--{option} {text!r} must be pixels, 224, or height x width, 256x128", pointer=f"/{option}"
+        )
+    return [int(side) for side in text.split("x")]
+
+
+def _numbers(text: str, option: str) -> list[float]:
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError as error:
+        raise InvalidArgument(f"--{option} {text!r} must be numbers with commas", pointer=f"/{option}") from error

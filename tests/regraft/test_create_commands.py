@@ -1,0 +1,89 @@
+"""`regraft version create` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+
+import onnx
+import pytest
+from onnx import helper
+
+from index.folder import load_version
+from index.version import Preprocess
+
+
+@pytest.fixture
+def model(tmp_path):
+    """An ONNX model (1, 3, 8, 8) -> (1, 3) in a file."""
+    given, made = (
+        helper.make_tensor_value_info(name, 1, shape) for name, shape in (("x", (1, 3, 8, 8)), ("y", (1, 3, 1, 1)))
+    )
+    graph = helper.make_graph([helper.make_node("GlobalAveragePool", ["x"], ["y"])], "tiny", [given], [made])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "m.onnx")
+    return tmp_path / "m.onnx"
+
+
+def test_a_version_for_vectors_made_elsewhere(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    assert run("version", "create", "api-v1", "--dim", "1536") == (
+        0,
+        "wrote api-v1: 1536 numbers, cosine, takes embeddings from outside\nnext: regraft version register api-v1\n",
+        "",
+    )
+    assert run("version", "create", "api-v1", "--dim", "8")[0] == 1
+    assert (
+        run("version", "create", "api-v1", "--dim", "8", "--space", "lorentz", "--curvature", 2, "--overwrite")[0] == 0
+    )
+    assert load_version(tmp_path / "api-v1").card.space == {"kind": "lorentz", "curvature": 2.0}
+
+
+def test_a_version_of_an_onnx_file(run, tmp_path, model):
+    options = [
+        "--size",
+        "8",
+        "--resize",
+        "9x10",
+        "--interpolation",
+        "bicubic",
+        "--mean",
+        "0.5,0.5,0.5",
+        "--std",
+        "1,1,2",
+    ]
+
+    code, shown, said = run("version", "create", "mine", "--onnx", model, *options, "--into", tmp_path / "versions")
+
+    assert (code, said) == (0, "")
+    assert "on 100 images it differs from m.onnx by at most " in shown
+    made = load_version(tmp_path / "versions/mine").card
+    assert made.preprocess == Preprocess(8, 8, "RGB", (9, 10), False, "bicubic", (0.5, 0.5, 0.5), (1, 1, 2))
+    (tmp_path / "p.json").write_text(json.dumps(made.preprocess.as_json()))
+    again = ["mine", "--onnx", model, "--preprocess", tmp_path / "p.json", "--into", tmp_path]
+    assert run("version", "create", *again)[0] == 0
+    assert load_version(tmp_path / "mine").card == made
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "give one of --dim, --onnx"),
+        (["--dim", 3, "--onnx", "x"], "not --dim and --onnx"),
+        (["--dim", 3, "--mean", "1"], "--mean means nothing with --dim; legal: --space, --curvature"),
+        (["--dim", 3, "--space", "dot"], "space.kind must be one of cosine, l2, lorentz"),
+        (["--onnx", "x"], "how images become the model's input is missing: --preprocess FILE, or --size"),
+        (["--onnx", "x", "--size", "8by8"], "--size '8by8' must be pixels, 224, or height x width, 256x128"),
+        (["--onnx", "x", "--size", 8, "--mean", "a"], "--mean 'a' must be numbers with commas"),
+        (["--onnx", "x", "--size", 8, "--mean", "0.5"], "mean must be 3 numbers"),
+        (["--onnx", "x", "--size", 8, "--preprocess", "y"], "--size means nothing with --preprocess FILE"),
+        (["--onnx", "none.onnx", "--size", 8], "none.onnx cannot be read as an ONNX model"),
+    ],
+)
+def test_what_is_missing_or_wrong_is_named_by_its_option(run, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+
+    code, shown, said = run("version", "create", "mine", *options)
+
+    assert (code, shown) == (1, "")
+    assert message in said
+    assert list(tmp_path.iterdir()) == []
