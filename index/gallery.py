@@ -253,6 +253,11 @@ class Gallery:
             self._shards.make([place], dims, self._topology.spaces)
             return self._shards.sealed(place, keys, digests)
 
+    def bytes(self) -> int:
+        """Roughly what it takes of memory, files that are mapped into it among them."""
+        with self._lock.read():
+            return self._shards.bytes() + self._metadata.bytes()
+
     def prefer(self, order: Sequence[str]) -> None:
         """Serve each item by the first of these versions that it holds an embedding of; in one step, at any size."""
         with self._change():

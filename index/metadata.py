@@ -29,6 +29,8 @@ EMPTY = "{}"
 """The metadata of an item that came without."""
 NUMBERS = frozenset((int, float))
 NESTED = frozenset((dict, list))
+SLOT_BYTES = 320
+"""Of an item beside its JSON: its entry by key, its id, two objects' heads, numbers and pointers."""
 MIN_RETIRED = 1024
 """So many retired slots are worth a sweep, or as many as half of those in use."""
 
@@ -161,6 +163,7 @@ class Metadata:
         self._json_S: list[bytes] = []
         self._id_S: list[str] = []
         self._seq_S = array("q")
+        self._text_bytes = 0
         self._free: list[int] = []
         self._retired: list[int] = []
 
@@ -192,6 +195,10 @@ class Metadata:
     def slots(self) -> int:
         """How many slots there are, S."""
         return len(self._seq_S)
+
+    def bytes(self) -> int:
+        """Roughly what it takes of memory: JSON, and the values that filters test, which are about as much again."""
+        return 2 * self._text_bytes + len(self._seq_S) * SLOT_BYTES
 
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
@@ -248,12 +255,14 @@ class Metadata:
         self._id_S += ids[len(again) :]
         self._seq_S.extend(seqs[len(again) :])
         self._slot_of.update(zip(keys, slots, strict=True))
+        self._text_bytes += sum(map(len, texts))
         # As one text: many small ones cost several times as much.
         self._enter(slots, json.loads(b"[%s]" % b",".join(texts)))
         self._sweep()
         return np.array(slots, np.int64)
 
     def _retire(self, slot: int) -> None:
+        self._text_bytes -= len(self._json_S[slot])
         self._json_S[slot], self._id_S[slot] = b"", ""
         self._retired.append(slot)
 

@@ -67,6 +67,10 @@ class Shards:
         """As `SegmentedShard.sealed`, of a shard that `make` has made."""
         return self._by_key[place].sealed(keys_N, digests_N)
 
+    def bytes(self) -> int:
+        """What their rows and indexes take."""
+        return sum(shard.bytes() for shard in self._by_key.values())
+
     def put(self, placed: Placed, slots: Mapping[ShardKey, Keys], removed: Sequence[int]) -> None:
         """Store all that some items hold, in the place of what they held; `removed` hold nothing from now on.
 

@@ -70,7 +70,7 @@ class Runtime:
 
 @contextmanager
 def running(settings: Settings) -> Iterator[Runtime]:
-    """Migrate, load every gallery, follow the feed; stop in reverse order."""
+    """Migrate, follow the feed of what is asked for; stop in reverse order."""
     upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
     with (
@@ -79,7 +79,8 @@ def running(settings: Settings) -> Iterator[Runtime]:
         ThreadPoolExecutor(settings.search_threads, "search") as searchers,
     ):
         registry = Registry(database, settings)
-        replica = Replica(database, registry, settings.indexes, settings.poll_seconds, shared=settings.processes > 1)
+        shared, memory = settings.processes > 1, settings.memory // settings.processes
+        replica = Replica(database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared)
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image

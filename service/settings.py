@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import ByteSize, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from index.decoding import MAX_DECODED_BYTES
@@ -16,6 +16,17 @@ from service.logs import LogFormat, LogLevel
 
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
+
+
+CGROUP_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of version 2 and 1; what they hold is a number, or `max`."""
+
+
+def memory_there() -> int:
+    """Bytes of memory this machine has, or the container this process runs in may use."""
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    found = [path.read_text().strip() for path in CGROUP_LIMITS if path.is_file()]
+    return min([machine, *(int(limit) for limit in found if limit.isdecimal())])
 
 
 class Settings(BaseSettings):
@@ -70,6 +81,8 @@ class Settings(BaseSettings):
     log_level: LogLevel = "info"
     """The least important lines that are written."""
 
+    memory: ByteSize = Field(default_factory=lambda: ByteSize(memory_there() // 2), ge=1)
+    """What loaded galleries may take; those used longest ago are unloaded, and loaded again when they are asked for."""
     threads: int = Field(32, ge=1)
     """Queries answered at the same time; most of them wait for the batch they are encoded in."""
     search_threads: int = Field(default_factory=lambda: len(os.sched_getaffinity(0)), ge=1)

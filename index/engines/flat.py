@@ -19,6 +19,8 @@ from index.space import Space, Vectors
 
 T = TypeVar("T", bound=np.generic)
 
+ENTRY_BYTES = 100
+"""Of an entry of a dictionary of keys: hash, key, place, and room to grow."""
 MIN_ROWS = 4
 """A process may hold many galleries of a few items."""
 
@@ -88,6 +90,11 @@ class FlatShard:
         """Everything stored: rows (R, W), keys, slots and whether they are served (R,); good until the next change."""
         count = len(self._row_of)
         return self._rows_RW[:count], self._keys_R[:count], self._slots_R[:count], self._served_R[:count]
+
+    def bytes(self) -> int:
+        """What it takes of memory."""
+        arrays = (self._rows_RW, self._keys_R, self._slots_R, self._served_R)
+        return sum(array.nbytes for array in arrays) + len(self._row_of) * ENTRY_BYTES
 
     def slots(self) -> Keys:
         """The slot of each row."""

@@ -36,6 +36,8 @@ NEAR = 32
 """Rows around one that a query is drawn from."""
 THIN = 0.1
 """The share of rows that a filter leaves at which recall is measured a second time."""
+BESIDE_BYTES = 5 * 8 + 3
+"""Of a row: its key, slot, place in the order of keys, key in that order, digest; and three bits, a byte each."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Segment:
         self.tuned: Tuned | None = None
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
+        self.stored_bytes = 0
+        """Of its files, those that are not its rows."""
         # Made for a start, which asks for them block by block.
         self._digests_R: Keys | None = None
         self.refresh()
@@ -113,6 +117,10 @@ class Segment:
             self._digests_R = digests(self.rows_RW[:, : self.dim])
         same_N = (at_N != MISSING) & (digests_N != UNKNOWN) & (self._digests_R[at_N] == digests_N)
         return np.where(same_N, at_N, MISSING)
+
+    def bytes(self) -> int:
+        """What rows, index and bits take of memory, mapped or not."""
+        return self.stored_bytes + self.rows_RW.nbytes + len(self.keys_R) * BESIDE_BYTES
 
     def kill(self, keys: Keys) -> None:
         """These are dead from now on; unknown ones are ignored."""

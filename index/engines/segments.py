@@ -135,6 +135,10 @@ class SegmentedShard:
             known_N |= held_N
         return vectors_ND, known_N
 
+    def bytes(self) -> int:
+        """What rows and indexes take of memory, mapped or not."""
+        return self.head.bytes() + sum(segment.bytes() for segment in self.segments)
+
     def slots(self) -> Keys:
         """The slot of everything held."""
         return np.concatenate([self.head.slots(), *(one.slots_R[one.alive_R] for one in self.segments)])

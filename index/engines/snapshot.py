@@ -156,6 +156,8 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         raise ValueError("files of different lengths")
     segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R))  # slots come with the rows' items
     segment.config, segment.folder = manifest.config, folder
+    files = sum((folder / name).stat().st_size for name in manifest.sha256)
+    segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:
         effort = manifest.effort or index.efforts[0]
         segment.tuned = Tuned(index, effort, manifest.recall or 0.0, manifest.thin_effort or effort)

@@ -27,6 +27,10 @@ class GalleryInfo(ApiModel):
     index: GalleryIndex
     indexed: int
     """items that an approximate index answers for; the others are compared one by one"""
+    loaded: bool
+    """whether it is in memory; one that is not is loaded by the next query, and tells no `indexed`"""
+    bytes: int
+    """what it takes of memory, roughly; 0 where it is not loaded"""
 
 
 class GalleryList(ApiModel):
@@ -40,6 +44,10 @@ class Readiness(ApiModel):
 
     status: str
     problems: list[str]
+    galleries_loaded: int
+    """galleries in memory; only of these are problems told"""
+    galleries_bytes: int
+    """what they take of memory, roughly"""
 
 
 class AuditRecord(ApiModel):

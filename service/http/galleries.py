@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
 from index.engines.config import IndexConfig
@@ -12,11 +13,21 @@ from regraft.models import GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
+from service.registry.placement import preference
 from service.replica.replica import LoadedGallery
+from service.runtime import Runtime
 from service.schemas import GalleryChange, GalleryIn, Name
 from service.store.audit import record
 from service.store.deletion import delete_gallery
-from service.store.repository import gallery_named, insert_gallery, set_index
+from service.store.repository import (
+    all_galleries,
+    gallery_named,
+    index_of,
+    insert_gallery,
+    live_items_by_version,
+    set_index,
+)
+from service.store.rows import GalleryRow
 
 router = APIRouter(route_class=CheckedRoute, tags=["galleries"])
 
@@ -39,7 +50,9 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
 @router.get("/galleries")
 def list_all(service: Service) -> GalleryList:
     """Every gallery."""
-    return GalleryList(galleries=[describe(live) for live in service.replica.all()])
+    with service.database.read() as connection:
+        rows = all_galleries(connection)
+        return GalleryList(galleries=[_listed(service, connection, row) for row in rows])
 
 
 @router.get("/galleries/{name}")
@@ -75,6 +88,28 @@ def remove(name: Name, service: Service, context: RequestContext) -> None:
     service.reaper.free_gallery(gallery_id)
 
 
+def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> GalleryInfo:
+    """A gallery as it is in memory, and as the database has it where it is not: a list loads nothing."""
+    if (live := service.replica.cache.peek(row.id)) is not None:
+        return describe(live)
+    registry = service.registry
+    current = None if row.current_id is None else registry.by_id(row.current_id)
+    order = [version.id for version in preference(registry, current)]
+    mix = live_items_by_version(connection, row.id, order)
+    return GalleryInfo(
+        name=row.name,
+        current=current and current.name,
+        items=sum(mix.values()),
+        mix={registry.by_id(number).name: items for number, items in mix.items()},
+        seq=row.next_seq - 1,
+        created=row.created,
+        index=_index(index_of(row)),
+        indexed=0,
+        loaded=False,
+        bytes=0,
+    )
+
+
 def describe(live: LoadedGallery) -> GalleryInfo:
     """What a user sees of a gallery."""
     items_by_version = live.gallery.items_by_version()
@@ -88,6 +123,8 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         created=live.created,
         index=_index(live.gallery.config),
         indexed=live.gallery.indexed(),
+        loaded=True,
+        bytes=live.bytes,
     )
 
 

@@ -52,7 +52,8 @@ def ready(service: Service) -> Readiness:
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
     problems = list(_problems(service))
-    return Readiness(status="degraded" if problems else "ready", problems=problems)
+    status, cache = "degraded" if problems else "ready", service.replica.cache
+    return Readiness(status=status, problems=problems, galleries_loaded=cache.loaded(), galleries_bytes=cache.bytes())
 
 
 def _problems(service: Runtime) -> Iterator[str]:

@@ -100,7 +100,8 @@ async def _answered(service: Runtime, asked: Asked) -> Response:
         work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
         return work() if _is_small(live, body) else await service.in_searcher(work)
     else:
-        run = service.in_searcher
+        # One that is to be loaded keeps a thread for seconds, and not one of the few.
+        run = service.in_searcher if service.replica.is_loaded(name) else service.in_thread
     return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, None, write)
 
 

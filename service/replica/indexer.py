@@ -48,6 +48,7 @@ class Indexer:
         self._turn.end()
 
     def _run(self) -> None:
+        first = True
         while not self._stop.wait(PAUSE_SECONDS):
             galleries = {live.id: live for live in self._replica.all()}
             if not self._turn.mine:
@@ -55,8 +56,9 @@ class Indexer:
                     self._adopt(live)
                 if not self._turn.take():
                     continue
-            if not self._stands or self._stands.keys() - galleries.keys():
+            if first or self._stands.keys() - galleries.keys():
                 self._replica.sweep_indexes()
+            first = False
             self._stands = {number: self._stood(live) for number, live in galleries.items()}
             for number, live in galleries.items():
                 if time.monotonic() - self._stands[number][1] > LOOKED_AT_SECONDS:

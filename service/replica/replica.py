@@ -1,8 +1,9 @@
-"""The replica: follows every gallery's change feed and keeps it searchable in memory.
+"""The replica: follows the change feed of each loaded gallery and keeps it searchable in memory.
 
-`LoadedGallery` is one gallery. `refresh` reads one snapshot - current version and changed items - and applies it as one
-step. Which embedding serves an item follows from the current version and the edges: no row says it. A thread looks for
-news of other processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back.
+`LoadedGallery` is one gallery, loaded when it is asked for. `refresh` reads one snapshot - current version and changed
+items - and applies it as one step. Which embedding serves an item follows from the current version and the edges: no
+row says it. A thread looks for news of other processes; this process calls `refresh` after its own writes, so that
+whoever wrote reads it back.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import gc
 import logging
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +33,7 @@ from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout, deployed
+from service.replica.cache import Cache
 from service.replica.feed import Blocks, Sorted, ahead, sort, stored, unsealed
 from service.store.contents import contents
 from service.store.database import Database
@@ -63,6 +66,9 @@ class LoadedGallery:
         self.edges: dict[EdgeKey, int] = {}
         self.declaring = threading.Lock()
         self.applying = threading.Lock()
+        # For the cache: what it takes, and when it was asked for last.
+        self.bytes = 0
+        self.used = 0.0
 
     @property
     def seq(self) -> int:
@@ -76,12 +82,19 @@ class LoadedGallery:
 
 
 class Replica:
-    """Every gallery, live."""
+    """The galleries that are asked for, live."""
 
     def __init__(
-        self, database: Database, registry: Registry, indexes: Path, poll_seconds: float, *, shared: bool = False
+        self,
+        database: Database,
+        registry: Registry,
+        indexes: Path,
+        poll_seconds: float,
+        memory: int = sys.maxsize,
+        *,
+        shared: bool = False,
     ) -> None:
-        """`indexes`: the folder of all galleries' sealed segments, a cache.
+        """`indexes`: the folder of all galleries' sealed segments, a cache; `memory`: bytes that galleries may take.
 
         `shared`: clients write through other processes too, and read here what those acknowledged.
         """
@@ -90,7 +103,7 @@ class Replica:
         self._indexes = indexes
         self._registry = registry
         self._poll_seconds = poll_seconds
-        self._by_id: dict[int, LoadedGallery] = {}
+        self.cache: Cache[LoadedGallery] = Cache(memory)
         # Up to where everything has been followed: the database, and the edges that all galleries know.
         self._seen: object = None
         self._seen_edges: tuple[EdgeRecord, ...] | None = None
@@ -103,7 +116,7 @@ class Replica:
         """Why the feed could not be followed at the last attempt."""
 
     def start(self) -> None:
-        """Load every gallery, then keep following."""
+        """Learn versions and edges, then follow what is loaded."""
         self._registry.sync()
         for failure in self._look():
             raise failure
@@ -115,8 +128,8 @@ class Replica:
         self._thread.join()
 
     def all(self) -> list[LoadedGallery]:
-        """Every gallery, in order of creation."""
-        return sorted(self._by_id.values(), key=lambda live: live.id)
+        """Every gallery in memory, in order of creation."""
+        return self.cache.all()
 
     def find(self, name: str) -> LoadedGallery:
         """The gallery of a name, as it is now: another process may have deleted one and made another of its name.
@@ -141,23 +154,23 @@ class Replica:
         if not self._database.watched or name not in self._names:
             return None
         moment, gallery_id = self._names[name]
-        return self._by_id.get(gallery_id) if moment == self._database.moment() else None
+        return self.cache.get(gallery_id) if moment == self._database.moment() else None
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the gallery that had this name last is loaded: if not, finding it may take seconds."""
+        return name in self._names and self.cache.get(self._names[name][1]) is not None
 
     def get(self, gallery_id: int) -> LoadedGallery:
-        """The gallery of a number. Raises UnknownGallery when it was deleted."""
-        if gallery_id not in self._by_id:
-            self._look()
-        try:
-            return self._by_id[gallery_id]
-        except KeyError:
-            raise UnknownGallery("the gallery was deleted") from None
+        """The gallery of a number, loaded if it is not. Raises UnknownGallery when it was deleted."""
+        return self.cache.get(gallery_id) or self.cache.load(gallery_id, partial(self._open, gallery_id))
 
     def refresh(self, gallery_id: int) -> None:
-        """Apply everything committed before this call; a gallery that is gone is forgotten."""
-        live = self._by_id.get(gallery_id)
-        if live is None:
-            self._look()
-        elif not self._catch_up(live):
+        """Apply everything committed before this call; a gallery that is gone is forgotten.
+
+        One that is not in memory will be read as it is then.
+        """
+        live = self.cache.held(gallery_id)
+        if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
 
     def declare(self, live: LoadedGallery) -> None:
@@ -212,13 +225,14 @@ class Replica:
 
     def sweep_indexes(self) -> None:
         """Remove the segments of galleries that there are not."""
-        used = {self._indexes / str(gallery_id) for gallery_id in self._by_id}
+        with self._database.lookup() as connection:
+            used = {self._indexes / str(gallery_id) for gallery_id in galleries_now(connection)}
         for place in set(self._indexes.glob("*")) - used:
             shutil.rmtree(place, ignore_errors=True)
 
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
-        self._by_id.pop(gallery_id, None)
+        self.cache.drop(gallery_id)
         self._names.clear()
 
     def _follow(self) -> None:
@@ -235,7 +249,7 @@ class Replica:
             return [error]
 
     def _look(self) -> list[Exception]:
-        """Find galleries that came, went or changed, and catch up with each; returns what failed at single ones."""
+        """Catch up with each gallery in memory that changed, and forget what went; returns what failed."""
         with self._discovering:
             moment = self._database.moment()
             if moment == self._seen and self._registry.edges() is self._seen_edges:
@@ -247,38 +261,37 @@ class Replica:
             except Exception as error:  # queries go on along the edges there were
                 failures.append(error)
             seen_edges = self._registry.edges()
+            lives = {live.id: live for live in self.all()}
             with self._database.lookup() as connection:
-                galleries = galleries_now(connection)
-            for gone in set(self._by_id) - set(galleries):
+                galleries = galleries_now(connection, list(lives)) if lives else {}
+            for gone in set(lives) - set(galleries):
                 self.forget(gone)
             for gallery_id, (next_seq, current_id) in galleries.items():
                 try:
-                    self._follow_one(gallery_id, next_seq - 1, current_id)
+                    self._follow_one(lives[gallery_id], next_seq - 1, current_id)
                 except Exception as error:  # one damaged gallery must not hold up the others
                     failures.append(error)
             if not failures:
                 self._seen, self._seen_edges = moment, seen_edges
         return failures
 
-    def _follow_one(self, gallery_id: int, seq: int, current_id: int | None) -> None:
-        live = self._by_id.get(gallery_id)
-        if live is None:
-            self._open(gallery_id)
-        elif live.seq != seq or current_id != (live.current and live.current.id):
+    def _follow_one(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
+        if live.seq != seq or current_id != (live.current and live.current.id):
             self._catch_up(live)
         elif live.seen_edges is not self._registry.edges():
             self.declare(live)
 
-    def _open(self, gallery_id: int) -> None:
-        """Build a gallery and only then let queries find it."""
+    def _open(self, gallery_id: int) -> LoadedGallery:
+        """A gallery as it is now; one that was unloaded while somebody works with it was followed, and is as good."""
+        if (held := self.cache.in_use(gallery_id)) is not None and self._catch_up(held):
+            return held
+        self._registry.sync_edges()
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
-        if row is None:
-            return
         with _collector_paused():
-            there = self._catch_up(live := LoadedGallery(row, self._indexes), building=True)
-        if there:
-            self._by_id[live.id] = live
+            if row is not None and self._catch_up(live := LoadedGallery(row, self._indexes), building=True):
+                return live
+        raise UnknownGallery("the gallery was deleted")
 
     def _catch_up(self, live: LoadedGallery, *, building: bool = False) -> bool:
         """Read one snapshot behind `live.seq` and apply it. False: the gallery is gone."""
@@ -298,7 +311,10 @@ class Replica:
             self._apply(live, sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
-            return True
+            live.bytes = live.gallery.bytes()
+        if not building:
+            self.cache.make_room()
+        return True
 
     def _build(self, connection: Connection, live: LoadedGallery) -> None:
         """Take in all that a gallery holds; nobody watches yet, so that a block at a time bounds the memory."""

@@ -29,7 +29,7 @@ from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import records, texts
+from service.store.sql_arrays import listed, records, texts
 from service.store.tables import embedding, gallery, item, version
 
 FEED_BLOCK = 10_000
@@ -87,12 +87,11 @@ def all_galleries(connection: Connection) -> list[GalleryRow]:
     return all_of(GalleryRow, connection.execute(select(gallery).where(IS_THERE).order_by(gallery.c.id)))
 
 
-def galleries_now(connection: Connection) -> dict[int, tuple[int, int | None]]:
-    """Id -> the next number of its change feed, and its current version, of every gallery."""
-    columns = (gallery.c.id, gallery.c.next_seq, gallery.c.current_id)
-    return {
-        row[0]: (row[1], row[2]) for row in connection.execute(select(*columns).where(IS_THERE).order_by(gallery.c.id))
-    }
+def galleries_now(connection: Connection, among: Sequence[int] | None = None) -> dict[int, tuple[int, int | None]]:
+    """Id -> the next number of its change feed, and its current version, of every gallery, or of those `among`."""
+    which = () if among is None else (gallery.c.id.in_(listed(connection, among).keys),)
+    columns = select(gallery.c.id, gallery.c.next_seq, gallery.c.current_id).where(IS_THERE, *which)
+    return {row[0]: (row[1], row[2]) for row in connection.execute(columns.order_by(gallery.c.id))}
 
 
 def gallery_named(connection: Connection, name: str) -> GalleryRow:

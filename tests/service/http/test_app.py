@@ -17,7 +17,7 @@ from staging.waiting import until
 
 
 def test_it_says_when_it_cannot_follow_its_database(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served.http.get("/health/ready").json() == {"status": "ready", "problems": []}
+    assert served.http.get("/health/ready").json()["status"] == "ready"
 
     def fail() -> None:
         raise OSError("disk gone")

@@ -142,7 +142,7 @@ def test_an_embedding_out_of_reach_is_taken_beside_one_in_reach_and_never_alone(
     assert counts(send(served, path, "lone", five, "alone")) == {"new": 1}
     problem(send(served, bare, "lone", five, "alone"), 422, "items_refused", "/items/0/embedding")
     assert counts(send(served, bare, "lone", five)) == {"updated": 1}
-    assert served.http.get("/health/ready").json() == {"status": "ready", "problems": []}
+    assert served.http.get("/health/ready").json()["status"] == "ready"
 
 
 def test_what_a_transform_made_of_an_embedding_goes_with_it_and_stays_when_it_is_sent_once_more(served: Any) -> None:

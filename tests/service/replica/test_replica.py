@@ -119,7 +119,7 @@ def test_python_looks_for_no_circles_while_a_gallery_is_loaded(world: World, mon
     g = world.create("g")
     world.store(g, 1, a=[1, 0])
 
-    world.replica._look()
+    world.replica.find("g")
     world.store(g, 1, b=[1, 0])
     world.replica._look()
 
@@ -131,15 +131,15 @@ def test_it_follows_what_other_processes_write(world: World) -> None:
     world.replica.start()
     try:
         g = world.create("g")
-        until(lambda: [live.name for live in world.replica.all()] == ["g"])
+        live = world.replica.find("g")
         world.store(g, 1, a=[1, 0])
-        until(lambda: world.replica.find("g").gallery.items_by_version() == {"v1": 1})
+        until(lambda: live.gallery.items_by_version() == {"v1": 1})
         with world.database.write() as connection:
             connection.execute(update(gallery).values(current_id=2))
         until(lambda: found(world.replica.find("g"), [1, 0], 1) == [1])
         with world.database.write() as connection:
             delete_gallery(connection, g)
-        until(lambda: world.replica.all() == [])
+        until(lambda: world.replica.all() == [], seconds=5)
         with pytest.raises(UnknownGallery):
             world.replica.find("g")
     finally:
@@ -160,6 +160,7 @@ def test_a_gallery_of_a_name_used_before_is_another_one(world: World) -> None:
 
     assert again != g
     assert world.replica.find("g").gallery.items_by_version() == {}
+    world.replica._look()
     assert [live.id for live in world.replica.all()] == [again]
 
 
@@ -169,7 +170,8 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
     g = world.create()
     looks: list[int] = []
     look = replica.galleries_now
-    monkeypatch.setattr(replica, "galleries_now", lambda connection: looks.append(1) or look(connection))
+    monkeypatch.setattr(replica, "galleries_now", lambda *those: looks.append(1) or look(*those))
+    world.replica.find("g")
 
     def looked(times: int = 3) -> int:
         looks.clear()
@@ -218,6 +220,7 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = world.create("bad"), world.create("good")
+    world.replica.find("bad")
     world.store(bad, 1, a=[1, 0])
     apply = Replica._apply
 
@@ -298,7 +301,7 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
         apply(replica, live, found, *seq)
 
     monkeypatch.setattr(Replica, "_apply", counting)
-    world.replica._look()
+    world.replica.find("g")
     assert sizes == [9, 10, 5, 1, 0]
 
     world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})

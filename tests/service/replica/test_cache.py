@@ -1,0 +1,164 @@
+"""Galleries are loaded when asked for, unloaded for room, and never tell less than what was acknowledged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from weakref import ref
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from service.errors import UnknownGallery
+from service.replica.cache import Cache
+from service.replica.replica import Replica
+from service.store.deletion import delete_gallery
+from staging.builders import make_version
+from staging.replicated import ReplicatedWorld
+
+NAMES = ("a", "b", "c")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[ReplicatedWorld]:
+    made = ReplicatedWorld(tmp_path, make_version)
+    for name in NAMES:
+        made.store(made.create(name), 1, one=[1, 0])
+    yield made
+    made.database.close()
+
+
+def limited(world: ReplicatedWorld, galleries: float) -> Replica:
+    """A replica with room for so many of the galleries."""
+    one = world.replica.find("a").bytes
+    replica = world.new_replica()
+    replica.cache = Cache(int(one * galleries))
+    return replica
+
+
+def loaded(replica: Replica) -> list[str]:
+    return [name for number, name in enumerate(NAMES, 1) if replica.cache.peek(number)]
+
+
+def items(replica: Replica, name: str) -> int:
+    return sum(replica.find(name).gallery.items_by_version().values())
+
+
+def test_nothing_is_loaded_before_it_is_asked_for(world: ReplicatedWorld) -> None:
+    replica = world.new_replica()
+    replica.start()
+    try:
+        assert loaded(replica) == []
+        assert items(replica, "b") == 1
+        assert loaded(replica) == ["b"]
+        assert replica.cache.bytes() == replica.find("b").bytes > 0
+    finally:
+        replica.stop()
+
+
+def test_the_one_used_longest_ago_goes_first_and_its_memory_with_it(world: ReplicatedWorld) -> None:
+    replica = limited(world, 2.5)
+    gone = ref(replica.find("a").gallery)
+    for name in ("b", "a", "c"):
+        replica.find(name)
+    assert loaded(replica) == ["a", "c"]
+    replica.find("b")
+    assert loaded(replica) == ["b", "c"]
+    assert gone() is None  # at once: nothing refers to it in a circle
+
+
+def test_one_larger_than_the_limit_is_loaded_alone(world: ReplicatedWorld) -> None:
+    replica = limited(world, 0.5)
+    assert [items(replica, name) for name in (*NAMES, *NAMES)] == [1] * 6
+    assert loaded(replica) == ["c"]
+
+
+def test_what_grows_makes_room(world: ReplicatedWorld) -> None:
+    replica = limited(world, 3.5)
+    assert [items(replica, name) for name in NAMES] == [1, 1, 1]
+    world.store(3, 1, **{f"i{n}": [1, n] for n in range(30)})
+    replica.refresh(3)
+    assert loaded(replica) == ["c"]
+
+
+def test_whoever_works_with_an_unloaded_gallery_sees_what_is_written(world: ReplicatedWorld) -> None:
+    replica = limited(world, 1.5)
+    live = replica.find("a")
+    replica.find("b")
+    assert loaded(replica) == ["b"]
+    world.store(1, 1, two=[0, 1])
+    replica.refresh(1)
+    assert live.gallery.items_by_version() == {"v1": 2}
+    assert replica.find("a") is live
+
+
+def test_a_write_while_a_gallery_is_loaded_is_seen(world: ReplicatedWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load has read its snapshot already when the write commits: `refresh` waits for it, other galleries do not."""
+    replica, reading, go, build = world.new_replica(), threading.Event(), threading.Event(), Replica._build
+
+    def late(self: Replica, connection: object, live: object) -> None:
+        build(self, connection, live)  # type: ignore[arg-type]
+        if live.name == "a":  # type: ignore[attr-defined]
+            reading.set()
+            assert go.wait(5)
+
+    monkeypatch.setattr(Replica, "_build", late)
+    seen: list[int] = []
+    loading = threading.Thread(target=lambda: seen.append(items(replica, "a")))
+    loading.start()
+    assert reading.wait(5)
+    world.store(1, 1, two=[0, 1])
+    assert items(replica, "b") == 1
+    writing = threading.Thread(target=replica.refresh, args=(1,))
+    writing.start()
+    writing.join(0.05)
+    assert writing.is_alive()
+    go.set()
+    writing.join(5)
+    loading.join(5)
+    assert items(replica, "a") == 2
+
+
+ACTIONS = st.lists(
+    st.tuples(st.sampled_from(["store", "delete", "ask", "look", "remove"]), st.integers(0, 2), st.integers(0, 3)),
+    max_size=25,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10, deadline=None)
+@given(actions=ACTIONS, room=st.sampled_from([0.5, 1.5, 2.5]))
+def test_any_order_of_writes_and_unloading_tells_what_was_acknowledged(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], room: float
+) -> None:
+    world = ReplicatedWorld(tmp_path_factory.mktemp("w"), make_version)
+    numbers = {name: world.create(name) for name in NAMES}
+    world.store(numbers["a"], 1, one=[1, 0])
+    held: dict[str, set[str]] = {"a": {"one"}, "b": set(), "c": set()}
+    replica = limited(world, room)
+    for action, at, which in actions:
+        name, item = NAMES[at], f"i{which}"
+        if name not in held:
+            continue
+        if action == "store":
+            world.store(numbers[name], 1, **{item: [1, which]})
+            held[name].add(item)
+        elif action == "delete":
+            world.delete(numbers[name], item)
+            held[name].discard(item)
+        elif action == "remove":
+            with world.database.write() as connection:
+                delete_gallery(connection, numbers[name])
+            del held[name]
+        elif action == "look":
+            replica._look()
+        replica.refresh(numbers[name])
+        for other in NAMES:
+            if other in held:
+                assert items(replica, other) == len(held[other])
+            else:
+                with pytest.raises(UnknownGallery):
+                    replica.find(other)
+        assert replica.cache.loaded() == 1 or replica.cache.bytes() <= replica.cache.limit
+    world.database.close()
