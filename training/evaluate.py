@@ -120,17 +120,31 @@ def calibrate(
 
 
 def cross(new: Trained, new_QD: Vectors, old_ND: Vectors, side_NS: Vectors | None = None) -> tuple[Vectors, Vectors]:
-    """Queries and items as the version's edge lets them meet; the torch twin of `index.transform`."""
-    if new.edge_kind is EdgeKind.TRUNCATE:
+    """Queries and items as the version's edge lets them meet."""
+    assert new.edge_kind is not None
+    return meet(new.edge_kind, new.edge, new.space, new_QD, old_ND, side_NS)
+
+
+@torch.no_grad()
+def meet(
+    kind: EdgeKind,
+    edge: nn.Module | None,
+    space: str,
+    new_QD: Vectors,
+    old_ND: Vectors,
+    side_NS: Vectors | None = None,
+) -> tuple[Vectors, Vectors]:
+    """Queries and items as an edge lets them meet; the torch twin of `index.transform`."""
+    if kind is EdgeKind.TRUNCATE:
         first_QD = new_QD[:, : old_ND.shape[1]]
-        return (F.normalize(torch.from_numpy(first_QD)).numpy() if new.space == "cosine" else first_QD), old_ND
-    if new.edge is None:
+        return (F.normalize(torch.from_numpy(first_QD)).numpy() if space == "cosine" else first_QD), old_ND
+    if edge is None:
         return new_QD, old_ND
-    with torch.inference_mode():
-        if new.edge_kind is EdgeKind.ONNX:
-            return new.edge(torch.from_numpy(new_QD)).numpy(), old_ND
-        side = () if side_NS is None else (torch.from_numpy(side_NS),)
-        return new_QD, new.edge(torch.from_numpy(old_ND), *side).numpy()
+    device = next((p.device for p in edge.parameters()), torch.device("cpu"))
+    if kind is EdgeKind.ONNX:
+        return edge(torch.from_numpy(new_QD).to(device)).cpu().numpy(), old_ND
+    side = () if side_NS is None else (torch.from_numpy(side_NS).to(device),)
+    return new_QD, edge(torch.from_numpy(old_ND).to(device), *side).cpu().numpy()
 
 
 def embed_both(version: Trained | StoredVersion, data: Data) -> tuple[Vectors, Vectors]:

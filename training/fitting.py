@@ -29,11 +29,12 @@ from training.data import Data, ImageSet
 from training.evaluate import run_over
 from training.module import Loop
 from training.recipes import Recipe
+from training.validation import Validation
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
 
 
-def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
+def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
     """Train over the training images, on a GPU where there is one, deterministically.
 
     A checkpoint of the same training at `checkpoint_of(out)` is where it goes on.
@@ -43,6 +44,7 @@ def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
         data: its `train` trains.
         out: the version folder that will be written; checkpoint and logs lie beside it.
         progress: show a bar, and write TensorBoard and CSV logs into `logs_of(out)`.
+        validation: measures after every epoch; the module ends with the weights of its best one.
 
     Raises:
         KeyboardInterrupt: stopped by Ctrl-C.
@@ -68,7 +70,7 @@ def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
             strategy="ddp" if world > 1 else "auto",
             use_distributed_sampler=False,
             deterministic=True,
-            callbacks=[keeper],
+            callbacks=[keeper] if validation is None else [validation, keeper],
             logger=loggers(logs_of(out)) if progress else False,
             log_every_n_steps=min(50, len(loader)),
             enable_checkpointing=False,
@@ -77,6 +79,8 @@ def fit(module: Loop, data: Data, out: Path, progress: bool) -> None:
         )
         trainer.fit(module, loader, ckpt_path=keeper.path if done else None, weights_only=True)
     module.eval().cpu()
+    if validation is not None:
+        validation.restore(module)
 
 
 def checkpoint_of(out: Path) -> Path:

@@ -220,4 +220,6 @@ def recipe_of_psi(recipe: Recipe) -> Recipe:
         epochs=recipe.side_epochs or recipe.epochs,
         seed=recipe.seed + SEED,
         cache_old=False,
+        held_out=0.0,
+        patience=0,
     )

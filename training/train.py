@@ -29,6 +29,7 @@ from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
 from training.stored import StoredVersion, encodes_alone, open_stored, with_encoded
 from training.trained import Trained, blank_old, build_method
+from training.validation import Validation, hold_out
 
 RUNS = Path("runs")
 """Where versions go that a recipe needs and names by their recipe."""
@@ -79,7 +80,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
             for one, spec in zip(psis, (old_spec, recipe.preprocess), strict=False)
         ),
     )
-    fit(module, data, out, progress)
+    fit(module, *validated(recipe, data, old), out=out, progress=progress)
 
     head = method.head_weights() if method.trains_encoder or independent is None else independent.head
     old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
@@ -191,8 +192,16 @@ def train_psi(recipe: Recipe, data: Data, out: Path, progress: bool) -> Psi | No
     lightning.seed_everything(own.seed, verbose=False)
     psi = build_psi(own, pretrained=recipe.pretrained, weights=recipe.weights)
     if psi is not None:
-        fit(PsiTraining(psi, KINDS[own.side](own, len(data.classes)), own), data, psi_of(out), progress)
+        fit(PsiTraining(psi, KINDS[own.side](own, len(data.classes)), own), data, out=psi_of(out), progress=progress)
     return psi
+
+
+def validated(recipe: Recipe, data: Data, old: Trained | StoredVersion | None) -> tuple[Data, Validation | None]:
+    """What is left to train on, and what measures on the rest after every epoch."""
+    if not recipe.held_out:
+        return data, None
+    kept, held = hold_out(data.train, recipe.held_out, recipe.split_seed)
+    return replace(data, train=kept), Validation(held, recipe.patience, recipe.space if old is None else old.space)
 
 
 def psi_of(out: Path) -> Path:

@@ -30,8 +30,8 @@ from training.recipes import find_recipe
 torch.set_num_threads(1)
 place, writes, fit, write = Path(sys.argv[1]), [], path.fit, path.write_version
 
-def watched(module, *arguments):
-    fit(module, *arguments)
+def watched(module, *arguments, **named):
+    fit(module, *arguments, **named)
     torch.save({name: p.detach() for name, p in module.named_parameters()}, place / f"rank{processes.rank()}.pt")
 
 path.fit = watched

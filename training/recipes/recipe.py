@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 Option = str | float | int | bool
-LATER = {"old_embeddings", "milestones", "last_relu"}
+LATER = {"old_embeddings", "milestones", "last_relu", "held_out", "patience"}
 """Fields younger than the first cards: left out where empty, so that those cards still equal their recipes."""
 
 
@@ -60,6 +60,9 @@ class Recipe:
         weight_decay: of the optimiser.
         epochs: times over all training images.
         warmup_epochs: of these, the first so many with a rising rate.
+        held_out: a share of each class's training images, 0 to 0.9, to measure on after each epoch instead; the best
+            epoch's weights become the version, see `training.validation`.
+        patience: end after so many epochs without a better one; 0: never. Needs `held_out`.
         batch_size: images in a step, over all processes.
         precision: "32-true", "bf16-mixed" or, on a GPU, "16-mixed"; geometry and large scales stay in float32.
         cache_old: make the old and the independent model's embeddings once, before training, from images as evaluation
@@ -107,6 +110,8 @@ class Recipe:
     weight_decay: float = 0.0
     epochs: int = 100
     warmup_epochs: int = 0
+    held_out: float = 0.0
+    patience: int = 0
     batch_size: int = 128
     precision: str = "32-true"
     cache_old: bool = False

@@ -1,0 +1,121 @@
+"""Held-out images: which they are, what is measured on them, whose weights are kept, and when a training ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from index.errors import InvalidArgument
+from staging.recipes import quick, without_exporter
+from training import train as path
+from training.data import Data
+from training.evaluate import measure
+from training.fitting import checkpoint_of
+from training.module import Training
+from training.recipes import Recipe
+from training.sources import load_data
+from training.trained import Trained
+from training.validation import Validation, hold_out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_onnx() -> Iterator[None]:
+    with without_exporter():
+        yield
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return Trained.load(folder).state_dict()
+
+
+def test_a_share_of_each_class_is_held_out_and_of_tiny_classes_nothing() -> None:
+    images = load_data("digits_new", "").train
+    few = images.take(np.r_[np.flatnonzero(images.labels == 0)[:3], np.flatnonzero(images.labels == 1)[:40]])
+    kept, held = hold_out(few, 0.1, 0)
+
+    assert (len(kept), len(held)) == (39, 4)
+    assert set(held.labels) == {1}
+    assert not {few.images.content(0)} & {held.images.content(row) for row in range(4)}
+    assert np.array_equal(hold_out(few, 0.1, 0)[1].images.images, held.images.images)
+    assert not np.array_equal(hold_out(few, 0.1, 1)[1].images.images, held.images.images)
+
+
+@pytest.mark.parametrize("method", ["l2", "oca", "fct", "hbct"])
+def test_what_is_measured_is_what_a_report_says_of_the_same_images(
+    method: str, v1: Path, hyperbolic: Path, independent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, measured = [], Validation.measured
+
+    def watched(validation: Validation, module: Training) -> dict[str, float]:
+        told.append(measured(validation, module))
+        return told[-1]
+
+    monkeypatch.setattr(Validation, "measured", watched)
+    old = hyperbolic if method == "hbct" else v1
+    recipe = quick(f"digits_{method}", old=str(old), epochs=1, held_out=0.2)
+    recipe = replace(recipe, independent=str(independent)) if method == "fct" else recipe
+    made = Trained.load(path.train(recipe, tmp_path / "v2", progress=False))
+    _, held = hold_out(load_data("digits_new", "").train, 0.2, 0)
+    report = measure(made, Trained.load(old), Data(held, held, held, same=True))
+
+    (values,) = told
+    assert values == pytest.approx({"new/new": report.new_new.cmc(1), "new/old": report.new_old.cmc(1)}, abs=0.011)
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, values: list[float]) -> list[dict[str, torch.Tensor]]:
+    """The measured values in turn; gives the weights after each epoch."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    def measured(_: Validation, module: Training) -> dict[str, float]:
+        seen.append({name: x.clone() for name, x in module.backbone.state_dict().items()})
+        return {"new/new": values[module.trainer.current_epoch]}
+
+    monkeypatch.setattr(Validation, "measured", measured)
+    return seen
+
+
+def recipe_of(**changes: object) -> Recipe:
+    return quick("digits_independent", epochs=5, held_out=0.2, **changes)
+
+
+@pytest.mark.parametrize(("patience", "epochs"), [(0, 5), (2, 4)])
+def test_the_best_epochs_weights_become_the_version(
+    patience: int, epochs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1])
+    made = Trained.load(path.train(recipe_of(patience=patience), tmp_path / "v", progress=False))
+
+    assert len(seen) == epochs
+    assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
+
+
+def test_a_training_that_was_stopped_still_knows_its_best_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, step = scripted(monkeypatch, [0.1, 0.9, 0.3, 0.2, 0.1]), Training.training_step
+
+    def dying(module: Training, batch: object, place: int) -> torch.Tensor:
+        if module.current_epoch == 3:
+            raise KeyboardInterrupt
+        return step(module, batch, place)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "training_step", dying)
+        with pytest.raises(KeyboardInterrupt):
+            path.train(recipe_of(), tmp_path / "v", progress=False)
+    assert checkpoint_of(tmp_path / "v").is_file()
+    made = Trained.load(path.train(recipe_of(), tmp_path / "v", progress=False))
+
+    assert len(seen) == 5
+    assert all(torch.equal(x, seen[1][name]) for name, x in made.backbone.state_dict().items())
+
+
+@pytest.mark.parametrize(("field", "value"), [("held_out", 0.95), ("patience", -1), ("patience", 3)])
+def test_shares_and_patience_out_of_range_are_refused(field: str, value: float, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=field):
+        path.train(quick("digits_independent", **{field: value}), tmp_path / "v", progress=False)

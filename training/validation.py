@@ -1,0 +1,116 @@
+"""Held-out training images, measured after every epoch: the best epoch's weights stay, and a training can end early.
+
+What counts is CMC-1 among the held-out images, each leaving itself out: of the new version by itself and, where it has
+an edge, of its queries among the old version's items; the mean of both.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning
+import numpy as np
+import torch
+from torch import Tensor
+
+from index.space import Vectors
+from index.version import EdgeKind
+from training.data import Data, ImageSet, batches
+from training.evaluate import compare, meet, run_over
+from training.module import Training
+from training.trained import OUTPUTS
+
+
+def hold_out(images: ImageSet, share: float, seed: int) -> tuple[ImageSet, ImageSet]:
+    """Images to train on, and a random share of each class to measure on: two at least, none of less than four."""
+    generator = np.random.default_rng(seed)
+    held = np.zeros(len(images), bool)
+    for label in np.unique(images.labels):
+        rows = generator.permutation(np.flatnonzero(images.labels == label))
+        held[rows[: max(2, round(share * len(rows))) if len(rows) >= 4 else 0]] = True
+    return images.take(np.flatnonzero(~held)), images.take(np.flatnonzero(held))
+
+
+class Validation(lightning.Callback):
+    """Measures after each epoch, and remembers the best one's weights.
+
+    Args:
+        images: held out of the training.
+        patience: end the training after so many epochs without a better one; 0: never.
+        old_space: how the old version compares.
+    """
+
+    def __init__(self, images: ImageSet, patience: int, old_space: str) -> None:
+        self.data = Data(images, images, images, same=True)
+        self.patience, self.old_space = patience, old_space
+        self.best: dict[str, Any] = {"value": -1.0, "epoch": -1, "weights": {}}
+        self.old: tuple[Vectors | None, Vectors | None] | None = None
+
+    def on_train_epoch_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        assert isinstance(pl_module, Training)
+        values = self.measured(pl_module)
+        if trainer.loggers:
+            pl_module.log_dict({f"held-out {pair}": value for pair, value in values.items()})
+        value = float(trainer.strategy.broadcast(sum(values.values()) / len(values)))
+        if value > self.best["value"]:
+            self.best = {"value": value, "epoch": trainer.current_epoch, "weights": _weights(pl_module)}
+        elif self.patience and trainer.current_epoch - self.best["epoch"] >= self.patience:
+            trainer.should_stop = True
+
+    def measured(self, module: Training) -> dict[str, float]:
+        """CMC-1 by pair: new/new and, with an edge, new/old."""
+        images, recipe, method = self.data.query, module.recipe, module.method
+        if self.old is None:
+            self.old = self.seen_by_old(module)
+        new_SD = _made(module, images)
+        values = {"new/new": compare(new_SD, new_SD, self.data, recipe.space).cmc(1)}
+        old_SN, side_SS = self.old
+        if old_SN is not None and method.edge_kind is not None:
+            was = module.training
+            module.eval()
+            pair = meet(method.edge_kind, method.edge, recipe.space, new_SD, old_SN, side_SS)
+            module.train(was)
+            space = recipe.space if method.edge_kind is EdgeKind.FORWARD else self.old_space
+            values["new/old"] = compare(*pair, self.data, space).cmc(1)
+        return values
+
+    def seen_by_old(self, module: Training) -> tuple[Vectors | None, Vectors | None]:
+        """What the old version stores of the held-out images: embeddings and side-information."""
+        images, spec, device = self.data.query, module.recipe.preprocess, module.device
+        stored: list[Vectors | None] = []
+        for model, ready in ((module.old, OUTPUTS[self.old_space]), (module.old_psi, torch.nn.Identity())):
+            made = None if model is None else ready(run_over(images, model, model.preprocess or spec)).numpy()
+            if model is not None:
+                model.to(device)
+            stored.append(made)
+        return (images.stored if images.stored is not None else stored[0]), stored[1]
+
+    def restore(self, module: torch.nn.Module) -> None:
+        """Give the module the weights of the best epoch."""
+        if self.best["weights"]:
+            module.load_state_dict(self.best["weights"], strict=False)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.best
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best = state_dict
+
+
+def _weights(module: Training) -> dict[str, Tensor]:
+    """What trains: the backbone's and the method's, on the CPU."""
+    mine = ("backbone.", "method.")
+    return {name: x.detach().cpu().clone() for name, x in module.state_dict().items() if name.startswith(mine)}
+
+
+@torch.no_grad()
+def _made(module: Training, images: ImageSet) -> Vectors:
+    """(S, D) embeddings by the module as it is now, ready to compare."""
+    was, ready = module.training, OUTPUTS[module.recipe.space]
+    module.eval()
+    made = [
+        ready(module.method.transform(module.backbone(image_BCHW.to(module.device)).float())).cpu()
+        for image_BCHW, _ in batches(images, module.recipe.preprocess)
+    ]
+    module.train(was)
+    return torch.cat(made).numpy()
