@@ -19,6 +19,7 @@ from regraft.commands import (
     processes,
     recipes,
     reproduce,
+    sweep,
     train,
     upgrades,
     versions,
@@ -58,6 +59,7 @@ app.command(rich_help_panel=TRAINING)(recipes.recipes)
 app.command(rich_help_panel=TRAINING)(train.evaluate)
 app.command("fit-edge", rich_help_panel=TRAINING)(train.fit_edge)
 app.command(rich_help_panel=TRAINING)(train.export)
+app.command(rich_help_panel=TRAINING)(sweep.sweep)
 app.command(rich_help_panel=TRAINING)(reproduce.reproduce)
 
 

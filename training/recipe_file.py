@@ -58,6 +58,11 @@ def read_recipe(path: Path) -> Recipe:
     return replace(recipe, name=name, summary=f"from {path.name}")
 
 
+def named_or_read(given: str) -> Recipe:
+    """The recipe of that name or, where it ends in `.toml`, of that file. Raises as `find_recipe` and `read_recipe`."""
+    return read_recipe(Path(given)) if given.endswith(SUFFIX) else find_recipe(given)
+
+
 def write_recipe(recipe: Recipe, path: Path) -> Path:
     """Write a recipe as TOML, every field with what it means; `read_recipe` gives it back.
 

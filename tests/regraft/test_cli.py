@@ -30,7 +30,7 @@ COMMANDS = [
         "backfill",
     ),
     *("edges", "evaluation", "deployment", "retire", "audit"),
-    *("train", "recipes", "evaluate", "fit-edge", "export", "reproduce"),
+    *("train", "recipes", "evaluate", "fit-edge", "export", "sweep", "reproduce"),
 ]
 
 

@@ -121,7 +121,7 @@ QUIET = {
 """Of what the service says these print nothing but numbers when all goes well."""
 LOCAL = {
     *("serve", "worker", "migrate", "doctor", "plan", "version verify", "version pack"),
-    *("train", "recipes", "evaluate", "fit-edge", "export", "reproduce"),
+    *("train", "recipes", "evaluate", "fit-edge", "export", "sweep", "reproduce"),
 }
 """These speak to no service; the doctor has a test of its own below."""
 

@@ -68,6 +68,7 @@ NEEDS = {
     ("evaluate", OLD, NEW): "train",
     ("fit-edge", OLD, NEW, "--kind", "ridge", "--data", "digits"): "train",
     ("export", OLD, "--out", "nowhere"): "train",
+    ("sweep", "digits_oca"): "train",
     ("reproduce", "cifar100-b", "--root", "nowhere"): "train",
 }
 

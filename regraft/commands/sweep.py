@@ -1,0 +1,43 @@
+"""`regraft sweep`: a method's weights chosen on held-out training images. It needs the extra `train`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regraft.commands.options import needs, out, print_table
+
+
+def sweep(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A name, or a file, my.toml.")],
+    trials: Annotated[int, typer.Option("--trials", min=1, help="How many settings, the recipe's own among them.")] = 8,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field; may be repeated.")
+    ] = None,
+    target: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="The trials' versions; runs/sweep-RECIPE.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option("--save", metavar="FILE", help="Write the best recipe there.")] = None,
+) -> None:
+    """Choose a method's weights on held-out training images.
+
+    Example: regraft sweep digits_oca --trials 8 --save best.toml
+    """
+    with needs("train"):
+        from training.overrides import with_overrides
+        from training.recipe_file import named_or_read, write_recipe
+        from training.sweep import Trial
+        from training.sweep import sweep as search
+
+        chosen = with_overrides(named_or_read(recipe), settings or [])
+
+        def say(trial: Trial) -> None:
+            out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
+
+        ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say)
+        rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
+        print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)
+        if save is not None:
+            out.print(f"wrote {write_recipe(ranked[0].recipe, save)}; `regraft train {save}` trains it")

@@ -1,0 +1,55 @@
+"""Weights drawn around a recipe's own, measured on held-out images, the best one first."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from staging.recipes import quick, without_exporter
+from training import sweep as search
+from training.recipes import find_recipe
+from training.sweep import Trial, settings, sweep, weights_of
+
+
+def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -> None:
+    recipe = replace(find_recipe("digits_oca"), options={"influence_weight": 4.0, "scale": 5.0})
+    drawn = list(settings(recipe, 40))
+    factors = np.array([list(weights_of(one).values()) for one in drawn]) / [4.0, 5.0]
+
+    assert drawn[0].options == {"influence_weight": 4.0, "scale": 5.0, "alignment_weight": 5.0}
+    assert drawn == list(settings(recipe, 40))
+    assert (factors >= 0.124).all()
+    assert (factors <= 8.01).all()
+    assert (np.log2(factors[1:]).std(axis=0) > 1).all()
+
+
+def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe, told = quick("digits_l2", old=str(v1), epochs=1), []
+    with without_exporter():
+        ranked = sweep(recipe, 3, tmp_path, told.append)
+        monkeypatch.setattr(search, "train", lambda *_, **__: pytest.fail("trained again"))
+        again = sweep(recipe, 3, tmp_path)
+
+    assert sorted(told, key=lambda trial: -trial.new_old) == ranked == again
+    assert len({trial.weights for trial in ranked}) == 3
+    assert all(isinstance(trial, Trial) and 0 <= trial.new_new <= 1 for trial in ranked)
+    assert [trial.new_old for trial in ranked] == sorted((t.new_old for t in ranked), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "trials", "said"),
+    [
+        ("digits_v1", 3, "weights of a method with an old version"),
+        ("digits_fct", 3, "method fct of digits_fct has no weight"),
+        ("digits_l2", 0, "trials must be 1 or more, not 0"),
+    ],
+)
+def test_nothing_to_choose_is_refused(name: str, trials: int, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        sweep(find_recipe(name), trials, tmp_path)

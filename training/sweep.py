@@ -1,0 +1,106 @@
+"""A method's weights, chosen on held-out training images by a random search: the same number of trials for each method.
+
+A tenth of each class is held out of the training images; neither queries nor items of the evaluation are looked at. The
+first trial is the recipe as it is; each other one multiplies every option whose name ends in `weight` by a power of two
+between 1/8 and 8, at random. P_com orders the trials of a method as M(new/old) does, since the other two numbers in it
+are the same for all; so the best trial is that of the highest CMC-1 new/old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from index.folder import load_version
+from index.version import CARD
+from training.data import Data
+from training.methods import method_options
+from training.recipes import Recipe
+from training.train import recipe_data, train
+from training.validation import hold_out
+
+HELD_OUT = 0.1
+LARGEST = 3
+"""Weights are multiplied by 2 to the power of -LARGEST to LARGEST."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting and what came of it: CMC-1 on the held-out images.
+
+    Args:
+        recipe: what was trained.
+        old_old, new_old, new_new: in [0, 1].
+    """
+
+    recipe: Recipe
+    old_old: float
+    new_old: float
+    new_new: float
+
+    @property
+    def weights(self) -> str:
+        """The weights as `--set` takes them."""
+        return " ".join(f"{name}={value:g}" for name, value in self.recipe.options.items() if name.endswith("weight"))
+
+
+def sweep(recipe: Recipe, trials: int, out: Path, say: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
+    """Train so many settings; what an earlier call trained into `out` is read.
+
+    Args:
+        recipe: of a method that has an old version and weights.
+        trials: how many settings, the recipe's own among them.
+        out: a folder for the versions.
+        say: told of each trial when it is measured.
+
+    Returns:
+        The trials, the best one first.
+
+    Raises:
+        InvalidArgument: the recipe has nothing to choose, or cannot be trained.
+    """
+    if trials < 1:
+        raise InvalidArgument(f"trials must be 1 or more, not {trials}", pointer="/trials")
+    if not recipe.old or not weights_of(recipe):
+        raise InvalidArgument(
+            f"a sweep chooses weights of a method with an old version; method {recipe.method} of {recipe.name} has "
+            f"{'no weight' if recipe.old else 'none'}",
+            pointer="/method",
+        )
+    data = recipe_data(recipe)
+    kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
+    measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
+    made = []
+    for place, setting in enumerate(settings(recipe, trials)):
+        made.append(_trial(setting, out / f"trial-{place}", measured_on))
+        say(made[-1])
+    return sorted(made, key=lambda trial: -trial.new_old)
+
+
+def weights_of(recipe: Recipe) -> dict[str, float]:
+    """The weights of a recipe's method, with the recipe's values."""
+    options = {**method_options(recipe.method), **recipe.options}
+    return {name: float(value) for name, value in options.items() if name.endswith("weight")}
+
+
+def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
+    """The recipe itself, then others with other weights; the same for the same `split_seed`."""
+    generator = np.random.default_rng(recipe.split_seed)
+    for place in range(trials):
+        powers = generator.uniform(-LARGEST, LARGEST, len(weights_of(recipe))) * (place > 0)
+        drawn = {
+            name: float(f"{value * 2**power:.3g}")
+            for (name, value), power in zip(weights_of(recipe).items(), powers, strict=True)
+        }
+        yield replace(recipe, options={**recipe.options, **drawn})
+
+
+def _trial(recipe: Recipe, out: Path, data: Data) -> Trial:
+    if not ((out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()):
+        train(recipe, out, progress=False, data=data)
+    metrics = load_version(out).card.metrics
+    return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))
