@@ -85,7 +85,7 @@ def build_backbone(
     """
     start = weights or (DOWNLOAD if pretrained else FRESH)
     if name.startswith(TIMM):
-        trunk, features = _timm_trunk(name.removeprefix(TIMM), channels, start)
+        trunk, features = timm_trunk(name.removeprefix(TIMM), channels, start)
     elif name in BACKBONES:
         trunk, features = BACKBONES[name](channels, start)
     else:
@@ -94,7 +94,8 @@ def build_backbone(
     return Backbone(trunk, features, dim, last_relu)
 
 
-def _timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
+def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
+    """A timm model without its classifier, and how many features it gives; `start`: a file, FRESH or DOWNLOAD."""
     if not timm.is_model(name):
         near = ", ".join(difflib.get_close_matches(name, timm.list_models(), n=5)) or "none"
         raise InvalidArgument(f"timm knows no model {name!r}; near it: {near}", pointer="/backbone")
@@ -122,7 +123,7 @@ def _pretrained(name: str, channels: int, start: str) -> nn.Module:
 
 def _resnet18_32(channels: int, start: str) -> tuple[nn.Module, int]:
     """ResNet-18 for images of about 32 pixels: a 3x3 stem that keeps their size, no pooling behind it."""
-    trunk, features = _timm_trunk("resnet18", channels, start)
+    trunk, features = timm_trunk("resnet18", channels, start)
     stem = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
     nn.init.kaiming_normal_(stem.weight, mode="fan_out", nonlinearity="relu")  # as timm does
     trunk.conv1, trunk.maxpool = stem, nn.Identity()
@@ -144,7 +145,7 @@ class Enlarged(nn.Module):
 
 def _vit_b16_enlarged(channels: int, start: str) -> tuple[nn.Module, int]:
     """ViT-B/16 at 224 pixels for smaller images: the version it replaces sees the same images at their own size."""
-    trunk, features = _timm_trunk("vit_base_patch16_224", channels, start)
+    trunk, features = timm_trunk("vit_base_patch16_224", channels, start)
     return Enlarged(trunk, 224), features
 
 

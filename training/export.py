@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +26,9 @@ from index.version import EDGE_MODEL, ENCODER, PROBE, SIDE, Card, Edge, Version
 from training.data import Data, Tensors, fingerprint
 from training.evaluate import Report, scores
 from training.method import ItemEdge
+from training.tracing import to_onnx
 from training.trained import Trained
 
-OPSET = 18
 PARITY = 1e-5
 """Largest absolute difference between torch and onnxruntime on real images."""
 PARITY_IMAGES = 64
@@ -141,7 +140,7 @@ def write_model(path: Path, module: nn.Module, given: Mapping[str, Tensor], made
     Raises:
         ParityError: onnxruntime and torch disagree.
     """
-    path.write_bytes(to_onnx(module, given, made))
+    path.write_bytes(to_onnx(module, given, made, packed=isinstance(module, Outputs)))
     check_parity(path, given, _reference(module, *given.values()))
 
 
@@ -155,37 +154,6 @@ class Outputs(nn.Module):
     def forward(self, *stored: Tensor) -> tuple[Tensor, ...]:
         """See `ItemEdge.carry`."""
         return tuple(self.edge.carry(*stored).values())
-
-
-def to_onnx(module: nn.Module, given: Mapping[str, Tensor], made: list[str]) -> bytes:
-    """A module as an ONNX model: the first axis free, no paths of this machine inside."""
-    batch = torch.export.Dim("batch")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter's own deprecations, nothing a caller could act on
-        program = torch.onnx.export(
-            module.eval(),
-            # One image would be taken for a fixed size.
-            tuple(example[:1].repeat(2, *[1] * (example.ndim - 1)) for example in given.values()),
-            input_names=list(given),
-            output_names=made,
-            dynamic_shapes=_shapes(module, [{0: batch} for _ in given]),
-            opset_version=OPSET,
-            dynamo=True,
-            verbose=False,
-        )
-    assert program is not None
-    model = program.model_proto
-    del model.metadata_props[:]
-    for part in (*model.graph.node, *model.graph.input, *model.graph.output, *model.graph.value_info, model.graph):
-        del part.metadata_props[:]
-        part.doc_string = ""
-    content: bytes = model.SerializeToString(deterministic=True)
-    return content
-
-
-def _shapes(module: nn.Module, each: list[dict[int, Any]]) -> tuple[Any, ...]:
-    """What torch.export asks for: one entry a parameter, so a module of `*stored` has one that holds all."""
-    return (tuple(each),) if isinstance(module, Outputs) else tuple(each)
 
 
 def check_parity(path: Path, given: Mapping[str, Tensor], expected: Tensor | tuple[Tensor, ...]) -> None:

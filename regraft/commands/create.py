@@ -21,6 +21,8 @@ PREPROCESS = ("preprocess", "size", "resize", "stretch", "mode", "interpolation"
 LEGAL = {
     "dim": ("space", "curvature"),
     "onnx": ("space", "curvature", "pool", "output", *PREPROCESS),
+    "timm": ("space", "curvature", "weights"),
+    "torchvision": ("space", "curvature", "weights"),
 }
 """The options that say what a version is made of, and those that go with each."""
 
@@ -30,6 +32,16 @@ def create(
     dim: Annotated[int | None, typer.Option("--dim", help="Vectors made elsewhere, of so many numbers.")] = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", metavar="FILE", help="An ONNX model of images; needs a preprocess.")
+    ] = None,
+    timm: Annotated[
+        str | None, typer.Option("--timm", metavar="MODEL", help="A timm model, prepared by its own data_config.")
+    ] = None,
+    torchvision: Annotated[
+        str | None, typer.Option("--torchvision", metavar="MODEL", help="A torchvision model without its classifier.")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", metavar="FILE", help="The model's; default: the library's cache or download."),
     ] = None,
     space: Annotated[str | None, typer.Option("--space", help="cosine (default), l2 or lorentz.")] = None,
     curvature: Annotated[float | None, typer.Option("--curvature", help="Of a lorentz space, above 0.")] = None,
@@ -70,7 +82,8 @@ def create(
 ) -> None:
     """Write a version folder, checked as a registration checks it, for `regraft version register`.
 
-    It is made of one of: vectors made elsewhere (--dim), an ONNX file (--onnx).
+    It is made of one of: vectors made elsewhere (--dim), an ONNX file (--onnx), a model of timm (--timm) or torchvision
+    (--torchvision).
 
     Example: regraft version create api-v1 --dim 1536
 
@@ -79,7 +92,7 @@ def create(
     options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
     given = {option: value for option, value in options.items() if value is not None}
     kind = _kind(given)
-    with needs("worker"):
+    with needs("worker" if kind in {"dim", "onnx"} else "models"):
         from regraft.version import Version
 
         made = Version.create(into / name, _source(kind, given), overwrite=overwrite)
@@ -126,6 +139,11 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
         from index.creation.supplied import Supplied
 
         return Supplied(given["dim"], space)
+    if kind in {"timm", "torchvision"}:
+        from training.creation.vision import Timm, Torchvision
+
+        made = Timm if kind == "timm" else Torchvision
+        return made(given[kind], given.get("weights"), space)
     from index.creation.onnx_file import OnnxFile
 
     return OnnxFile(given["onnx"], _preprocess(given), space, given.get("pool", "none"), given.get("output", ""))

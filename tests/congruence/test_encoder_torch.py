@@ -17,7 +17,7 @@ from index.image import decode_image, preprocess_batch
 from index.version import Preprocess
 from training.backbones import build_backbone
 from training.digits import load_digits_split
-from training.export import to_onnx
+from training.tracing import to_onnx
 from training.trained import Trained
 from training.transforms import evaluation_transform
 

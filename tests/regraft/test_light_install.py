@@ -64,6 +64,7 @@ NEEDS = {
     ("version", "verify", OLD): "worker",
     ("plan", OLD, NEW): "worker",
     ("version", "create", "mine", "--onnx", OLD / "encoder.onnx", "--size", "8"): "worker",
+    ("version", "create", "mine", "--timm", "resnet18"): "models",
     ("train", "digits_v1"): "train",
     ("evaluate", OLD, NEW): "train",
     ("fit-edge", OLD, NEW, "--kind", "ridge", "--data", "digits"): "train",

@@ -18,6 +18,7 @@ from index.folder import load_version
 from index.version import ENCODER, PROBE
 from staging.recipes import quick, train_weights
 from training import export
+from training.tracing import to_onnx
 from training.trained import WEIGHTS, Trained
 
 
@@ -33,7 +34,7 @@ def weights_only(independent: Path, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.fixture(scope="module")
 def encoder_onnx(weights_only: tuple[Path, Path]) -> bytes:
     """v1's model."""
-    return export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
+    return to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(1, 1, 8, 8)}, ["embedding"])
 
 
 def test_a_version_trained_without_an_exporter_is_valid_and_takes_no_images_yet(
@@ -83,7 +84,7 @@ def test_a_model_holds_no_path_of_this_machine_and_no_external_data(encoder_onnx
 
 
 def test_the_same_weights_export_to_the_same_bytes(weights_only: tuple[Path, Path], encoder_onnx: bytes) -> None:
-    again = export.to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(2, 1, 8, 8)}, ["embedding"])
+    again = to_onnx(Trained.load(weights_only[0]), {"images": torch.randn(2, 1, 8, 8)}, ["embedding"])
 
     assert again == encoder_onnx
 
@@ -92,7 +93,7 @@ def test_a_model_that_differs_from_torch_is_refused(tmp_path: Path) -> None:
     images = torch.rand(3, 1, 4, 4)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16, 2))
     model = tmp_path / ENCODER
-    model.write_bytes(export.to_onnx(module, {"images": images}, ["embedding"]))
+    model.write_bytes(to_onnx(module, {"images": images}, ["embedding"]))
     with torch.inference_mode():
         expected = module(images)
     export.check_parity(model, {"images": images}, expected)

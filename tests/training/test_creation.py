@@ -1,0 +1,107 @@
+"""Versions of torch's models: what the folder gives is what the library gives, from the file to the embedding."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+import timm
+import torch
+import torchvision
+from PIL import Image, ImageOps
+from torch import nn
+
+from index.creation.probes import PROBES, probe_files
+from index.encoder import Encoder, verify_version
+from index.errors import InvalidArgument
+from index.image import decode_image
+from index.version import Preprocess
+from regraft import Version
+from training.creation.vision import Timm, TorchModule, Torchvision
+
+SPEC = Preprocess(8, 8, "RGB", 9)
+SMALL = "test_vit"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a small timm model with a classifier of 7 classes, as a fine-tuning leaves it."""
+    torch.manual_seed(0)
+    path = tmp_path_factory.mktemp("weights") / "model.pth"
+    torch.save(timm.create_model(SMALL, num_classes=7).state_dict(), path)
+    return path
+
+
+def test_a_timm_model_gives_what_timm_gives(weights: Path, tmp_path: Path) -> None:
+    made = Version.create(tmp_path / "mine", Timm(SMALL, weights))
+
+    model = timm.create_model(SMALL, num_classes=7, checkpoint_path=str(weights)).eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    files = probe_files()[:20]
+    with torch.inference_mode():
+        pictures = [ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB") for data in files]
+        features = model.forward_head(
+            model.forward_features(torch.stack([transform(picture) for picture in pictures])), pre_logits=True
+        )
+    expected = nn.functional.normalize(features).numpy()
+    given = Encoder(made).encode([decode_image(data) for data in files]).vectors
+
+    np.testing.assert_allclose(given, expected, atol=1e-5)
+    assert verify_version(made.folder).card.method == "timm"
+    parity = made.card.metrics["parity"]["images"]
+    assert (parity["inputs"], parity["largest_difference"] < 1e-5) == (PROBES, True)
+
+
+class Tiny(nn.Module):
+    """Shaped as torchvision's: a trunk, and a classifier whose last layer is linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk = nn.Conv2d(3, 6, 32, stride=32)
+        self.classifier = nn.Sequential(nn.Linear(6, 5), nn.Hardswish(), nn.Linear(5, 3))
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.classifier(self.trunk(images).mean(dim=(2, 3)))
+
+
+def test_a_torchvision_model_gives_what_torchvision_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights=None: Tiny())
+    whole = Tiny()
+    torch.save(whole.state_dict(), tmp_path / "w.pt")
+
+    made = Version.create(tmp_path / "mine", Torchvision("resnet18", tmp_path / "w.pt"))
+
+    transform = torchvision.models.ResNet18_Weights.DEFAULT.transforms()
+    picture = decode_image(probe_files()[1]).convert("RGB")
+    with torch.inference_mode():
+        pixels = transform(picture)[None]
+        expected = nn.functional.normalize(whole.classifier[:2](whole.trunk(pixels).mean(dim=(2, 3)))).numpy()
+    np.testing.assert_allclose(Encoder(made).encode([picture]).vectors, expected, atol=1e-5)
+    assert made.card.metrics["parity"]["images"]["largest_difference"] < 1e-5
+
+
+def test_any_module_with_a_preprocess_becomes_a_version(tmp_path: Path) -> None:
+    made = Version.create(
+        tmp_path / "mine", TorchModule(nn.Sequential(nn.Flatten(), nn.Linear(192, 5)), SPEC, {"kind": "l2"})
+    )
+
+    assert (made.card.dim, made.card.space, made.card.method) == (5, {"kind": "l2"}, "torch")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda file: Timm("resnet1", file), "timm knows no model 'resnet1'; near it: resnet"),
+        (lambda file: Timm("test_resnet", file), "weights cannot be had from .*model.pth: .*--weights FILE names"),
+        (lambda file: Timm(SMALL, file.with_name("none")), "weights cannot be had from .*none: no such file"),
+        (lambda file: Torchvision("vgg", file), "torchvision knows no model 'vgg' of whole images; near it: vgg1"),
+        (lambda file: Torchvision("resnet18", file), "weights cannot be had from .*model.pth: "),
+        (lambda file: Torchvision("squeezenet1_1", file), "the model has no linear layer at its end"),
+    ],
+)
+def test_what_cannot_be_had_is_named(source, message: str, weights: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Version.create(tmp_path / "mine", source(weights))
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,1 @@
+"""Version folders of models of torch: sources of `index.creation.create`."""

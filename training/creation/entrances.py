@@ -1,0 +1,87 @@
+"""From a module of torch to an entrance of a version folder, compared with the library that the module is from.
+
+Shape suffixes: N inputs, C channels, H height, W width, D dimension.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+import torch.nn.functional as F
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from index.creation.probes import Parity, compare, probe_files, write_image_probe
+from index.image import Pixels, decode_image, preprocess_batch
+from index.space import Cosine, Space, Vectors
+from index.version import ENCODER, Preprocess
+from training.tracing import to_onnx
+
+BATCH = 10
+"""Probes in one run."""
+
+Reference = Callable[[Image.Image], Tensor]
+"""How the library that a model is from prepares an image: to (C, H, W)."""
+
+
+class Images(nn.Module):
+    """A module's embeddings of images, of length 1 if `unit`."""
+
+    def __init__(self, module: nn.Module, *, unit: bool) -> None:
+        super().__init__()
+        self.module, self.unit = module, unit
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, D), ready to compare."""
+        embedding_ND: Tensor = self.module(images)
+        return F.normalize(embedding_ND) if self.unit else embedding_ND
+
+
+def write_images(
+    folder: Path, module: nn.Module, spec: Preprocess, space: Space, source: str, reference: Reference | None = None
+) -> tuple[int, Parity]:
+    """Write encoder.onnx and probe.npz, and hold them against the source on the probe images.
+
+    Args:
+        folder: where to.
+        module: (N, C, H, W) -> (N, D).
+        spec: how images become its input.
+        space: what its embeddings lie in.
+        source: what messages and the card call the library.
+        reference: how the library prepares an image; None: there is none, `spec` is all that is known.
+
+    Returns:
+        D, and how far they are apart.
+
+    Raises:
+        ParityError: too far.
+    """
+    encoder = Images(module, unit=isinstance(space, Cosine)).eval().requires_grad_(False)
+    files = probe_files()
+    pixels_NCHW = preprocess_batch([decode_image(data) for data in files], spec)
+    (folder / ENCODER).write_bytes(to_onnx(encoder, {"images": torch.from_numpy(pixels_NCHW[:1])}, ["embedding"]))
+    session = ort.InferenceSession((folder / ENCODER).read_bytes(), providers=["CPUExecutionProvider"])
+    made_ND = np.concatenate([session.run(None, {"images": part})[0] for part in _batches(pixels_NCHW)])
+    theirs_NCHW = pixels_NCHW
+    if reference is not None:
+        theirs_NCHW = np.stack([reference(_opened(data, spec.mode)).numpy() for data in files])
+    with torch.inference_mode():
+        theirs_ND = torch.cat([encoder(torch.from_numpy(part)) for part in _batches(theirs_NCHW)]).numpy()
+    parity = compare(made_ND, theirs_ND, source, ENCODER)
+    write_image_probe(folder, pixels_NCHW[:1], made_ND[:1])
+    return made_ND.shape[1], parity
+
+
+def _batches(array_N: Pixels) -> Iterator[Vectors]:
+    for start in range(0, len(array_N), BATCH):
+        yield array_N[start : start + BATCH]
+
+
+def _opened(data: bytes, mode: str) -> Image.Image:
+    """A file as a user of the library opens it: upright, and in its model's colours."""
+    return ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert(mode)
