@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
 from staging.builders import image_bytes, make_image, make_version
-from staging.forked import Forked, environment
+from staging.forked import Forked, environment, run
 from staging.ports import free_port
 from staging.waiting import until
 
@@ -56,13 +56,10 @@ class Running:
         until(holds, seconds=seconds, said=self.log.read_text)
 
     def regraft(self, *arguments: object, code: int = 0) -> str:
-        out, err = self.folder / "out", self.folder / "err"
-        for path in (out, err):
-            path.write_text("")
-        ended = Forked(["-m", "regraft", *arguments], self.environment, out, err).wait(90)
-        assert ended == code, out.read_text() + err.read_text()
-        assert "Traceback" not in err.read_text()
-        return out.read_text() + (err.read_text() if code else "")
+        ended, out, err = run(["-m", "regraft", *arguments], self.environment, self.folder)
+        assert ended == code, out + err
+        assert "Traceback" not in err
+        return out + (err if code else "")
 
     def logged(self, words: str) -> bool:
         return words in self.log.read_text()

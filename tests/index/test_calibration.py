@@ -175,10 +175,12 @@ def test_pairs_that_do_not_fit_are_refused(arguments: dict[str, Any]) -> None:
         fit_calibration(**arguments, higher_is_better=True)
 
 
-def test_calibrating_and_following_edges_needs_nothing_but_numpy() -> None:
+def test_measuring_calibrating_and_following_edges_needs_nothing_but_numpy() -> None:
+    """Training and the demo measure where neither FAISS nor onnxruntime nor a service is installed."""
     code = (
         "import sys\n"
         "for name in ('faiss', 'onnx', 'onnxruntime', 'pydantic', 'PIL', 'torch'): sys.modules[name] = None\n"
-        "import index.calibration, index.graph, index.transform, index.folder"
+        "import index.calibration, index.graph, index.transform, index.folder\n"
+        "from index.evaluation import gate, metrics, ordering, verification"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
 
-from regraft import cli
+from staging import forked
 from staging.answers import GALLERY
 from staging.builders import make_version
 
 COMMANDS = [
-    *(
-        "serve",
-        "worker",
-        "migrate",
-        "doctor",
-        "plan",
-        "gallery",
-        "ingest",
-        "query",
-        "version",
-        "gate",
-        "deploy",
-        "rollback",
-        "backfill",
-    ),
-    *("edges", "evaluation", "deployment", "retire", "audit"),
+    *("serve", "worker", "migrate", "doctor", "plan", "gallery", "ingest", "query", "version", "gate", "deploy"),
+    *("rollback", "backfill", "edges", "evaluation", "deployment", "retire", "audit"),
     *("train", "recipes", "evaluate", "fit-edge", "export", "sweep", "reproduce"),
 ]
 
@@ -158,18 +142,14 @@ def test_an_unwritable_target_is_one_line_too(run, tmp_path):
 
 
 @pytest.mark.parametrize("command", [["gallery", "list"], ["migrate", "--data", "/dev/null/x"]])
-def test_no_service_and_no_data_folder_give_one_line_and_no_traceback(command):
+def test_no_service_and_no_data_folder_give_one_line_and_no_traceback(command, tmp_path):
     url = ["--url", "http://127.0.0.1:9"] if command[0] == "gallery" else []
-    root = Path(cli.__file__).parent.parent
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "regraft", *command, *url], capture_output=True, text=True, cwd=root, check=False
-    )
+    code, out, err = forked.run(["-m", "regraft", *command, *url], forked.environment(), tmp_path)
 
-    assert ended.returncode == 1
-    assert ended.stdout == ""
-    assert ended.stderr.startswith("regraft: ")
-    assert ended.stderr.count("\n") == 1
+    assert (code, out) == (1, "")
+    assert err.startswith("regraft: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,13 +39,25 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
     return {version.name: version for version in (v1, v2, plain)}
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Iterator[Served]:
-    """One server for the tests of a file, with every version registered; each test makes its own gallery."""
-    settings = Settings(data=tmp_path_factory.mktemp("data"), max_batch=100, max_body_bytes=1 << 20)
-    with serving(settings) as running:
+@pytest.fixture(scope="session")
+def data_of_versions(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Path:
+    """A data folder in which every version is registered."""
+    data = tmp_path_factory.mktemp("registered") / "data"
+    with verified_here(), migrated_once(), serving(Settings(data=data)) as running:
         for version in versions.values():
             assert running.register(version).status_code == 201
+    return data
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version], data_of_versions: Path
+) -> Iterator[Served]:
+    """One server for the tests of a file, with every version registered; each test makes its own gallery."""
+    data = tmp_path_factory.mktemp("served") / "data"
+    shutil.copytree(data_of_versions, data)
+    with serving(Settings(data=data, max_batch=100, max_body_bytes=1 << 20)) as running:
+        running.versions.update(versions)
         yield running
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import regraft.remote
 from index import isolated
+from index.execution import Execution
 from index.isolated import Limits
 from index.version import Version
 from regraft.commands.processes import _work_remotely
@@ -108,7 +109,7 @@ def test_a_remote_worker_is_given_its_settings(told: bool, tmp_path: Path, monke
 
     _work_remotely("http://far:1", "k" * 16, tmp_path / "told" if told else None, threading.Event())
 
-    options = {"threads": 3, "max_pixels": 99, "limits": Limits(7.0, 1 << 30)}
+    options = {"execution": Execution(3), "max_pixels": 99, "limits": Limits(7.0, 1 << 30)}
     (url, folder, passed), worked = given
     assert (url.startswith("http://far:1"), worked) == (True, "work")
     assert (folder, passed) == (tmp_path / ("told" if told else "set") / "worker", options)

@@ -59,6 +59,15 @@ class Forked:
         self.send_signal(signal.SIGKILL)
 
 
+def run(command: Sequence[object], env: Mapping[str, str], folder: Path) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of one that ends by itself; `folder` is for what it prints."""
+    out, err = folder / "out", folder / "err"
+    for path in (out, err):
+        path.write_text("")
+    code = Forked(command, env, out, err).wait(90)
+    return code, out.read_text(), err.read_text()
+
+
 def environment(**variables: str) -> dict[str, str]:
     """This process's, without what Regraft would read of it, and with these."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("REGRAFT_")}

@@ -7,8 +7,6 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,6 +24,7 @@ from service.settings import Settings
 from service.store import blobs, faults
 from service.store.database import Database, upgrade
 from staging.builders import make_version
+from staging.forked import environment, run
 from staging.served import problem, serving
 
 
@@ -173,17 +172,11 @@ def test_an_empty_file_becomes_a_database(tmp_path: Path) -> None:
 def test_each_command_ends_with_a_sentence(tmp_path: Path, command: tuple[str, ...]) -> None:
     overwrite_header(tmp_path / "regraft.db")
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "regraft", *command, "--data", str(tmp_path)],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    code, _, said = run(["-m", "regraft", *command, "--data", tmp_path], environment(), tmp_path)
 
-    assert ended.returncode == 1
-    assert "Traceback" not in ended.stderr
-    assert "restore it from a backup" in " ".join(ended.stderr.split())
+    assert code == 1
+    assert "Traceback" not in said
+    assert "restore it from a backup" in " ".join(said.split())
 
 
 @pytest.mark.parametrize("change", ["replace", "delete item", "delete items", "delete evaluation", "delete gallery"])

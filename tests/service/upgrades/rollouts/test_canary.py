@@ -31,7 +31,8 @@ class TestCanary:
         assert first == {key: "drifted" if share_of(trial, key.encode()) < 0.5 else "v1" for key in keys}
         assert len(set(first.values())) == 2
         counts = Counter(first.values())
-        found = wait_for(served, filled, number, counted("canary", "new", 2 * counts["drifted"]))
+        sides = [counted("canary", "old", 2 * counts["v1"]), counted("canary", "new", 2 * counts["drifted"])]
+        found = wait_for(served, filled, number, lambda found: all(side(found) for side in sides))
         assert found["trial"]["canary"]["queries"] == {"old": 2 * counts["v1"], "new": 2 * counts["drifted"]}
 
     def test_without_a_key_the_content_decides(self, served: Any, filled: str, pictures: list[bytes]) -> None:
