@@ -1,16 +1,17 @@
 """What a choice does to quality, on scikit-learn's digits over several seeds (minutes on a CPU).
 
+    python benchmarks/digits_variants.py forms       the forms of a method that papers and codes differ in
     python benchmarks/digits_variants.py hbct        HBCT's ablations
     python benchmarks/digits_variants.py cache_old   old embeddings made once, of images that are not augmented
 
 Seed N adds 10 N to the seed of every recipe, references included. A value is the mean over seeds; its interval is the
-95 % percentile bootstrap over queries, each query's value being its mean over seeds; differences are paired.
+95 % percentile bootstrap over queries, each query's value being its mean over seeds; differences are paired. Versions
+lie in --out; what is there is not trained again.
 """
 
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -35,6 +36,31 @@ ABLATIONS = {
     "entailment alone": ["contrast=none"],
     "neither (base loss)": ["entail=false", "contrast=none"],
 }
+FORMS: dict[str, dict[str, list[str]]] = {
+    "oca": {"unit h (default)": [], "raw, the letter": ["logits=raw"]},
+    "bct": {
+        "class means, unit (default)": [],
+        "the old head, unit": ["logits=head"],
+        "raw, the letter": ["logits=raw"],
+        "distill": ["influence=distill"],
+        "alleviate": ["alleviate=true"],
+    },
+    "bt2": {"unit (default)": [], "raw": ["logits=raw"]},
+    "l2": {"all, unit (default)": [], "old classes, raw, weight 1": ["over=old", "unit=false", "weight=1"]},
+    "contrast": {
+        "temperature 0.05": ["temperature=0.05"],
+        "0.1 (default)": ["temperature=0.1"],
+        "0.2": ["temperature=0.2"],
+        "1, its code's": ["temperature=1"],
+    },
+    "advbct": {"weight 10 (default)": ["weight=10"], "weight 3": ["weight=3"], "weight 1": ["weight=1"]},
+    "hot_refresh": {
+        "contrast (default)": [],
+        "without new negatives": ["among_new=false"],
+        "triplet, hardest 1": ["form=triplet", "hardest=1"],
+        "l2, weight 10": ["form=l2", "weight=10"],
+    },
+}
 CACHED = ("l2", "lwf", "bct", "contrast", "hot_refresh", "advbct", "hoc", "hbct", "bt2")
 """Methods that look at old embeddings in every step; `bct` in its form `distill`, the only one that does."""
 
@@ -44,12 +70,25 @@ Values = dict[str, NDArray[np.float64]]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("table", choices=("hbct", "cache_old"))
+    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/digits-variants"))
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folders = [Path(place) / f"seed{seed}" for seed in range(given.seeds)]
-        (hbct if given.table == "hbct" else cache_old)(folders)
+    TABLES[given.table]([given.out / f"seed{seed}" for seed in range(given.seeds)])
+
+
+def forms(folders: Sequence[Path]) -> None:
+    print("| method | form | new/old CMC-1 % | sd | mAP % | new/new CMC-1 % | sd |\n|" + " --- |" * 7)
+    for method, choices in FORMS.items():
+        for name, settings in choices.items():
+            # method= sets the method's own defaults in place of the recipe's options.
+            changed = [f"method={method}", *settings] if method in {"bct", "oca"} else settings
+            seeds = [values(f"digits_{method}", changed, folder) for folder in folders]
+            found = ("new/old cmc@1", f"new/old {MEAN_AP}", "new/new cmc@1")
+            new_old, mean_ap, new_new = (shown(seeds, pair) for pair in found)
+            spread = (deviation(seeds, pair) for pair in (found[0], found[2]))
+            cells = [new_old, next(spread), mean_ap, new_new, next(spread)]
+            print(f"| {method} | {name} | {' | '.join(cells)} |", flush=True)
 
 
 def hbct(folders: Sequence[Path]) -> None:
@@ -99,6 +138,11 @@ def made(name: str, settings: Sequence[str], folder: Path) -> Path:
     return out
 
 
+def deviation(seeds: Sequence[Values], name: str) -> str:
+    """Standard deviation over training seeds, in points."""
+    return f"{100 * np.std([found[name].mean() for found in seeds], ddof=1):.1f}" if len(seeds) > 1 else ""
+
+
 def shown(seeds: Sequence[Values], name: str) -> str:
     return percent(mean_interval(np.mean([found[name] for found in seeds], axis=0)))
 
@@ -112,6 +156,8 @@ def percent(score: Score) -> str:
     value, low, high = (f"{100 * x:.1f}" for x in (score.value, score.low, score.high))
     return f"{value} [{low}, {high}]"
 
+
+TABLES = {"forms": forms, "hbct": hbct, "cache_old": cache_old}
 
 if __name__ == "__main__":
     main()

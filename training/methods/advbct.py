@@ -2,8 +2,10 @@
 
 Decided where the source is silent, as in its public code: discriminator of one hidden layer of 100; the strength of the
 reversed gradient rises as 2 / (1 + exp(-10 p)) - 1 over training (p from 0 to 1) while the adversarial loss fades as
-1 - p; a class's radius is the distance of its farthest old embedding from the centre, both of unit length before the
-mean; the boundary moves from there towards `threshold` by a share that is learned for each class.
+1 - p; a class's radius is the largest distance of an old embedding from the centre that is no outlier, both of unit
+length before the mean; the boundary moves from there towards `threshold` by a share that is learned for each class.
+All classes of the new data have a boundary, and its loss weighs 10: at 1 the boundary acts too weakly on digits (three
+training seeds, old/old 82.1 % CMC-1): new/old 70.4 (sd 7.3); at 10 it is 81 (sd below 2), old classes alone 61.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ class AdvBct(Compatible):
         self,
         context: MethodContext,
         *,
-        weight: float = 1.0,
+        weight: float = 10.0,
         adversarial_weight: float = 1.0,
         threshold: float = 0.5,
         over: str = "all",

@@ -255,7 +255,7 @@ def test_the_adversarial_loss_fades_out() -> None:
     method = build("advbct").eval()
     for progress in (0.0, 0.75, 1.0):
         step = method(batch(progress=progress))
-        rest = step.logging["base"] + step.logging["influence"]
+        rest = step.logging["base"] + method.weight * step.logging["influence"]
 
         assert (step.loss - rest).item() == pytest.approx((1 - progress) * step.logging["adversarial"].item(), abs=1e-6)
         assert math.isfinite(step.loss.item())
