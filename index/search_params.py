@@ -6,10 +6,7 @@ against its fields by a test.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
 
@@ -85,15 +82,9 @@ class SearchParams(BaseModel):
     explain: bool = False
     """tell how the answer came about"""
 
-    def fingerprint(self, queries: Any) -> str:
-        """What must not change from page to page, as far as it can be told cheaply; `queries`: any JSON of them."""
-        ranking = repr({name: value for name, value in self if name not in ANY_PAGE})
-        return _digest(json.dumps([queries, ranking]))
-
-
-@lru_cache(maxsize=256)
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def ranking(self) -> str:
+        """The options that must not change from page to page, as text."""
+        return repr({name: value for name, value in self if name not in ANY_PAGE})
 
 
 DEFAULTS = SearchParams()

@@ -211,6 +211,8 @@ UNIT_TOLERANCE = 1e-3
 """How far from length 1 a stored cosine vector may be; float16 transport rounds by about 5e-4."""
 
 MAX_NUMBER = float(np.finfo(np.float32).max)
+MIN_NORM = 1e-12
+"""A cosine vector that is shorter has no direction."""
 MAX_NORM = 1e15
 """Squared distances and Lorentz inner products of longer vectors overflow float32."""
 
@@ -250,24 +252,28 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
         shape = "x".join(map(str, x.shape))
         raise InvalidVector(f"an embedding has {dim} numbers, this one has shape {shape}", pointer=pointer)
-    # float32 is what is stored: a finite float64 that overflows it is refused too.
-    finite_N = np.abs(x_ND).max(axis=1) <= MAX_NUMBER  # so is no NaN, nor a row that holds one
-    if not finite_N.all():
-        raise InvalidVector(
-            "an embedding must be finite numbers (float32)", pointer=_at(pointer, x, int(np.argmin(finite_N)))
-        )
+    norm_N = np.sqrt(np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64))
+    if not (len(norm_N) and norm_N.max() <= MAX_NORM):  # else no number is too large, and none is NaN
+        _check_finite(x_ND, x, pointer)
     if isinstance(space, Cosine):
-        norm_N = np.sqrt(np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64))
-        if (norm_N < 1e-12).any():
-            zero = int(np.argmax(norm_N < 1e-12))
+        if len(norm_N) and norm_N.min() < MIN_NORM:
+            zero = int(np.argmax(norm_N < MIN_NORM))
             raise InvalidVector("an all-zero embedding has no direction to compare", pointer=_at(pointer, x, zero))
         unit_ND = np.empty(x_ND.shape, np.float32)
         np.divide(x_ND, norm_N[:, None], out=unit_ND, casting="same_kind")  # in float64, a few rows at a time
         return unit_ND
-    if (long_N := np.linalg.norm(x_ND.astype(np.float64, copy=False), axis=1) > MAX_NORM).any():
+    if (long_N := norm_N > MAX_NORM).any():
         why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
         raise InvalidVector(why, pointer=_at(pointer, x, int(np.argmax(long_N))))
     return np.ascontiguousarray(x_ND, dtype=np.float32)
+
+
+def _check_finite(x_ND: NDArray[Any], given: NDArray[Any], pointer: str) -> None:
+    # float32 is what is stored: a finite float64 that overflows it is refused too.
+    finite_N = np.abs(x_ND).max(axis=1) <= MAX_NUMBER  # so is no NaN, nor a row that holds one
+    if not finite_N.all():
+        at = _at(pointer, given, int(np.argmin(finite_N)))
+        raise InvalidVector("an embedding must be finite numbers (float32)", pointer=at)
 
 
 def _at(pointer: str, given: NDArray[np.float64], row: int) -> str:

@@ -19,15 +19,13 @@ def nearest_rows(
     space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
 ) -> tuple[Vectors, Rows]:
     """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where there are no more."""
+    found = min(k, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+    if found == k and len(queries_QD):
+        return _nearest(space, queries_QD, rows_RW, allowed_R, k)
     scores_QK = np.zeros((len(queries_QD), k), np.float32)
     at_QK = np.full((len(queries_QD), k), MISSING, np.int64)
-    found = min(k, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
     if found and len(queries_QD):
-        if isinstance(space, Lorentz):
-            scores_QK[:, :found], at_QK[:, :found] = _rescored(space, queries_QD, rows_RW, allowed_R, found)
-        else:
-            scanned, at_QK[:, :found] = _scan(space, space.queries(queries_QD), rows_RW, allowed_R, found)
-            scores_QK[:, :found] = space.score(scanned)
+        scores_QK[:, :found], at_QK[:, :found] = _nearest(space, queries_QD, rows_RW, allowed_R, found)
     return scores_QK, at_QK
 
 
@@ -48,6 +46,15 @@ def score_rows(space: Space, queries_QD: Vectors, rows_RW: Vectors, at_QC: Rows,
         best = np.argsort(-scores_C if space.higher_is_better else scores_C, kind="stable")[:k]
         scores_QK[number, : len(best)], at_QK[number, : len(best)] = scores_C[best], at_C[best]
     return scores_QK, at_QK
+
+
+def _nearest(
+    space: Space, queries_QD: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int
+) -> tuple[Vectors, Rows]:
+    if isinstance(space, Lorentz):
+        return _rescored(space, queries_QD, rows_RW, allowed_R, k)
+    scanned, at_QK = _scan(space, space.queries(queries_QD), rows_RW, allowed_R, k)
+    return space.score(scanned), at_QK
 
 
 def _scan(space: Space, queries_QW: Vectors, rows_RW: Vectors, allowed_R: Mask | None, k: int) -> tuple[Vectors, Rows]:

@@ -79,7 +79,9 @@ class FlatShard:
             passed_R = allowed_S[self._slots_R[:count]]
             allowed_R = passed_R if allowed_R is None else passed_R & allowed_R
         scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
-        keys_QK = np.where(at_QK == MISSING, MISSING, self._keys_R[at_QK]) if count else at_QK
+        keys_QK = self._keys_R[at_QK] if count else at_QK
+        if count and at_QK.min(initial=0) == MISSING:
+            keys_QK[at_QK == MISSING] = MISSING
         return Hits(scores_QK, keys_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:

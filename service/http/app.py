@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from socket import socket
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
+from starlette.types import ASGIApp
 
 from service.http import (
     audit,
@@ -68,6 +70,18 @@ NOT_STARTED = 3
 """Exit code when the address could not be listened on."""
 
 
+class Application(FastAPI):
+    """FastAPI, and the short way of queries before all that it wraps around routes."""
+
+    def __init__(self, settings: Settings, **options: Any) -> None:
+        """`options`: FastAPI's own."""
+        super().__init__(**options)
+        self._settings = settings
+
+    def build_middleware_stack(self) -> ASGIApp:
+        return QueryRoute(super().build_middleware_stack(), self, self._settings)
+
+
 def create_app(settings: Settings) -> FastAPI:
     """The application; it opens its database when it starts and closes it when it stops."""
 
@@ -83,7 +97,8 @@ def create_app(settings: Settings) -> FastAPI:
             await run_in_threadpool(process.__exit__, None, None, None)
 
     # No path is sent on to the one without a slash at its end: an item's, shortened on its way, would be a gallery's.
-    app = FastAPI(
+    app = Application(
+        settings,
         title="Regraft",
         version=health.VERSION,
         lifespan=life,
@@ -93,7 +108,6 @@ def create_app(settings: Settings) -> FastAPI:
         generate_unique_id_function=openapi.operation_id,
         redirect_slashes=False,
     )
-    app.add_middleware(QueryRoute, api=app)
     app.add_middleware(Guard, settings=settings)
     problems.install(app)
     faults.install(app)

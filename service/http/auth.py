@@ -7,11 +7,11 @@ import hmac
 import ipaddress
 import logging
 import random
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
 
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -97,15 +97,16 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        exchange = _Exchange(receive, send, self._limit(scope["path"]))
+        headers = _decoded(scope["headers"])
+        exchange = Exchange(receive, send, headers, self._limit(scope["path"]))
         fate = Fate()
         FATE.set(fate)
         CONTEXT.set({"request": exchange.request_id})
         who = "local" if self._expected is None else "api_key"
         scope.setdefault("state", {}).update(request_id=exchange.request_id, who=who, exchange=exchange)
         try:
-            self._check(scope)
-            exchange.bound(Headers(scope=scope), exchange.limit)
+            self._check(scope["path"], headers)
+            exchange.bound(exchange.limit)
             await self.app(scope, exchange.receive, exchange.send)
         except RegraftError as error:
             await problem_of(error, exchange.request_id)(scope, receive, exchange.send)
@@ -127,14 +128,13 @@ class Guard:
             detail = f"The service failed; its log says more under request {exchange.request_id}."
             await problem(exchange.request_id, 500, "internal_error", detail)(scope, receive, exchange.send)
 
-    def _check(self, scope: Scope) -> None:
-        headers = Headers(scope=scope)
+    def _check(self, path: str, headers: Mapping[str, str]) -> None:
         if self._expected is None:
             self._check_local(headers)
-        elif scope["path"] not in OPEN:
+        elif path not in OPEN:
             given = headers.get("authorization", "").encode("latin-1")
             known = hmac.compare_digest(given, self._expected)
-            if not known and not self._is_worker(scope["path"], given):
+            if not known and not self._is_worker(path, given):
                 raise Unauthorized
 
     def _is_worker(self, path: str, given: bytes) -> bool:
@@ -142,14 +142,13 @@ class Guard:
         work = path == f"{WORK}:claim" or path.startswith(f"{WORK}/")
         return work and self._worker is not None and hmac.compare_digest(given, self._worker)
 
-    def _check_local(self, headers: Headers) -> None:
+    def _check_local(self, given: Mapping[str, str]) -> None:
         """Without a key, keep out web pages that speak to this machine through a user's browser, and other machines.
 
         A foreign Host means DNS rebinding; an Origin that is not this very service, or a fetch from another site (the
         browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
         forwards was asked by whoever can reach the proxy.
         """
-        given = dict(reversed(headers.items()))  # the first of a name
         host, origin = given.get("host", ""), given.get("origin")
         if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
             raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
@@ -164,21 +163,23 @@ class Guard:
         return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
 
 
-class _Exchange:
+class Exchange:
     """Counts what comes in and tags what goes out."""
 
-    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
+    def __init__(self, receive: Receive, send: Send, headers: Mapping[str, str], limit: int) -> None:
+        """`headers`: the first of each name."""
         self.request_id = f"{random.getrandbits(128):032x}"
+        self.headers = headers
         self.limit = limit
         self.started = False
         self._receive = receive
         self._send = send
         self._received = 0
 
-    def bound(self, headers: Headers, limit: int) -> None:
+    def bound(self, limit: int) -> None:
         """Let no more than `limit` bytes come in. Raises BodyTooLarge when more are announced."""
         self.limit = min(limit, self.limit)
-        length = headers.get("content-length", "0")
+        length = self.headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self.limit:
             raise BodyTooLarge(_too_large(self.limit))
 
@@ -196,6 +197,14 @@ class _Exchange:
             named = (b"x-request-id", self.request_id.encode())
             message["headers"] = [*message.get("headers", ()), named, NO_SNIFFING]
         await self._send(message)
+
+
+def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+    """The first of each name."""
+    found: dict[str, str] = {}
+    for name, value in headers:
+        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
+    return found
 
 
 def _too_large(limit: int) -> str:

@@ -85,7 +85,9 @@ def _quickly(text: bytes | str) -> Any:
 
 def _may_hold_halves(raw: bytes | str) -> bool:
     """Whether the escape of a surrogate begins somewhere."""
-    return any((half in raw if isinstance(raw, str) else half.encode() in raw) for half in ("\\ud", "\\uD"))
+    if isinstance(raw, str):
+        return "\\ud" in raw or "\\uD" in raw
+    return b"\\" in raw and (b"\\ud" in raw or b"\\uD" in raw)  # one byte is looked for faster than three
 
 
 def is_whole(value: Any) -> bool:

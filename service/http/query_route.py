@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.http.arrow import ARROW, pyarrow
+from service.http.auth import Exchange, Guard
 from service.http.forms import JSON
 from service.http.npy import NPY
 from service.http.requests import check_parameters
@@ -26,6 +27,7 @@ from service.http.search import QUERY_KEY, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.replica import LoadedGallery
 from service.runtime import Runtime
+from service.settings import Settings
 
 PATH = re.compile(r"/v1/galleries/([^/]+)/query")
 READ_BYTES = 1 << 16
@@ -42,31 +44,32 @@ SHOWN = 256
 class QueryRoute:
     """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
 
-    def __init__(self, app: ASGIApp, api: FastAPI) -> None:
+    def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings) -> None:
+        """`app`: answers everything else, and has a gate of its own."""
         self.app = app
-        self._answering = ExceptionMiddleware(self._answer, handlers=dict(api.exception_handlers))
+        self._guarded = Guard(self._answer, settings)
+        self._handlers = dict(api.exception_handlers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         asked = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
-        answer = self._answering if asked and _media_type(scope) in (JSON, NPY, ARROW) else self.app
+        answer = self._guarded if asked and _media_type(scope) in (JSON, NPY, ARROW) else self.app
         await answer(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
-        service: Runtime = scope["app"].state.runtime
-        read, kind = fields_of, _media_type(scope)
-        if scope["query_string"] or kind != JSON:
-            check_parameters(request, [] if kind == JSON else ARRAY_OPTIONS)
-        if kind == NPY:
-            read = partial(fields_of_npy, dict(request.query_params))
-        elif kind == ARROW:
-            pyarrow()
-            read = partial(fields_of_arrow, dict(request.query_params), service.settings.max_batch)
-        request.state.exchange.bound(request.headers, service.settings.max_json_bytes)
-        raw = await _body(receive)
-        asking = Asked(scope["path"].split("/")[3], read, raw, request.headers.get(QUERY_KEY), _wants_table(scope))
-        await (await _answered(service, asking))(scope, receive, send)
+        try:
+            response = await _answered(scope, receive)
+        except Exception as error:
+            await ExceptionMiddleware(_raising(error), handlers=self._handlers)(scope, receive, send)
+        else:
+            await response(scope, receive, send)
+
+
+def _raising(error: Exception) -> ASGIApp:
+    async def fail(*_: object) -> None:
+        raise error
+
+    return fail
 
 
 class Asked(NamedTuple):
@@ -79,6 +82,29 @@ class Asked(NamedTuple):
     table: bool
 
 
+async def _answered(scope: Scope, receive: Receive) -> Response:
+    service: Runtime = scope["app"].state.runtime
+    exchange: Exchange = scope["state"]["exchange"]
+    kind, headers = _media_type(scope), exchange.headers
+    read: ReadFields = fields_of
+    if scope["query_string"] or kind != JSON:
+        read = _reading(service, Request(scope, receive), kind)
+    exchange.bound(service.settings.max_json_bytes)
+    name, table = scope["path"].split("/")[3], _type_of(headers.get("accept", "")) == ARROW
+    return await _response(service, Asked(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table))
+
+
+def _reading(service: Runtime, request: Request, kind: str) -> ReadFields:
+    """How a body is read whose options may be query parameters."""
+    check_parameters(request, [] if kind == JSON else ARRAY_OPTIONS)
+    if kind == NPY:
+        return partial(fields_of_npy, dict(request.query_params))
+    if kind == ARROW:
+        pyarrow()
+        return partial(fields_of_arrow, dict(request.query_params), service.settings.max_batch)
+    return fields_of
+
+
 async def _body(receive: Receive) -> bytes:
     parts, more = [], True
     while more:
@@ -87,10 +113,10 @@ async def _body(receive: Receive) -> bytes:
             raise ClientDisconnect
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    return b"".join(parts)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _answered(service: Runtime, asked: Asked) -> Response:
+async def _response(service: Runtime, asked: Asked) -> Response:
     name, read, raw, key, table = asked
     live, write = service.replica.known(name), as_table if table else as_json
     if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
@@ -117,17 +143,9 @@ def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
 
 
 def _media_type(scope: Scope) -> str:
-    return _type_of(_header(scope, b"content-type"))
-
-
-def _wants_table(scope: Scope) -> bool:
-    return _type_of(_header(scope, b"accept")) == ARROW
-
-
-def _header(scope: Scope, wanted: bytes) -> bytes:
-    return next((value for name, value in scope["headers"] if name == wanted), b"")
+    return _type_of(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"), ""))
 
 
 @lru_cache(maxsize=64)
-def _type_of(given: bytes) -> str:
-    return given.partition(b";")[0].strip().lower().decode("latin-1")
+def _type_of(given: str) -> str:
+    return given.partition(";")[0].strip().lower()

@@ -61,7 +61,7 @@ class _Parsed(Request):
 
 async def read_body(request: Request, most: int) -> bytes:
     """The whole body, of at most `most` bytes. Raises BodyTooLarge."""
-    request.state.exchange.bound(request.headers, most)
+    request.state.exchange.bound(most)
     return await request.body()
 
 

@@ -9,6 +9,7 @@ The options are `index.search_params.SearchParams`: a new one needs nothing here
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ PLAIN = {"mode", "cursor"}
 PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
 PLAIN_TYPES = (int, str)
 """What is asked again and again is checked once; 1 and true are told apart by their types."""
+FEW = 16
+"""Requests may be long; so many are remembered."""
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
 LEGAL = {*OPTIONS, *LISTS, "version", "embeddings"}
@@ -84,11 +87,13 @@ class SearchRequest:
         parts: its queries.
         params: its options.
         offset: how many of the best matches earlier pages have shown.
+        fingerprint: of what must not change from page to page, as far as it can be told cheaply.
     """
 
     parts: Sequence[QueryBatch]
     params: SearchParams
     offset: int
+    fingerprint: str
 
     @property
     def end(self) -> int:
@@ -97,8 +102,7 @@ class SearchRequest:
 
     def cursor(self) -> str:
         """What the same request takes to go on behind this page."""
-        text = json.dumps([self.end, _fingerprint(self.parts, self.params)])
-        return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+        return _cursor(self.end, self.fingerprint)
 
 
 def fields_of(raw: bytes) -> Mapping[str, Any]:
@@ -137,23 +141,30 @@ def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchReques
 def _request_of(
     service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> SearchRequest:
-    params = _params({name: body[name] for name in OPTIONS if name in body})
+    params, ranking = _params({name: body[name] for name in OPTIONS if name in body})
     parts = _parts(service, live, body, files)
-    offset = 0 if params.cursor is None else _read_cursor(params.cursor, _fingerprint(parts, params))
+    fingerprint = _fingerprint(ranking, tuple((part.version, tuple(part.pointers)) for part in parts))
+    offset = 0 if params.cursor is None else _read_cursor(params.cursor, fingerprint)
     _check_size(sum(len(part.pointers) for part in parts), offset, params.k, service.settings.max_results)
-    return SearchRequest(parts, params, offset)
+    return SearchRequest(parts, params, offset, fingerprint)
 
 
 @lru_cache(maxsize=256)
-def _remembered(given: tuple[tuple[str, type, Any], ...]) -> SearchParams:
-    return SearchParams.model_validate({name: value for name, _, value in given})
+def _remembered(given: tuple[tuple[str, type, Any], ...]) -> tuple[SearchParams, str]:
+    return _validated({name: value for name, _, value in given})
 
 
-def _params(given: Mapping[str, Any]) -> SearchParams:
+def _validated(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
+    params = SearchParams.model_validate(given)
+    return params, params.ranking()
+
+
+def _params(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
+    """The options, and what of them ranks."""
     try:
         if given.keys() <= PLAIN_OPTIONS and all(isinstance(value, PLAIN_TYPES) for value in given.values()):
             return _remembered(tuple((name, type(value), value) for name, value in given.items()))
-        return SearchParams.model_validate(given)
+        return _validated(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = first["loc"][0]
@@ -246,8 +257,14 @@ def _read_cursor(cursor: str, made_for: str) -> int:
     raise foreign_cursor()
 
 
-def _fingerprint(parts: Sequence[QueryBatch], params: SearchParams) -> str:
-    return params.fingerprint([[part.version, list(part.pointers)] for part in parts])
+@lru_cache(maxsize=FEW)
+def _fingerprint(ranking: str, queries: tuple[tuple[str | None, tuple[str, ...]], ...]) -> str:
+    return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
+
+
+@lru_cache(maxsize=256)
+def _cursor(end: int, fingerprint: str) -> str:
+    return base64.urlsafe_b64encode(json.dumps([end, fingerprint]).encode()).decode().rstrip("=")
 
 
 def _check_count(service: Runtime, listed: object, pointer: str) -> None:
