@@ -14,7 +14,7 @@ from service.errors import GalleryExists
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import preference
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import GalleryChange, GalleryIn, Name
 from service.store.audit import record

@@ -25,7 +25,7 @@ from service.http.npy import NPY
 from service.http.requests import check_parameters
 from service.http.search import QUERY_KEY, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.settings import Settings
 
@@ -121,7 +121,7 @@ async def _response(service: Runtime, asked: Asked) -> Response:
     live, write = service.replica.known(name), as_table if table else as_json
     if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
         run = service.in_thread
-    elif live is not None and len(raw) <= READ_BYTES and service.replica.is_declared(live):
+    elif live is not None and len(raw) <= READ_BYTES and live.is_declared():
         body = read(raw)
         work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
         return work() if _is_small(live, body) else await service.in_searcher(work)

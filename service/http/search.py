@@ -21,7 +21,7 @@ from service.http.npy import NPY
 from service.http.requests import CheckedRoute, Service
 from service.http.search_answer import answer_of, page_of
 from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import ID, NAME, Name
 from service.upgrades.rollouts.monitor import Asking
@@ -111,7 +111,7 @@ def respond(
             live = live if live is not None and not attempt.again else service.replica.find(name)
             if attempt.again:
                 service.replica.refresh(live.id)
-            service.replica.declare(live)
+            live.declare()
             asked = read(live)
             answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
     pages = [page_of(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]

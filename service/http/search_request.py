@@ -33,7 +33,7 @@ from service.http.parsing import parse_json
 from service.http.similar import embed_items
 from service.registry.embedding import embed_images, embed_texts, pointing
 from service.registry.sight import Sight
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.upgrades.rollouts.content import ImageContent, TextContent

@@ -16,7 +16,7 @@ from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
 from service.registry.placement import places_of
 from service.replica.feed import usable
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
 from service.store.embeddings import held_by
 from service.store.vector_codec import DamagedEmbedding, from_bytes

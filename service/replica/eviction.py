@@ -11,7 +11,8 @@ import threading
 
 from index.events import Event
 from service.registry.registry import Registry
-from service.replica.replica import LoadedGallery, Replica
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
 from index.events import Event
-from service.replica.replica import LoadedGallery, Replica
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
 
 logger = logging.getLogger(__name__)
 

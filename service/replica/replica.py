@@ -1,8 +1,8 @@
-"""The replica: follows the change feed of each loaded gallery and keeps it searchable in memory.
+"""The replica: the galleries that were asked for, each loaded then and kept at what the database says.
 
-`LoadedGallery` is one gallery, loaded when it is asked for. `refresh` reads one snapshot - current version and changed
-items - and applies it as one step. Which embedding serves an item follows from the current version and the edges: no
-row says it. A thread looks for news of other processes; this process calls `refresh` after its own writes, so that
+`refresh` reads one snapshot - current version and changed
+items - and applies it as one step. A
+thread looks for news of other processes; this process calls `refresh` after its own writes, so that
 whoever wrote reads it back.
 """
 
@@ -13,72 +13,27 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
 
-from index.edge_maps import Maps
-from index.errors import RegraftError
 from index.events import Event
-from index.gallery import Gallery
-from index.merge import Mode
-from index.version import EdgeKey
-from service.errors import NoCurrentVersion, UnknownGallery
+from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
-from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.rollout_records import Rollout, deployed
+from service.registry.rollout_records import deployed
 from service.replica.cache import Cache
-from service.replica.feed import Blocks, Sorted, ahead, sort, stored, unsealed
+from service.replica.feed import Blocks, ahead, sort, stored, unsealed
+from service.replica.loaded import LoadedGallery
 from service.store.contents import contents
 from service.store.database import Database
 from service.store.repository import changes, galleries_now, gallery_named, gallery_row, index_of
-from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
-
-LOGGED = 10
-"""Keys of items left out that the log names."""
-
-
-class LoadedGallery:
-    """One gallery in memory."""
-
-    def __init__(self, row: GalleryRow, indexes: Path) -> None:
-        self.id = row.id
-        self.name = row.name
-        self.created = row.created
-        self.gallery = Gallery(index_of(row), indexes / str(row.id))
-        self.current: LoadedVersion | None = None
-        self.rollout: Rollout | None = None
-        # The gates whose calibrations are in force.
-        self.gates: tuple[int, ...] = ()
-        self.declared: set[int] = set()
-        # The edges the registry had when the gallery last followed them, and the number of each edge it knows.
-        self.seen_edges: tuple[EdgeRecord, ...] | None = None
-        # What the registry stood at when all it has was declared here.
-        self.seen_standing: tuple[object, object] | None = None
-        self.edges: dict[EdgeKey, int] = {}
-        self.declaring = threading.Lock()
-        self.applying = threading.Lock()
-        # For the cache: what it takes, and when it was asked for last.
-        self.bytes = 0
-        self.used = 0.0
-
-    @property
-    def seq(self) -> int:
-        """Its position in the change feed."""
-        return self.gallery.seq
-
-    def check_current(self) -> None:
-        """Raise NoCurrentVersion when none is deployed."""
-        if self.current is None:
-            raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
 
 
 class Replica:
@@ -173,55 +128,10 @@ class Replica:
         if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
 
-    def declare(self, live: LoadedGallery) -> None:
-        """Make the catalog's versions and edges known to a gallery, and have it forget the edges that are gone."""
-        if self.is_declared(live):
-            return
-        with live.declaring:
-            standing = self._registry.standing()
-            seen_edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
-            for registered in self._registry.all():
-                if registered.id not in live.declared:
-                    # The edges a version came with may have been removed since; those there are follow.
-                    live.gallery.declare(replace(registered.version, edges=()))
-                    live.declared.add(registered.id)
-            # One that was opened before its files changed is as good as ever.
-            known = {d.edge.key: d for d in seen_edges if not d.problem or live.edges.get(d.edge.key) == d.id}
-            for key, declared in known.items():
-                if live.edges.get(key) != declared.id:
-                    self._add_edge(live, declared)
-            # In between, so that what serves an item can be reached at every moment.
-            live.gallery.prefer(self._order(live.current))
-            for key in set(live.edges) - set(known):
-                live.gallery.remove_edge(key)
-                del live.edges[key]
-            live.seen_edges = seen_edges
-            # One that could not be opened is tried again by the next query.
-            live.seen_standing = standing if set(live.edges) == set(known) else None
-
-    def is_declared(self, live: LoadedGallery) -> bool:
-        """Whether the gallery knows all that the registry has."""
-        seen, now = live.seen_standing, self._registry.standing()
-        return seen is not None and seen[0] is now[0] and seen[1] is now[1]
-
     def moving(self, gallery_id: int, current: LoadedVersion) -> int:
         """Live items that another embedding would serve if this version were current, by everything committed."""
         self.refresh(gallery_id)
-        return self.get(gallery_id).gallery.moving(self._order(current))
-
-    def _order(self, current: LoadedVersion | None) -> list[str]:
-        return [held.name for held in preference(self._registry, current)]
-
-    def _add_edge(self, live: LoadedGallery, declared: EdgeRecord) -> None:
-        key = declared.edge.key
-        try:
-            with self._registry.opening(declared.edge):
-                live.gallery.add_edge(declared.edge)
-            live.edges[key] = declared.id
-        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
-            logger.exception(Event("edge_not_opened", gallery=live.name, edge=key))
-            live.gallery.remove_edge(key)
-            live.edges.pop(key, None)
+        return self.get(gallery_id).moving(current)
 
     def sweep_indexes(self) -> None:
         """Remove the segments of galleries that there are not."""
@@ -279,7 +189,7 @@ class Replica:
         if live.seq != seq or current_id != (live.current and live.current.id):
             self._catch_up(live)
         elif live.seen_edges is not self._registry.edges():
-            self.declare(live)
+            live.declare()
 
     def _open(self, gallery_id: int) -> LoadedGallery:
         """A gallery as it is now; one that was unloaded while somebody works with it was followed, and is as good."""
@@ -289,7 +199,9 @@ class Replica:
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
         with _collector_paused():
-            if row is not None and self._catch_up(live := LoadedGallery(row, self._indexes), building=True):
+            if row is not None and self._catch_up(
+                live := LoadedGallery(row, self._registry, self._indexes / str(row.id)), building=True
+            ):
                 return live
         raise UnknownGallery("the gallery was deleted")
 
@@ -308,7 +220,7 @@ class Replica:
                     self._build(connection, live)
                 else:
                     blocks = list(changes(connection, live.id, live.seq))
-            self._apply(live, sort(self._registry, blocks), row.next_seq - 1, current, fitted)
+            live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
@@ -322,30 +234,9 @@ class Replica:
         sealed = any((self._indexes / str(live.id)).glob("*/*/*"))
         blocks: Blocks = contents(connection, live.id) if sealed else changes(connection, live.id, 0)
         read = partial(unsealed, connection, live.gallery) if sealed else stored
-        self.declare(live)
+        live.declare()
         for found in ahead(sort(self._registry, [block], read) for block in blocks):
-            self._apply(live, found)
-
-    def _apply(
-        self,
-        live: LoadedGallery,
-        found: Sorted,
-        seq: int | None = None,
-        current: LoadedVersion | None = None,
-        fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
-    ) -> None:
-        self.declare(live)
-        name = None if current is None else current.name
-        taken = (found.placed, found.removed, found.items, found.missing)
-        with live.declaring:  # an order by another current version must not come in between
-            live.gallery.apply(*taken, seq, name, fitted, self._order(current or live.current))
-            live.current = current or live.current
-        if found.damaged:
-            logger.error(Event("damaged_embeddings", gallery=live.name, items=found.damaged))
-        if found.missing:
-            some = sorted(found.missing)[:LOGGED]
-            why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
-            logger.error(Event("items_left_out", gallery=live.name, items=len(found.missing), keys=some, reason=why))
+            live.apply(found)
 
 
 @contextmanager

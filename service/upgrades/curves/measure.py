@@ -21,7 +21,8 @@ from index.errors import InvalidArgument, RegraftError
 from index.events import Event
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion, Registry
-from service.replica.replica import LoadedGallery, Replica
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.leases import Leases
@@ -216,7 +217,7 @@ class Curves:
     def _ready(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> CurveSession:
         """The queries embedded by every version that is needed to reach the items as they are now."""
         self._replica.refresh(live.id)
-        self._replica.declare(live)
+        live.declare()
         needed = probes.needed(self._registry, target, live.gallery.items_by_version())
         if held.probes is not None and {version.name for version in needed} <= set(held.probes.vectors):
             return held

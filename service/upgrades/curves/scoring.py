@@ -22,7 +22,7 @@ from index.filter import value_at
 from index.space import Vectors, space_from_json
 from index.version import Score
 from service.registry.registry import LoadedVersion
-from service.replica.replica import LoadedGallery
+from service.replica.loaded import LoadedGallery
 from service.store.repository import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes

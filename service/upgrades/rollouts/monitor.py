@@ -27,7 +27,8 @@ from index.query_plan import Ask, Encode
 from index.search_result import SearchResult
 from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
-from service.replica.replica import LoadedGallery, Replica
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.repository import take_seq
 from service.upgrades.deployments.history import DeploymentState, on_its_way

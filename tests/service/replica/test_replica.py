@@ -13,7 +13,7 @@ from sqlalchemy import insert, update
 from service.errors import NoCurrentVersion, UnknownGallery
 from service.replica import replica
 from service.replica.feed import Sorted
-from service.replica.replica import LoadedGallery, Replica
+from service.replica.loaded import LoadedGallery
 from service.store.deletion import delete_gallery
 from service.store.repository import take_seq
 from service.store.tables import embedding, gallery, item
@@ -183,7 +183,7 @@ def test_a_look_reads_the_galleries_only_after_something_was_written(
     world.store(g, 1, a=[1, 0])
     assert looked() == 1
     assert world.replica.find("g").gallery.items_by_version() == {"v1": 1}
-    monkeypatch.setattr(Replica, "_apply", lambda *_: 1 / 0)
+    monkeypatch.setattr(LoadedGallery, "apply", lambda *_: 1 / 0)
     world.store(g, 1, b=[1, 0])
     assert looked() == 3
     monkeypatch.undo()
@@ -222,14 +222,14 @@ def test_a_gallery_that_cannot_be_followed_does_not_hold_up_the_others(
     bad, good = world.create("bad"), world.create("good")
     world.replica.find("bad")
     world.store(bad, 1, a=[1, 0])
-    apply = Replica._apply
+    apply = LoadedGallery.apply
 
-    def fail(self: Replica, live: LoadedGallery, *found: Any) -> None:
+    def fail(live: LoadedGallery, *found: Any) -> None:
         if live.name == "bad":
             raise ValueError("damaged")
-        apply(self, live, *found)
+        apply(live, *found)
 
-    monkeypatch.setattr(Replica, "_apply", fail)
+    monkeypatch.setattr(LoadedGallery, "apply", fail)
     world.replica._thread.start()
     try:
         world.store(good, 1, b=[0, 1])
@@ -294,13 +294,13 @@ def test_a_rebuild_reads_in_blocks(world: World, monkeypatch: pytest.MonkeyPatch
     world.store(g, 1, **{f"i{n}": [1, n] for n in range(25)})
     monkeypatch.setattr("service.store.repository.FEED_BLOCK", 10)
     sizes: list[int] = []
-    apply = Replica._apply
+    apply = LoadedGallery.apply
 
-    def counting(replica: Replica, live: LoadedGallery, found: Sorted, *seq: int) -> None:
+    def counting(live: LoadedGallery, found: Sorted, *seq: int) -> None:
         sizes.append(len(found.items))
-        apply(replica, live, found, *seq)
+        apply(live, found, *seq)
 
-    monkeypatch.setattr(Replica, "_apply", counting)
+    monkeypatch.setattr(LoadedGallery, "apply", counting)
     world.replica.find("g")
     assert sizes == [9, 10, 5, 1, 0]
 
@@ -317,16 +317,16 @@ def test_what_was_read_later_is_not_overwritten_by_what_was_read_earlier(
     g = world.create()
     world.store(g, 1, a=[1, 0])
     world.replica._look()
-    live, apply = world.replica.find("g"), Replica._apply
+    live, apply = world.replica.find("g"), LoadedGallery.apply
     read, go = threading.Event(), threading.Event()
 
-    def late(replica: Replica, live: LoadedGallery, *about: Any) -> None:
+    def late(live: LoadedGallery, *about: Any) -> None:
         if not read.is_set():
             read.set()
             assert go.wait(5)
-        apply(replica, live, *about)
+        apply(live, *about)
 
-    monkeypatch.setattr(Replica, "_apply", late)
+    monkeypatch.setattr(LoadedGallery, "apply", late)
     world.store(g, 1, b=[1, 0])
     slow = threading.Thread(target=world.replica.refresh, args=(g,))
     slow.start()

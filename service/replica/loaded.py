@@ -1,0 +1,142 @@
+"""`LoadedGallery`: one gallery in memory, and all that it is told: items, versions, edges, what is current.
+
+Which embedding serves an item follows from the current version and the edges: no row says it. So whoever tells a
+gallery of items, or of another current version, tells it of versions and edges first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from index.edge_maps import Maps
+from index.errors import RegraftError
+from index.events import Event
+from index.gallery import Gallery
+from index.merge import Mode
+from index.version import EdgeKey
+from service.errors import NoCurrentVersion
+from service.registry.edge_records import EdgeRecord
+from service.registry.placement import preference
+from service.registry.registry import LoadedVersion, Registry
+from service.registry.rollout_records import Rollout
+from service.replica.feed import Sorted
+from service.store.repository import index_of
+from service.store.rows import GalleryRow
+
+logger = logging.getLogger(__name__)
+
+LOGGED = 10
+"""Keys of items left out that the log names."""
+
+
+class LoadedGallery:
+    """One gallery in memory."""
+
+    def __init__(self, row: GalleryRow, registry: Registry, folder: Path) -> None:
+        """`folder`: of its sealed segments."""
+        self._registry = registry
+        self.id = row.id
+        self.name = row.name
+        self.created = row.created
+        self.gallery = Gallery(index_of(row), folder)
+        self.current: LoadedVersion | None = None
+        self.rollout: Rollout | None = None
+        # The gates whose calibrations are in force.
+        self.gates: tuple[int, ...] = ()
+        # The edges the registry had when the gallery last followed them.
+        self.seen_edges: tuple[EdgeRecord, ...] | None = None
+        # What the registry stood at when all it has was declared here.
+        self._seen_standing: tuple[object, object] | None = None
+        # The versions it knows, and the number of each edge it knows.
+        self._declared: set[int] = set()
+        self._edges: dict[EdgeKey, int] = {}
+        self._declaring = threading.Lock()
+        # Held from the look at what was committed until it is applied.
+        self.applying = threading.Lock()
+        # For the cache: what it takes, and when it was asked for last.
+        self.bytes = 0
+        self.used = 0.0
+
+    @property
+    def seq(self) -> int:
+        """Its position in the change feed."""
+        return self.gallery.seq
+
+    def check_current(self) -> None:
+        """Raise NoCurrentVersion when none is deployed."""
+        if self.current is None:
+            raise NoCurrentVersion(f"gallery {self.name!r} has no current version: deploy one first")
+
+    def apply(
+        self,
+        found: Sorted,
+        seq: int | None = None,
+        current: LoadedVersion | None = None,
+        fitted: tuple[Maps, Mapping[str, Mode]] | None = None,
+    ) -> None:
+        """Take in what items hold now, in one step; None: as before. See `Gallery.apply`."""
+        self.declare()
+        name = None if current is None else current.name
+        taken = (found.placed, found.removed, found.items, found.missing)
+        with self._declaring:  # an order by another current version must not come in between
+            self.gallery.apply(*taken, seq, name, fitted, self._order(current or self.current))
+            self.current = current or self.current
+        if found.damaged:
+            logger.error(Event("damaged_embeddings", gallery=self.name, items=found.damaged))
+        if found.missing:
+            some = sorted(found.missing)[:LOGGED]
+            why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
+            logger.error(Event("items_left_out", gallery=self.name, items=len(found.missing), keys=some, reason=why))
+
+    def declare(self) -> None:
+        """Make the catalog's versions and edges known to it, and have it forget the edges that are gone."""
+        if self.is_declared():
+            return
+        with self._declaring:
+            standing = self._registry.standing()
+            seen_edges = self._registry.edges()  # before the versions, so that both ends of each edge are among them
+            for registered in self._registry.all():
+                if registered.id not in self._declared:
+                    # The edges a version came with may have been removed since; those there are follow.
+                    self.gallery.declare(replace(registered.version, edges=()))
+                    self._declared.add(registered.id)
+            # One that was opened before its files changed is as good as ever.
+            known = {d.edge.key: d for d in seen_edges if not d.problem or self._edges.get(d.edge.key) == d.id}
+            for key, declared in known.items():
+                if self._edges.get(key) != declared.id:
+                    self._add_edge(declared)
+            # In between, so that what serves an item can be reached at every moment.
+            self.gallery.prefer(self._order(self.current))
+            for key in set(self._edges) - set(known):
+                self.gallery.remove_edge(key)
+                del self._edges[key]
+            self.seen_edges = seen_edges
+            # One that could not be opened is tried again by the next query.
+            self._seen_standing = standing if set(self._edges) == set(known) else None
+
+    def is_declared(self) -> bool:
+        """Whether it knows all that the registry has."""
+        seen, now = self._seen_standing, self._registry.standing()
+        return seen is not None and seen[0] is now[0] and seen[1] is now[1]
+
+    def moving(self, current: LoadedVersion) -> int:
+        """Live items that another embedding would serve if this version were current."""
+        return self.gallery.moving(self._order(current))
+
+    def _order(self, current: LoadedVersion | None) -> list[str]:
+        return [held.name for held in preference(self._registry, current)]
+
+    def _add_edge(self, declared: EdgeRecord) -> None:
+        key = declared.edge.key
+        try:
+            with self._registry.opening(declared.edge):
+                self.gallery.add_edge(declared.edge)
+            self._edges[key] = declared.id
+        except (RegraftError, OSError):  # damaged since it was looked at: queries go on without it
+            logger.exception(Event("edge_not_opened", gallery=self.name, edge=key))
+            self.gallery.remove_edge(key)
+            self._edges.pop(key, None)
