@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
@@ -22,23 +21,20 @@ from regraft import given
 from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, UnexpectedAnswer, Unreachable
 from regraft.edge_routes import EdgeRoutes
-from regraft.given import ArrowTable, InvalidInput, Vectors
+from regraft.given import InvalidInput, Vectors
+from regraft.item_routes import ImageItem, ItemRoutes
 from regraft.models import (
     AuditPage,
     AuditRecord,
-    DeleteResult,
     GalleryInfo,
     GalleryList,
     Health,
-    IngestResult,
-    ItemDetail,
-    ItemPage,
     Readiness,
     SearchResponse,
     VersionInfo,
     VersionList,
 )
-from regraft.paths import confirmed, flag, path_of, terms
+from regraft.paths import confirmed, path_of, terms
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
@@ -55,21 +51,8 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class ImageItem:
-    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object).
-
-    `metadata` None: those of an item that is there stay.
-    """
-
-    id: str
-    image: bytes
-    metadata: Mapping[str, Any] | None = None
-
-
 DEFAULT_K = 10
 NPY = "application/x-npy"
-ARROW = "application/vnd.apache.arrow.stream"
 MAX_PARAMS = 4096
 """Characters of options that travel in an address; longer filters travel in a body."""
 
@@ -93,7 +76,7 @@ class QueryOptions(TypedDict, total=False):
     explain: bool
 
 
-class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
+class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     """Speaks to one service: the routes named here, and those of its bases. See `Connection` for errors and threads.
 
     Items and queries are checked before they are sent: InvalidInput says what is wrong with them, and what to give.
@@ -162,83 +145,6 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
         self._send("DELETE", path_of("versions", name), params=confirmed(name, dry_run))
 
-    # items
-
-    def ingest(
-        self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False, replace: bool | None = None
-    ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items with image files.
-
-        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
-        An image takes the place of what an item of its id holds; with `replace` nothing stays, metadata neither, and
-        with `replace=False` such an item is an error.
-        """
-        described: list[Json] = [{"id": i.id, "image": str(n)} for n, i in enumerate(items)]
-        for n, i in enumerate(items):
-            if i.metadata is not None:
-                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
-        files = [given.image(i.image, f"items[{n}].image") for n, i in enumerate(items)]
-        images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
-        # An empty batch is sent too, as JSON, so that it is the service that refuses it.
-        body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
-        return self._ask(
-            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
-        )
-
-    def ingest_embeddings(
-        self,
-        gallery: str,
-        items: Sequence[Mapping[str, Any]] | ArrowTable,
-        *,
-        version: str | None = None,
-        atomic: bool = False,
-        replace: bool | None = None,
-    ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
-
-        `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
-        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
-        that are numpy arrays of floats, all of one type, travel as one array, several times as fast. A pyarrow table
-        with the columns `id` and `embedding` (fixed-size lists) travels as it is; its other columns are metadata.
-        """
-        path, params = path_of("galleries", gallery, "items"), _kept(atomic, replace)
-        if isinstance(items, ArrowTable):
-            if version is not None:
-                params["version"] = version
-            sent: Json = {"content": given.stream(items), "headers": {"content-type": ARROW}}
-            return self._ask(IngestResult, "POST", path, params=params, **sent)
-        if (array := given.rows(items)) is not None:
-            described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
-            for n, item in enumerate(described):
-                if item.get("metadata") is not None:
-                    item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
-            data = {"items": json.dumps(described), **({} if version is None else {"version": version})}
-            form: Json = {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
-            return self._ask(IngestResult, "POST", path, params=params, **form)
-        body: Json = {"items": given.embedded(items), **({} if version is None else {"version": version})}
-        return self._ask(IngestResult, "POST", path, params=params, json=body)
-
-    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> ItemPage:
-        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
-        params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
-        return self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
-
-    def item(self, gallery: str, item: str) -> ItemDetail:
-        """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
-        return self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
-
-    def item_image(self, gallery: str, item: str) -> bytes:
-        """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
-        return self._send("GET", path_of("galleries", gallery, "items", item, "image")).content
-
-    def delete_item(self, gallery: str, item: str) -> None:
-        """DELETE /v1/galleries/{gallery}/items/{item}."""
-        self._send("DELETE", path_of("galleries", gallery, "items", item))
-
-    def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
-        """POST /v1/galleries/{gallery}/items:delete."""
-        return self._ask(DeleteResult, "POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
-
     # queries
 
     def query(
@@ -296,8 +202,3 @@ class Client(UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
         given.queries(embeddings=rows)
         body = {"embeddings": rows, "version": version, "k": k, **options}
         return self._ask(SearchResponse, "POST", path_of("galleries", gallery, "query"), json=body)
-
-
-def _kept(atomic: bool, replace: bool | None) -> dict[str, str]:
-    """The parameters of an ingest."""
-    return {"atomic": flag(atomic), **({} if replace is None else {"replace": flag(replace)})}

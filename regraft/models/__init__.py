@@ -36,13 +36,17 @@ from regraft.models.gates import (
 )
 from regraft.models.items import (
     DeleteResult,
+    EmbeddedItem,
     EmbeddingInfo,
+    EmbeddingPage,
     ImageWarning,
     IngestResult,
     ItemDetail,
     ItemError,
     ItemInfo,
     ItemPage,
+    MissingPage,
+    StoredEmbedding,
 )
 from regraft.models.search import (
     DegradedShard,
@@ -89,7 +93,9 @@ __all__ = [
     "EdgeRemoval",
     "EdgeSummary",
     "EdgeUsed",
+    "EmbeddedItem",
     "EmbeddingInfo",
+    "EmbeddingPage",
     "EncodeLatency",
     "EvaluationInfo",
     "EvaluationList",
@@ -113,6 +119,7 @@ __all__ = [
     "ItemPage",
     "Match",
     "MergeReport",
+    "MissingPage",
     "QueryMatches",
     "Readiness",
     "ReroutedItems",
@@ -125,6 +132,7 @@ __all__ = [
     "SearchedShard",
     "ShardSeconds",
     "SliceScores",
+    "StoredEmbedding",
     "TransitionInfo",
     "VersionInfo",
     "VersionList",

@@ -78,6 +78,33 @@ class ItemPage(ApiModel):
     next: str | None
 
 
+class StoredEmbedding(EmbeddingInfo):
+    """An embedding an item holds, with its numbers."""
+
+    embedding: list[float]
+
+
+class EmbeddedItem(ItemInfo):
+    """A stored item and the embeddings it holds, with their numbers."""
+
+    embeddings: list[StoredEmbedding]
+
+
+class EmbeddingPage(ApiModel):
+    """A page of items with their embeddings; `next` is the cursor of the page behind it, null at the end."""
+
+    items: list[EmbeddedItem]
+    next: str | None
+
+
+class MissingPage(ApiModel):
+    """Ids of items that hold no embedding which `version` itself made; `next` as in `ItemPage`."""
+
+    version: str
+    ids: list[str]
+    next: str | None
+
+
 class DeleteResult(ApiModel):
     """How many items were deleted, and which ids were not there."""
 

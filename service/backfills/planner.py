@@ -34,7 +34,7 @@ from sqlalchemy import (
 from index.evaluation.ordering import Waiting, backfill_order
 from index.version import EdgeKind
 from service.backfills.filtering import passing
-from service.store.embeddings import first_held
+from service.store.embeddings import first_held, says_itself
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.sql_arrays import gathered, listed
@@ -67,13 +67,7 @@ ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 
 
 def _reencodes(version_id: int) -> ColumnElement[bool]:
-    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
-    own = exists().where(
-        held.c.item_id == item.c.id,
-        held.c.version_id == version_id,
-        held.c.origin.in_(("encoded", "supplied")),
-    )
-    return and_(item.c.blob.is_not(None), ~own)
+    return and_(item.c.blob.is_not(None), ~says_itself(version_id))
 
 
 def _transforms(version_id: int) -> ColumnElement[bool]:

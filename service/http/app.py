@@ -31,6 +31,7 @@ from service.http import (
     problems,
     reference,
     search,
+    stored_embeddings,
     versions,
 )
 from service.http import backfill_failures as failures
@@ -52,6 +53,7 @@ ROUTERS = (
     versions.router,
     edges.router,
     items.router,
+    stored_embeddings.router,
     evaluations.router,
     gates.router,
     deployments.router,

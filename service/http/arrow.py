@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.forms import UnsupportedMediaType
+from service.store.sql_arrays import written
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,32 @@ def write_matches(answer: Mapping[str, Any]) -> bytes:
     columns["metadata"] = pa.array([orjson.dumps(match["metadata"]).decode() for _, match in rows], texts)
     beside = {name: value for name, value in answer.items() if name != "results"}
     table = pa.table(columns).replace_schema_metadata({"regraft": orjson.dumps(beside)})
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
+        stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], following: str | None) -> bytes:
+    """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `created`, and two columns a version.
+
+    `dims`: the versions' dimensions by name. `vector:NAME` and `origin:NAME` are null where an item holds none of it.
+    The cursor of the page behind it lies in the schema's metadata.
+    """
+    pa = pyarrow()
+    columns = {name: [one[name] for one in items] for name in ("id", "active", "image", "created")}
+    kinds = {"id": pa.string(), "active": pa.string(), "image": pa.bool_(), "created": pa.float64()}
+    arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
+    arrays["metadata"] = pa.array([written(one["metadata"]) for one in items], pa.string())
+    for name, dim in dims.items():
+        held = [next((one for one in i["embeddings"] if one["version"] == name), None) for i in items]
+        gone = np.array([one is None for one in held], bool)
+        flat = np.zeros((len(items), dim), np.float32)
+        if not gone.all():
+            flat[~gone] = np.stack([one[EMBEDDING] for one in held if one is not None])
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), dim, mask=pa.array(gone))
+        arrays[f"vector:{name}"] = vectors
+        arrays[f"origin:{name}"] = pa.array([None if one is None else one["origin"] for one in held], pa.string())
+    table = pa.table(arrays).replace_schema_metadata({"next": following or ""})
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
         stream.write_table(table)
     return bytes(sink.getvalue())

@@ -19,6 +19,7 @@ from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
+from index.version import Origin
 from service.errors import (
     InvalidBody,
     InvalidItem,
@@ -32,7 +33,7 @@ from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import LoadedVersion
-from service.registry.storing import StoredItems, store
+from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
 from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
@@ -55,12 +56,25 @@ class Ingested:
         return {**counts, **rest}
 
 
+@dataclass(frozen=True)
+class Asked:
+    """How a batch is stored: all or nothing, what of items that are there, and how its embeddings came about.
+
+    Vectors that a transform made stay known as such where they are brought from another gallery: `reencode` and
+    `supplied` backfills put what the version itself says in their place.
+    """
+
+    atomic: bool = False
+    mode: UpdateMode = UpdateMode.UPSERT
+    origin: Origin = Origin.SUPPLIED
+
+
 class _CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replacing: bool | None = None) -> Ingested:
-    """Store images, embedded by the gallery's current version; `replacing` as in `service.registry.storing.store`.
+def ingest_images(service: Runtime, name: str, form: Form, asked: Asked) -> Ingested:
+    """Store images, embedded by the gallery's current version; `asked` says how.
 
     Raises:
         UnknownGallery: there is no such gallery.
@@ -74,13 +88,13 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replaci
         gallery_id, current = _open(service, name)
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
-        _leave_out(service, gallery_id, batch, replacing)
+        _leave_out(service, gallery_id, batch, asked)
         items = _encode(batch, files, current, service.decoder)
-        batch.settle(atomic)
+        batch.settle(asked.atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
         stored = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
         try:
-            return _store(service, gallery_id, current, current, stored, batch, atomic, replacing)
+            return _store(service, gallery_id, current, current, stored, batch, asked)
         except (_CurrentChanged, RegraftError):
             service.blobs.remove(keys)
             raise
@@ -88,7 +102,7 @@ def ingest_images(service: Runtime, name: str, form: Form, atomic: bool, replaci
     return _while_current_holds(attempt)
 
 
-def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, replacing: bool | None = None) -> Ingested:
+def ingest_embeddings(service: Runtime, name: str, raw: bytes, asked: Asked) -> Ingested:
     """Store embeddings made elsewhere, of the named version or else the gallery's current one.
 
     Raises:
@@ -100,27 +114,25 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, atomic: bool, rep
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
-        version, batch = _described(service, raw, current)
-        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space))
-        batch.settle(atomic)
-        return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
+        version, batch = _described(service, raw, current, asked)
+        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space), asked.origin)
+        batch.settle(asked.atomic)
+        return _store(service, gallery_id, current, version, items, batch, asked)
 
     return _while_current_holds(attempt)
 
 
-def ingest_array(service: Runtime, name: str, form: Form, atomic: bool, replacing: bool | None = None) -> Ingested:
+def ingest_array(service: Runtime, name: str, form: Form, asked: Asked) -> Ingested:
     """The same of a form with an array, whose rows are the embeddings of the items."""
     assert form.array is not None
     given, listed = read_npy(_read(form.array), "/embeddings"), parse_any_json(_listed(form))
-    return _ingest_rows(service, name, form.fields.get("version"), listed, given, "/embeddings", atomic, replacing)
+    return _ingest_rows(service, name, form.fields.get("version"), listed, given, "/embeddings", asked)
 
 
-def ingest_table(
-    service: Runtime, name: str, raw: bytes, version: str | None, atomic: bool, replacing: bool | None = None
-) -> Ingested:
+def ingest_table(service: Runtime, name: str, raw: bytes, version: str | None, asked: Asked) -> Ingested:
     """The same of a table in Arrow's format."""
     listed, given = read_items(raw, service.settings.max_batch)
-    return _ingest_rows(service, name, version, listed, given, "/embedding", atomic, replacing)
+    return _ingest_rows(service, name, version, listed, given, "/embedding", asked)
 
 
 def _ingest_rows(
@@ -130,30 +142,41 @@ def _ingest_rows(
     listed: object,
     given: NDArray[Any],
     pointer: str,
-    atomic: bool,
-    replacing: bool | None,
+    asked: Asked,
 ) -> Ingested:
     """Items `listed` as JSON has them, without embeddings, and those: the rows of `given` (N, D)."""
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
         version = _version(service, current.name if version_name is None else version_name)
-        batch = read_batch(listed, "", service.settings)
+        batch = _embedded(listed, "", service, asked)
         if len(given) != batch.size or given.shape[1] != version.card.dim:
             needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
             raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer=pointer)
-        items = _check_embeddings(batch, version.card.dim, version.space, given)
-        batch.settle(atomic)
-        return _store(service, gallery_id, current, version, items, batch, atomic, replacing)
+        items = _check_embeddings(batch, version.card.dim, version.space, asked.origin, given)
+        batch.settle(asked.atomic)
+        return _store(service, gallery_id, current, version, items, batch, asked)
 
     return _while_current_holds(attempt)
 
 
-def _described(service: Runtime, raw: bytes, current: LoadedVersion) -> tuple[LoadedVersion, IngestBatch]:
+def _described(service: Runtime, raw: bytes, current: LoadedVersion, asked: Asked) -> tuple[LoadedVersion, IngestBatch]:
     """The version of a batch in JSON, and the batch."""
     body = take_object(parse_any_json(raw), {"version", "items"}, "")
     version = _version(service, body.get("version", current.name))
-    return version, read_batch(body.get("items"), "embedding", service.settings)
+    return version, _embedded(body.get("items"), "embedding", service, asked)
+
+
+def _embedded(listed: object, content: str, service: Runtime, asked: Asked) -> IngestBatch:
+    """A batch of embeddings. Those that are only to be added to what is there come without metadata."""
+    batch = read_batch(listed, content, service.settings)
+    if asked.mode is UpdateMode.UPDATE_ONLY:
+        for draft in (draft for draft in batch.drafts if draft.metadata is not None):
+            batch.refuse(
+                draft.index, draft.id, InvalidItem("metadata stay as they are: leave them out", pointer="/metadata")
+            )
+        batch.drafts = [draft for draft in batch.drafts if draft.metadata is None]
+    return batch
 
 
 def _open(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
@@ -189,9 +212,9 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     return files
 
 
-def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, replacing: bool | None) -> None:
+def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, asked: Asked) -> None:
     """Refuse the items that are there before they are encoded, where they would be in the end."""
-    if replacing is not False:
+    if asked.mode is not UpdateMode.INSERT_ONLY:
         return
     with service.database.read() as connection:
         rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
@@ -241,7 +264,7 @@ def _read(file: UploadFile) -> bytes:
 
 
 def _check_embeddings(
-    batch: IngestBatch, dim: int, space: Space, rows: NDArray[Any] | None = None
+    batch: IngestBatch, dim: int, space: Space, origin: Origin, rows: NDArray[Any] | None = None
 ) -> list[tuple[ItemDraft, NewItem]]:
     """All at once when all are good, which is the rule, else one by one to say which are not.
 
@@ -263,7 +286,7 @@ def _check_embeddings(
     return [
         (
             draft if rows is not None else replace(draft, content=None),
-            NewItem(draft.id, draft.metadata, "supplied", vector),
+            NewItem(draft.id, draft.metadata, origin.value, vector),
         )
         for draft, vector in good
         if vector is not None
@@ -288,8 +311,7 @@ def _store(
     version: LoadedVersion,
     items: Sequence[tuple[ItemDraft, NewItem]],
     batch: IngestBatch,
-    atomic: bool,
-    replacing: bool | None,
+    asked: Asked,
 ) -> Ingested:
     with service.database.write() as connection:
         first = take_seq(connection, gallery_id, len(items))
@@ -297,11 +319,11 @@ def _store(
         if row is None or row.current_id != current.id:
             raise _CurrentChanged
         new = [item for _, item in items]
-        stored = store(connection, service.registry, gallery_id, current, version, new, first, replacing=replacing)
+        stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=asked.mode)
         for draft, _ in items:
             if draft.id in stored.refused:
                 batch.refuse(draft.index, draft.id, stored.refused[draft.id])
-        batch.settle(atomic)
+        batch.settle(asked.atomic)
     service.blobs.remove(stored.orphans)
     service.replica.refresh(gallery_id)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())

@@ -5,22 +5,24 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from PIL import Image, UnidentifiedImageError
 from starlette.responses import JSONResponse
 
 from index.errors import InvalidArgument
+from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
 from service.errors import BodyTooLarge, InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import ingest_array, ingest_embeddings, ingest_images, ingest_table
+from service.http.ingest import Asked, ingest_array, ingest_embeddings, ingest_images, ingest_table
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
+from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import ID, NAME, IdsIn, ItemId, Name
 from service.store.embeddings import embeddings_of
@@ -33,6 +35,11 @@ MAX_PAGE = 1000
 
 Replace = Annotated[
     bool | None, Query(description="items that are there: true: nothing of them stays; false: they are refused")
+]
+MODES = {None: UpdateMode.UPSERT, True: UpdateMode.REPLACE, False: UpdateMode.INSERT_ONLY}
+MadeBy = Annotated[
+    Literal["supplied", "transformed"],
+    Query(description="of embeddings: `transformed`: a forward edge made them, in another gallery"),
 ]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
@@ -71,6 +78,7 @@ async def ingest(
     service: Service,
     atomic: bool = False,
     replace: Replace = None,
+    origin: MadeBy = "supplied",
     version: Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")] = None,
 ) -> Response:
     """Store items; with `atomic` either all or none.
@@ -78,20 +86,16 @@ async def ingest(
     An embedding for an item that is there is put beside those by other versions, an image takes the place of whatever
     the item holds, and metadata that are not named stay.
     """
-    settings = service.settings
+    settings, asked = service.settings, Asked(atomic, MODES[replace], Origin(origin))
     kind = media_type(request, JSON, FORM, ARROW)
     if kind == ARROW:
         raw = await read_body(request, settings.max_body_bytes)
-        return await service.in_thread(
-            lambda: _response(ingest_table(service, name, raw, version, atomic, replace).as_json())
-        )
+        return await service.in_thread(lambda: respond(ingest_table(service, name, raw, version, asked).as_json()))
     if version is not None:
         raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
     if kind == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_thread(
-            lambda: _response(ingest_embeddings(service, name, raw, atomic, replace).as_json())
-        )
+        return await service.in_thread(lambda: respond(ingest_embeddings(service, name, raw, asked).as_json()))
     async with read_form(
         request,
         files="images",
@@ -102,12 +106,14 @@ async def ingest(
     ) as form:
         if form.array is None and "version" in form.fields:
             raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
+        if form.array is None and origin != "supplied":
+            raise InvalidArgument("origin is of embeddings, and these are images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
-        return await service.in_thread(lambda: _response(stored(service, name, form, atomic, replace).as_json()))
+        return await service.in_thread(lambda: respond(stored(service, name, form, asked).as_json()))
 
 
-def _response(done: dict[str, Any]) -> Response:
-    """The response, written on the thread that did the work; in ASCII, as faulty items are named by what they hold."""
+def respond(done: dict[str, Any]) -> Response:
+    """The answer of an ingest, written on the thread that did the work, in ASCII: faulty items are named as sent."""
     return Response(json.dumps(done), media_type=JSON)
 
 
@@ -124,7 +130,9 @@ def list_page(
         held = embeddings_of(connection, [row.id for row in page])
     places = places_in(service.registry, gallery)
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    return ItemPage(items=[ItemInfo(**_item(service, places, row, held[row.id])) for row in page], next=following)
+    return ItemPage(
+        items=[ItemInfo(**describe_item(service, places, row, held[row.id])) for row in page], next=following
+    )
 
 
 @router.post("/galleries/{name}/items:delete")
@@ -166,7 +174,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
         row = live_item(connection, gallery.id, item_id)
         held = embeddings_of(connection, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
-    return ItemDetail(**_item(service, places_in(service.registry, gallery), row, held), embeddings=embeddings)
+    return ItemDetail(**describe_item(service, places_in(service.registry, gallery), row, held), embeddings=embeddings)
 
 
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
@@ -202,7 +210,8 @@ def _mime(image: bytes) -> str:
         return "application/octet-stream"
 
 
-def _item(service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str]) -> dict[str, Any]:
+def describe_item(service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str]) -> dict[str, Any]:
+    """The fields of `regraft.models.ItemInfo`; `held`: version id -> origin of what the item holds."""
     for version_id in held:
         service.registry.by_id(version_id)  # another process's, perhaps
     return {

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 from sqlalchemy import Connection, case, delete, select
 
 from index.errors import NoRoute, RegraftError
 from index.version import Origin
-from service.errors import ItemExists
+from service.errors import ItemExists, UnknownItem
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
@@ -23,6 +24,15 @@ from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
 from service.store.vector_codec import to_bytes
+
+
+class UpdateMode(StrEnum):
+    """What a batch does with items that are there, and with those that are not."""
+
+    UPSERT = "upsert"
+    REPLACE = "replace"
+    INSERT_ONLY = "insert_only"
+    UPDATE_ONLY = "update_only"
 
 
 @dataclass(frozen=True)
@@ -58,12 +68,13 @@ def store(
     items: Sequence[NewItem],
     first_seq: int,
     *,
-    replacing: bool | None,
+    mode: UpdateMode,
 ) -> StoredItems:
     """Write items of different ids, each with an embedding by `version`.
 
     To be called with the lock of the gallery, whose current version is `current`; `first_seq` is what `take_seq` gave
-    for as many. `replacing`: True: nothing stays of an item that is there; False: it is refused; None: it is updated.
+    for as many. `mode`: `replace`: nothing stays of an item that is there; `insert_only`: it is refused; `update_only`:
+    one that is not there is.
     """
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
     there = items_there(connection, rows.values(), version.id)
@@ -74,14 +85,16 @@ def store(
     reached, stored = places_of(registry, current).reached, StoredItems()
     for new in items:
         known = there.get(new.external_id)
-        if known is not None and replacing is False:
+        if known is not None and mode is UpdateMode.INSERT_ONLY:
             stored.refused[new.external_id] = ItemExists(pointer="/id")
-        elif reached.isdisjoint(_after(known, new, version.id, replacing)):
+        elif known is None and mode is UpdateMode.UPDATE_ONLY:
+            stored.refused[new.external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
+        elif reached.isdisjoint(_after(known, new, version.id, mode)):
             stored.refused[new.external_id] = _unreachable(current, version)
         elif known is None:
             stored.new.append(new)
-        elif _is_whole(new, replacing):
-            metadata = new.metadata if replacing or new.metadata is not None else known.row.metadata
+        elif _is_whole(new, mode):
+            metadata = new.metadata if mode is UpdateMode.REPLACE or new.metadata is not None else known.row.metadata
             stored.replaced.append(new._replace(metadata=metadata))
         else:
             stored.updated.append(new)
@@ -107,14 +120,14 @@ def items_there(connection: Connection, known: Iterable[ItemRow], version_id: in
     return {row.external_id: There(row, held[key]) for key, row in rows.items()}
 
 
-def _is_whole(new: NewItem, replacing: bool | None) -> bool:
+def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
     """Whether nothing of what the item holds stays."""
-    return bool(replacing) or new.origin == Origin.ENCODED
+    return mode is UpdateMode.REPLACE or new.origin == Origin.ENCODED
 
 
-def _after(known: There | None, new: NewItem, version_id: int, replacing: bool | None) -> set[int]:
+def _after(known: There | None, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
     """The versions the item will hold embeddings of."""
-    if known is None or _is_whole(new, replacing):
+    if known is None or _is_whole(new, mode):
         return {version_id}
     if version_id not in known.held or _is_same(known, new, version_id):
         return {version_id, *known.held}
@@ -123,13 +136,14 @@ def _after(known: There | None, new: NewItem, version_id: int, replacing: bool |
 
 
 def _is_same(known: There, new: NewItem, version_id: int) -> bool:
-    """Whether the item holds this very vector of the version."""
-    _, vector = known.held.get(version_id, ("", None))
-    return vector is not None and bytes(vector) == to_bytes(new.vector)
+    """Whether the item holds this very vector of the version, and as a transform only if it comes as one."""
+    origin, vector = known.held.get(version_id, ("", None))
+    made_alike = (origin == Origin.TRANSFORMED) == (new.origin == Origin.TRANSFORMED)
+    return made_alike and vector is not None and bytes(vector) == to_bytes(new.vector)
 
 
 def _add(connection: Connection, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int) -> None:
-    """Put embeddings beside those the items hold, in the place of one by the same version."""
+    """Put embeddings, all of one origin, beside those the items hold, in the place of one by the same version."""
     if not updated:
         return
     changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
@@ -138,7 +152,7 @@ def _add(connection: Connection, version_id: int, updated: Sequence[tuple[There,
     connection.execute(delete(embedding).where(*stale))
     if changed:
         keys, vectors = [known.row.id for known, _ in changed], np.stack([new.vector for _, new in changed])
-        put_embeddings(connection, version_id, Origin.SUPPLIED.value, keys, vectors)
+        put_embeddings(connection, version_id, changed[0][1].origin, keys, vectors)
     rows = [
         {
             "key": known.row.id,

@@ -18,6 +18,7 @@ from sqlalchemy import (
     case,
     cast,
     delete,
+    exists,
     false,
     func,
     insert,
@@ -29,6 +30,7 @@ from sqlalchemy import (
 
 from index.item_id import is_writable
 from index.space import Vectors
+from index.version import Origin
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
@@ -134,6 +136,23 @@ def embeddings_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, 
     for key, version_id, origin in connection.execute(mine.order_by(embedding.c.version_id)):
         held[key][version_id] = origin
     return held
+
+
+def vectors_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, tuple[str, bytes]]]:
+    """Item -> version id -> (origin, vector) of each embedding these items hold, oldest version first."""
+    held: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
+    columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, embedding.c.vector)
+    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    for key, version_id, origin, vector in connection.execute(mine.order_by(embedding.c.version_id)):
+        held[key][version_id] = origin, vector
+    return held
+
+
+def says_itself(version_id: int) -> ColumnElement[bool]:
+    """Whether a row of `item` holds an embedding that the version itself made, and no transform of another's."""
+    held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
+    mine = (held.c.item_id == item.c.id, held.c.version_id == version_id)
+    return exists().where(*mine, held.c.origin.in_((Origin.ENCODED.value, Origin.SUPPLIED.value)))
 
 
 def first_held(order: Sequence[int], among: Select[int] | None = None) -> ColumnElement[Any]:

@@ -223,11 +223,13 @@ def live_item(connection: Connection, gallery_id: int, external_id: str) -> Item
     return rows[0]
 
 
-def items_after(connection: Connection, gallery_id: int, after: int, limit: int) -> list[ItemRow]:
-    """Up to `limit` live items whose key is above `after`, by key."""
+def items_after(
+    connection: Connection, gallery_id: int, after: int, limit: int, *which: ColumnElement[bool]
+) -> list[ItemRow]:
+    """Up to `limit` live items whose key is above `after`, by key, of those that `which` holds for."""
     statement = (
         select(item)
-        .where(item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
+        .where(item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false(), *which)
         .order_by(item.c.id)
         .limit(limit)
     )

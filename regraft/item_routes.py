@@ -1,0 +1,157 @@
+"""The part of the client that stores items and embeddings and reads them back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from regraft import given
+from regraft.connection import Connection, Json
+from regraft.given import ArrowTable
+from regraft.models import DeleteResult, EmbeddingPage, IngestResult, ItemDetail, ItemPage, MissingPage
+from regraft.paths import flag, path_of
+
+NPY = "application/x-npy"
+ARROW = "application/vnd.apache.arrow.stream"
+
+
+@dataclass(frozen=True)
+class ImageItem:
+    """An item to store: the client's id, the image file's bytes, and metadata (any JSON object).
+
+    `metadata` None: those of an item that is there stay.
+    """
+
+    id: str
+    image: bytes
+    metadata: Mapping[str, Any] | None = None
+
+
+class ItemRoutes(Connection):
+    """Methods of `regraft.client.Client`."""
+
+    def ingest(
+        self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False, replace: bool | None = None
+    ) -> IngestResult:
+        """POST /v1/galleries/{gallery}/items with image files.
+
+        Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
+        An image takes the place of what an item of its id holds; with `replace` nothing stays, metadata neither, and
+        with `replace=False` such an item is an error.
+        """
+        described: list[Json] = [{"id": i.id, "image": str(n)} for n, i in enumerate(items)]
+        for n, i in enumerate(items):
+            if i.metadata is not None:
+                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
+        files = [given.image(i.image, f"items[{n}].image") for n, i in enumerate(items)]
+        images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
+        # An empty batch is sent too, as JSON, so that it is the service that refuses it.
+        body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
+        return self._ask(
+            IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
+        )
+
+    def ingest_embeddings(
+        self,
+        gallery: str,
+        items: Sequence[Mapping[str, Any]] | ArrowTable,
+        *,
+        version: str | None = None,
+        atomic: bool = False,
+        replace: bool | None = None,
+        origin: str | None = None,
+    ) -> IngestResult:
+        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
+
+        `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
+        by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
+        that are numpy arrays of floats, all of one type, travel as one array, several times as fast. A pyarrow table
+        with the columns `id` and `embedding` (fixed-size lists) travels as it is; its other columns are metadata.
+        `origin="transformed"` says that a forward edge made them, in another gallery.
+        """
+        params = _kept(atomic, replace, origin)
+        sent = _embedded(items, version, params)
+        return self._ask(IngestResult, "POST", path_of("galleries", gallery, "items"), params=params, **sent)
+
+    def put_embeddings(
+        self,
+        gallery: str,
+        items: Sequence[Mapping[str, Any]] | ArrowTable,
+        *,
+        version: str | None = None,
+        atomic: bool = False,
+        origin: str | None = None,
+    ) -> IngestResult:
+        """PUT /v1/galleries/{gallery}/items:embeddings: {id, embedding} each, by `version`, of items that are there.
+
+        Ids that are not there are listed in `errors`; with `atomic` they refuse all. The rest as in
+        `ingest_embeddings`, but nothing else of an item changes.
+        """
+        params = _kept(atomic, None, origin)
+        sent = _embedded(items, version, params)
+        return self._ask(IngestResult, "PUT", path_of("galleries", gallery, "items:embeddings"), params=params, **sent)
+
+    def embeddings(
+        self, gallery: str, *, versions: Sequence[str] = (), limit: int = 100, cursor: str | None = None
+    ) -> EmbeddingPage:
+        """GET /v1/galleries/{gallery}/items:embeddings: a page of items with their vectors; default: all versions."""
+        params = {"limit": str(limit), "versions": ",".join(versions), **({"cursor": cursor} if cursor else {})}
+        return self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
+
+    def embeddings_table(
+        self, gallery: str, *, versions: Sequence[str] = (), limit: int = 1000, cursor: str | None = None
+    ) -> bytes:
+        """The same as a table in Arrow's stream format; the next cursor lies under `next` in the schema's metadata."""
+        params = {"limit": str(limit), "versions": ",".join(versions), **({"cursor": cursor} if cursor else {})}
+        path = path_of("galleries", gallery, "items:embeddings")
+        return self._send("GET", path, params=params, headers={"accept": ARROW}).content
+
+    def missing_items(self, gallery: str, *, version: str, limit: int = 1000, cursor: str | None = None) -> MissingPage:
+        """GET /v1/galleries/{gallery}/items:missing: a page of ids that hold no embedding made by `version` itself."""
+        asked = {"limit": str(limit), "version": version, **({"cursor": cursor} if cursor else {})}
+        return self._ask(MissingPage, "GET", path_of("galleries", gallery, "items:missing"), params=asked)
+
+    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> ItemPage:
+        """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
+        params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+        return self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
+
+    def item(self, gallery: str, item: str) -> ItemDetail:
+        """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
+        return self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
+
+    def item_image(self, gallery: str, item: str) -> bytes:
+        """GET /v1/galleries/{gallery}/items/{item}/image: the bytes as they were ingested."""
+        return self._send("GET", path_of("galleries", gallery, "items", item, "image")).content
+
+    def delete_item(self, gallery: str, item: str) -> None:
+        """DELETE /v1/galleries/{gallery}/items/{item}."""
+        self._send("DELETE", path_of("galleries", gallery, "items", item))
+
+    def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
+        """POST /v1/galleries/{gallery}/items:delete."""
+        return self._ask(DeleteResult, "POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
+
+
+def _kept(atomic: bool, replace: bool | None, origin: str | None = None) -> dict[str, str]:
+    """The parameters of an ingest."""
+    more = {} if origin is None else {"origin": origin}
+    return {"atomic": flag(atomic), **({} if replace is None else {"replace": flag(replace)}), **more}
+
+
+def _embedded(items: Sequence[Mapping[str, Any]] | ArrowTable, version: str | None, params: dict[str, str]) -> Json:
+    """The body of an ingest of embeddings: table, array beside items, or JSON; a table's version is a parameter."""
+    if isinstance(items, ArrowTable):
+        if version is not None:
+            params["version"] = version
+        return {"content": given.stream(items), "headers": {"content-type": ARROW}}
+    if (array := given.rows(items)) is not None:
+        described = [{name: value for name, value in item.items() if name != "embedding"} for item in items]
+        for n, item in enumerate(described):
+            if item.get("metadata") is not None:
+                item["metadata"] = given.metadata(item["metadata"], f"items[{n}].metadata")
+        data = {"items": json.dumps(described), **({} if version is None else {"version": version})}
+        return {"data": data, "files": [("embeddings", ("embeddings.npy", array, NPY))]}
+    return {"json": {"items": given.embedded(items), **({} if version is None else {"version": version})}}

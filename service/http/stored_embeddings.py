@@ -1,0 +1,151 @@
+"""Embeddings of items that are there: added by a version, read back a page at a time, and those that are missing."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request, Response
+
+from index.version import Origin
+from regraft.models import EmbeddingPage, IngestResult, MissingPage
+from service.errors import InvalidBody, UnknownParameter
+from service.http.arrow import ARROW, EMBEDDING, write_items
+from service.http.body_schemas import EMBEDDING as NUMBERS
+from service.http.body_schemas import FILE, fields, gives, many, reads
+from service.http.cursors import decode_cursor, encode_cursor
+from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.ingest import Asked, ingest_array, ingest_embeddings, ingest_table
+from service.http.items import MAX_PAGE, MadeBy, describe_item, respond
+from service.http.requests import CheckedRoute, Service, read_body
+from service.registry.placement import places_in
+from service.registry.registry import LoadedVersion
+from service.registry.storing import UpdateMode
+from service.schemas import ID, NAME, Name
+from service.store.embeddings import says_itself, vectors_of
+from service.store.repository import gallery_named, items_after, versions_held
+from service.store.sql_arrays import written
+from service.store.vector_codec import from_bytes
+
+router = APIRouter(route_class=CheckedRoute, tags=["items"])
+
+VERSION = {**NAME, "description": "what made the embeddings; default: the gallery's current version"}
+NAMED = {"id": ID}
+BODY = reads(
+    arrow="`id` and `embedding` (fixed-size lists of floats)",
+    form=fields(
+        {
+            "items": many(fields(NAMED, required=("id",))),
+            "embeddings": {**FILE, "description": "a matrix in NumPy's format (.npy), a row an item"},
+            "version": VERSION,
+        },
+        required=("items", "embeddings"),
+    ),
+    json=fields(
+        {
+            "version": VERSION,
+            "items": many(fields({**NAMED, "embedding": NUMBERS}, required=("id", "embedding"))),
+        },
+        required=("items",),
+    ),
+)
+
+
+@router.put("/galleries/{name}/items:embeddings", response_model=IngestResult, openapi_extra=BODY)
+async def put(
+    name: Name,
+    request: Request,
+    service: Service,
+    atomic: bool = False,
+    origin: MadeBy = "supplied",
+    version: Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")] = None,
+) -> Response:
+    """Add what a version says of items that are there; ids that are not are named, with `atomic` they refuse all.
+
+    An embedding takes the place of one by the same version and lies beside those by others; metadata stay.
+    """
+    settings, asked = service.settings, Asked(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
+    kind = media_type(request, JSON, FORM, ARROW)
+    if version is not None and kind != ARROW:
+        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
+    if kind != FORM:
+        raw = await read_body(request, settings.max_body_bytes if kind == ARROW else settings.max_json_bytes)
+        return await service.in_thread(
+            lambda: respond(
+                ingest_table(service, name, raw, version, asked).as_json()
+                if kind == ARROW
+                else ingest_embeddings(service, name, raw, asked).as_json()
+            )
+        )
+    async with read_form(
+        request,
+        files="embeddings",
+        fields={"items", "version"},
+        max_files=1,
+        max_field_bytes=settings.max_json_bytes,
+    ) as form:
+        if not form.files:
+            raise InvalidBody("the form needs a file in NumPy's format (.npy)", pointer="/embeddings")
+        array = Form(form.fields, (), form.files[0])
+        return await service.in_thread(lambda: respond(ingest_array(service, name, array, asked).as_json()))
+
+
+@router.get("/galleries/{name}/items:embeddings", response_model=EmbeddingPage, responses=gives(ARROW))
+def read(
+    name: Name,
+    request: Request,
+    service: Service,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: str = "",
+    versions: Annotated[str, Query(description="names, with commas between them; default: all that items hold")] = "",
+) -> Response:
+    """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
+    after = decode_cursor(cursor)
+    named = [service.registry.named(one) for one in versions.split(",") if one]
+    with service.database.read() as connection:
+        gallery = gallery_named(connection, name)
+        rows = items_after(connection, gallery.id, after, limit + 1)
+        page = rows[:limit]
+        held_ids = [] if named else sorted(versions_held(connection, gallery.id))
+        stored = vectors_of(connection, [row.id for row in page])
+    wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
+    places = places_in(service.registry, gallery)
+    items = [
+        describe_item(service, places, row, {key: origin for key, (origin, _) in stored[row.id].items()})
+        | {"embeddings": _held(stored[row.id], wanted)}
+        for row in page
+    ]
+    following = encode_cursor(page[-1].id) if len(rows) > limit else None
+    if request.headers.get("accept", "").partition(";")[0].strip() == ARROW:
+        table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following)
+        return Response(table, media_type=ARROW)
+    for held in (held for one in items for held in one["embeddings"]):
+        held[EMBEDDING] = held[EMBEDDING].tolist()
+    return Response(written({"items": items, "next": following}), media_type=JSON)
+
+
+def _held(stored: dict[int, tuple[str, bytes]], wanted: dict[int, LoadedVersion]) -> list[dict[str, Any]]:
+    """What an item holds of these versions; a vector is an array (D,)."""
+    return [
+        {"version": one.name, "origin": stored[key][0], EMBEDDING: from_bytes([stored[key][1]], one.card.dim)[0]}
+        for key, one in wanted.items()
+        if key in stored
+    ]
+
+
+@router.get("/galleries/{name}/items:missing")
+def missing(
+    name: Name,
+    service: Service,
+    version: str,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = MAX_PAGE,
+    cursor: str = "",
+) -> MissingPage:
+    """Ids of items that hold no embedding by a version, but for what a transform made."""
+    after = decode_cursor(cursor)
+    with service.database.read() as connection:
+        gallery = gallery_named(connection, name)
+        wanted = service.registry.named(version)
+        rows = items_after(connection, gallery.id, after, limit + 1, ~says_itself(wanted.id))
+    page = rows[:limit]
+    following = encode_cursor(page[-1].id) if len(rows) > limit else None
+    return MissingPage(version=wanted.name, ids=[row.external_id for row in page], next=following)
