@@ -57,6 +57,7 @@ def test_no_setting_is_documented_that_does_not_exist():
     assert {name.lower() for name in documented} == set(Settings.model_fields)
 
 
+METHOD = "(?:GET|POST|PUT|PATCH|DELETE)"
 ROUTES = [
     f"{method.upper()} {path}"
     for path, operations in create_app(Settings()).openapi()["paths"].items()
@@ -66,9 +67,7 @@ ROUTES = [
 
 def documented_routes() -> set[str]:
     text = (ROOT / "docs/http-api.md").read_text()
-    return {
-        route.split("?")[0] for route in re.findall(r"^\| `((?:GET|POST|PATCH|DELETE) /v1[^ `]*)", text, re.MULTILINE)
-    }
+    return {route.split("?")[0] for route in re.findall(rf"^\| `({METHOD} /v1[^ `]*)", text, re.MULTILINE)}
 
 
 @pytest.mark.parametrize("route", ROUTES)
@@ -83,7 +82,7 @@ def test_no_route_is_documented_that_does_not_exist():
 def test_the_client_has_a_method_for_each_route():
     members = inspect.getmembers(Client)
     methods = "".join(method.__doc__ for name, method in members if name[0] != "_" and method.__doc__)
-    spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(r"(?:GET|POST|PATCH|DELETE) /v1[^ ,.;]*", methods)}
+    spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(rf"{METHOD} /v1[^ ,.;]*", methods)}
 
     assert {re.sub(r"{\w+}", "{}", route) for route in ROUTES} <= {route.rstrip(":") for route in spoken}
 
