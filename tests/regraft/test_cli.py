@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import httpx
 import pytest
 
@@ -120,15 +118,6 @@ def test_versions_are_registered_and_listed(run, service, tmp_path):
     shown = run("version", "list")[1].splitlines()
     assert shown[1].split() == ["v2", "6", "cosine", "oca", "truncate->v1"]
     assert shown[-1] == "v3 is quarantined: encoder.onnx is [not] it"
-
-
-def test_a_missing_optional_package_is_named_with_the_extra_that_brings_it(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "training.train", None)
-
-    code, _, said = run("train", "digits_v1")
-
-    assert code == 1
-    assert said == "regraft: training.train is not installed; this command needs: pip install 'regraft[train]'\n"
 
 
 def test_an_unwritable_target_is_one_line_too(run, tmp_path):
