@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -26,14 +27,16 @@ class Forked:
         """Start it; what it prints goes to the files `out` and `err`, or all of it to `out`."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OMP_NUM_THREADS", "1")  # read by the libraries that it imports
-            patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
-            forkserver.ensure_running()
         out.touch()
         given = ([str(word) for word in command], dict(env), str(out), str(err or out))
         self._process = context.Process(target=_become, args=given)
-        self._process.start()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OMP_NUM_THREADS", "1")  # read by the libraries that it imports
+            patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+            # Else each process would first import what this one was started with.
+            patch.setitem(sys.modules, "__main__", ModuleType("__main__"))
+            forkserver.ensure_running()
+            self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
 

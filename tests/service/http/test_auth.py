@@ -5,6 +5,8 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,15 @@ def test_a_body_beyond_the_limit_is_refused_however_it_is_sent(served: Any) -> N
             problem(served.http.post(url, content=content, headers=headers), 413, "body_too_large")
     files = [("images", ("a.png", large))]
     problem(served.http.post(f"{path}/query", files=files), 413, "body_too_large")
+
+
+def test_a_body_that_is_announced_too_large_is_refused_before_it_comes(served: Any) -> None:
+    with closing(HTTPConnection("127.0.0.1", served.http.base_url.port, timeout=30)) as connection:
+        connection.putrequest("POST", "/v1/galleries")
+        connection.putheader("content-length", str((1 << 20) + 1))
+        connection.endheaders()
+
+        assert connection.getresponse().status == 413
 
 
 def test_json_has_smaller_limits_than_images(tmp_path: Path) -> None:
