@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 from index.errors import InvalidArgument
+from staging.recipes import quick, train_weights
 from training.backbones import Enlarged, Frozen, build_backbone
+from training.trained import Trained
 
 
 @pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28", "small_cnn_32", "resnet18_32", "timm/test_resnet"])
@@ -151,3 +153,24 @@ def test_a_frozen_model_keeps_its_statistics_whatever_its_owner_is_switched_to()
     assert not model[1].training
     assert not output.requires_grad
     assert [p for p in owner.parameters() if p.requires_grad] == []
+
+
+def test_a_last_relu_cuts_the_embedding_off_at_zero_and_survives_its_recipe(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain, cut = (build_backbone("small_cnn", 1, 16, last_relu=flag).eval() for flag in (False, True))
+    cut.load_state_dict(plain.state_dict())
+    image = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(cut(image), plain(image).clamp(min=0))
+    assert bool((plain(image) < 0).any())
+
+    recipe = quick("digits_v1", last_relu=True, space="l2", epochs=1)
+    made = Trained.load(train_weights(recipe, tmp_path / "v"))
+    assert made.backbone.last_relu
+    assert made.version.card.recipe["last_relu"] is True
+
+
+def test_resnet20_has_the_size_of_its_paper() -> None:
+    made = build_backbone("resnet20_32", 3, 10)
+
+    assert sum(p.numel() for p in made.parameters()) == pytest.approx(0.27e6, rel=0.03)
+    assert made(torch.randn(2, 3, 32, 32)).shape == (2, 10)
