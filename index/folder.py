@@ -32,6 +32,8 @@ from index.version import (
     Version,
 )
 
+MAX_PROMPT = 1000
+"""Characters of a prompt."""
 MAX_PIXEL = 1e6
 """The largest mean, and one over the smallest standard deviation, of a pixel in [0, 1]."""
 
@@ -91,6 +93,7 @@ def parse_card(value: object) -> Card:
         recipe=fields.take("recipe", dict, {}),
         data=fields.take("data", dict, {}),
         metrics=fields.take("metrics", dict, {}),
+        prompts=_take_prompts(fields),
         files=files,
     )
     fields.finish()
@@ -286,8 +289,20 @@ def parse_preprocess(value: object, file: str = CARD, prefix: str = "preprocess/
             raise fields.wrong(name, f"must be {channels} numbers of at most {MAX_PIXEL:g}, one per channel of {mode}")
     if any(number < 1 / MAX_PIXEL for number in std):
         raise fields.wrong("std", f"must be above 0, at least {1 / MAX_PIXEL:g}")
+    crop = fields.take("crop", str, "round")
+    if crop not in Preprocess.CROPS:
+        raise fields.wrong("crop", f"must be one of {', '.join(Preprocess.CROPS)}")
     fields.finish()
-    return Preprocess(height, width, mode, resize, stretch, interpolation, tuple(mean), tuple(std))
+    return Preprocess(height, width, mode, resize, stretch, interpolation, tuple(mean), tuple(std), crop)
+
+
+def _take_prompts(fields: _Fields) -> dict[str, str]:
+    prompts: dict[str, str] = fields.take("prompts", dict, {})
+    if not set(prompts) <= set(Card.PROMPTS) or not all(isinstance(text, str) for text in prompts.values()):
+        raise fields.wrong("prompts", f"must hold texts by {' and '.join(Card.PROMPTS)}")
+    if any(len(text) > MAX_PROMPT for text in prompts.values()):
+        raise fields.wrong("prompts", f"must be texts of at most {MAX_PROMPT} characters")
+    return prompts
 
 
 def _take_resize(fields: _Fields) -> int | tuple[int, int] | None:

@@ -96,7 +96,7 @@ def preprocess(image: Image.Image, spec: Preprocess) -> Pixels:
     else:
         if spec.resize is not None:
             image = _resize(image, spec, resampling)
-        image = _centre(image, spec.width, spec.height)
+        image = centre(image, spec)
     pixels_HWC = np.asarray(image, np.float32).reshape(spec.height, spec.width, spec.channels) / np.float32(255)
     mean_C, std_C = np.asarray(spec.mean, np.float32), np.asarray(spec.std, np.float32)
     return np.ascontiguousarray(((pixels_HWC - mean_C) / std_C).transpose(2, 0, 1))
@@ -169,13 +169,15 @@ def _resized(size: tuple[int, int], spec: Preprocess) -> tuple[int, int]:
 
 
 def _resize(image: Image.Image, spec: Preprocess, resampling: Image.Resampling) -> Image.Image:
-    """The image resized; of a very long one only what `_centre` keeps of it."""
+    """The image resized; of a very long one only what `centre` keeps of it."""
     size = _resized(image.size, spec)
     if size[0] * size[1] <= MAX_RESIZED:
         return image.resize(size, resampling)
     # The very pixels that a resize of all of it would have there, up to rounding. First across and then down, as Pillow
     # resizes: it rounds in between.
-    across, down = _kept(image.width, size[0], spec.width), _kept(image.height, size[1], spec.height)
+    starts = _margin(size[0] - spec.width, spec), _margin(size[1] - spec.height, spec)
+    across = _kept(image.width, size[0], spec.width, starts[0])
+    down = _kept(image.height, size[1], spec.height, starts[1])
     near = image.crop((across.first, down.first, across.last, down.last))
     near = near.resize((across.pixels, near.height), resampling, (across.left, 0, across.right, near.height))
     return near.resize((across.pixels, down.pixels), resampling, (0, down.left, near.width, down.right))
@@ -196,22 +198,27 @@ class _Part:
     right: float
 
 
-def _kept(given: int, resized: int, wanted: int) -> _Part:
-    """The middle of a side that is resized: `wanted` pixels of it, or all of them."""
+def _margin(beyond: int, spec: Preprocess) -> int:
+    """How many of the pixels that are too many lie before the crop."""
+    return beyond // 2 if spec.crop == "floor" else round(beyond / 2)
+
+
+def _kept(given: int, resized: int, wanted: int, start: int) -> _Part:
+    """The middle of a side that is resized: `wanted` pixels of it from `start` on, or all of them."""
     if resized <= wanted:
         return _Part(0, given, resized, 0.0, float(given))
     scale = given / resized
-    start = round((resized - wanted) / 2)
     left, right = start * scale, (start + wanted) * scale
     beyond = FILTER_SUPPORT * max(scale, 1.0) + 1
     first, last = max(int(left - beyond), 0), min(int(right + beyond) + 1, given)
     return _Part(first, last, wanted, left - first, right - first)
 
 
-def _centre(image: Image.Image, width: int, height: int) -> Image.Image:
+def centre(image: Image.Image, spec: Preprocess) -> Image.Image:
     """Crop the centre; an image that is too small is first padded with black, rounded as torchvision does."""
+    width, height = spec.width, spec.height
     across, down = max(width - image.width, 0), max(height - image.height, 0)
     if across or down:
         image = ImageOps.expand(image, (across // 2, down // 2, (across + 1) // 2, (down + 1) // 2))
-    left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+    left, top = _margin(image.width - width, spec), _margin(image.height - height, spec)
     return image.crop((left, top, left + width, top + height))

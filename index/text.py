@@ -66,13 +66,13 @@ class TextEncoder:
         """
         if not version.card.text:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
-        self._space = space_of(version.card)
+        self._space, self._prompt = space_of(version.card), version.card.prompts.get("query", "")
         self._tokenizer, self._limit, self._padding = _open_tokenizer(version)
         self._model = Model(version, TEXT_ENCODER, version.card.dim, _check_inputs, execution)
         self._run_probe(version)
 
     def tokenize(self, text: str) -> Tokens:
-        """The token ids of a text, cut where tokenizer.json says.
+        """The token ids of a text as a query, with the version's prompt before it, cut where tokenizer.json says.
 
         Raises:
             InvalidText: see `check_text`; or the tokenizer refuses it, or finds no token in it.
@@ -80,7 +80,7 @@ class TextEncoder:
         check_text(text)
         try:
             with _panics_as_errors():
-                tokens_L = np.asarray(self._tokenizer.encode(text).ids, np.int64)
+                tokens_L = np.asarray(self._tokenizer.encode(self._prompt + text).ids, np.int64)
         except Exception as error:  # tokenizers raises plain exceptions of its own
             raise InvalidText(f"the tokenizer refuses the text ({error})") from error
         if not len(tokens_L):

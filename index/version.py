@@ -130,7 +130,8 @@ class Preprocess:
     Convert to `mode` ("L" or "RGB"), resize the shorter side to `resize` pixels (a pair: to this height and width,
     whatever the proportions; None: leave) with antialiased `interpolation`, crop the centre to (height, width) - or,
     with `stretch`, resize straight to (height, width) - divide by 255, subtract `mean`, divide by `std` (one number per
-    channel).
+    channel). Where half of what is cropped is no whole pixel, `crop` rounds it: `round` to even, as torchvision and
+    timm; `floor` down, as Hugging Face.
     """
 
     height: int
@@ -141,7 +142,9 @@ class Preprocess:
     interpolation: str = "bilinear"
     mean: tuple[float, ...] = (0.0, 0.0, 0.0)
     std: tuple[float, ...] = (1.0, 1.0, 1.0)
+    crop: str = "round"
 
+    CROPS: ClassVar = ("round", "floor")
     MODES: ClassVar = {"L": 1, "RGB": 3}
     INTERPOLATIONS: ClassVar = ("nearest", "bilinear", "bicubic", "lanczos")
 
@@ -157,7 +160,12 @@ class Preprocess:
 
 @dataclass(frozen=True)
 class Card:
-    """The JSON beside an exported version. `space` is kept as JSON; `index.space.space_from_json` reads it."""
+    """The JSON beside an exported version. `space` is kept as JSON; `index.space.space_from_json` reads it.
+
+    `prompts` is what the text entrance puts before a text: by `PROMPTS`, the sides of a comparison.
+    """
+
+    PROMPTS: ClassVar = ("query", "item")
 
     name: str
     dim: int
@@ -168,6 +176,7 @@ class Card:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+    prompts: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property

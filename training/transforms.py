@@ -20,6 +20,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 
 from index.errors import InvalidArgument
+from index.image import centre
 from index.version import Preprocess
 
 TURN, SHIFT, ZOOM = math.radians(10), 0.1, 0.1
@@ -127,7 +128,8 @@ def _geometry(spec: Preprocess) -> list[v2.Transform]:
         if spec.resize is None
         else [v2.Resize(spec.resize if isinstance(spec.resize, int) else list(spec.resize), how)]
     )
-    return [*resize, v2.CenterCrop((spec.height, spec.width))]
+    # torchvision's own CenterCrop rounds in one of the two ways.
+    return [*resize, v2.Lambda(lambda image: centre(image, spec))]
 
 
 def _resized_crop(spec: Preprocess) -> list[v2.Transform]:

@@ -91,7 +91,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
     factor = 255 * (float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0)
     if not math.isclose(factor, 1.0, rel_tol=1e-6):
         mean, std = [m / factor for m in mean], [s / factor for s in std]
-    return _checked(*crop, 3, resize, RESAMPLE[number], mean, std)
+    return _checked(*crop, 3, resize, RESAMPLE[number], mean, std, "floor")
 
 
 def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, tuple[int, int]]:
@@ -128,13 +128,14 @@ def _checked(
     interpolation: str,
     mean: Any,
     std: Any,
+    cropped: str = "round",
 ) -> Preprocess:
     mode = next((name for name, count in Preprocess.MODES.items() if count == channels), None)
     if mode is None:
         raise _unknown("channels", channels, "1, 3")
     stretch = resize == (height, width)
     given = Preprocess(
-        height, width, mode, None if stretch else resize, stretch, interpolation, tuple(mean), tuple(std)
+        height, width, mode, None if stretch else resize, stretch, interpolation, tuple(mean), tuple(std), cropped
     )
     return parse_preprocess(given.as_json(), "preprocess", "")
 

@@ -23,6 +23,7 @@ LEGAL = {
     "onnx": ("space", "curvature", "pool", "output", *PREPROCESS),
     "timm": ("space", "curvature", "weights"),
     "torchvision": ("space", "curvature", "weights"),
+    "hf": ("space", "curvature", "pool"),
 }
 """The options that say what a version is made of, and those that go with each."""
 
@@ -38,6 +39,10 @@ def create(
     ] = None,
     torchvision: Annotated[
         str | None, typer.Option("--torchvision", metavar="MODEL", help="A torchvision model without its classifier.")
+    ] = None,
+    hf: Annotated[
+        Path | None,
+        typer.Option("--hf", metavar="FOLDER", help="A model in a folder of transformers or sentence-transformers."),
     ] = None,
     weights: Annotated[
         Path | None,
@@ -83,7 +88,7 @@ def create(
     """Write a version folder, checked as a registration checks it, for `regraft version register`.
 
     It is made of one of: vectors made elsewhere (--dim), an ONNX file (--onnx), a model of timm (--timm) or torchvision
-    (--torchvision).
+    (--torchvision), a folder of Hugging Face's (--hf): images, texts, or both as CLIP.
 
     Example: regraft version create api-v1 --dim 1536
 
@@ -144,6 +149,10 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
 
         made = Timm if kind == "timm" else Torchvision
         return made(given[kind], given.get("weights"), space)
+    if kind == "hf":
+        from training.creation.hugging_face import HuggingFace
+
+        return HuggingFace(given["hf"], space, given.get("pool"))
     from index.creation.onnx_file import OnnxFile
 
     return OnnxFile(given["onnx"], _preprocess(given), space, given.get("pool", "none"), given.get("output", ""))

@@ -154,12 +154,16 @@ def test_a_listed_path_never_leaves_the_folder(new: Version, path: str) -> None:
         (lambda c: c["preprocess"].update(resize=5000), "preprocess/resize must be 1 to 4096 pixels"),
         (lambda c: c["preprocess"].update(resize=[8, 5000]), "preprocess/resize must be 1 to 4096 pixels"),
         (lambda c: c["preprocess"].update(resize=[8]), "preprocess/resize must be a whole number of pixels, or a list"),
+        (lambda c: c["preprocess"].update(crop="up"), "preprocess/crop must be one of round, floor"),
+        (lambda c: c.update(prompts={"passage": "x"}), "prompts must hold texts by query and item"),
+        (lambda c: c.update(prompts={"query": 1}), "prompts must hold texts by query and item"),
+        (lambda c: c.update(prompts={"query": "x" * 1001}), "prompts must be texts of at most 1000 characters"),
         (lambda c: c["preprocess"].update(mode="CMYK"), "preprocess/mode must be one of L, RGB"),
         (lambda c: c["preprocess"].update(interpolation="box"), "preprocess/interpolation must be one of nearest"),
         (lambda c: c["preprocess"].update(mean=[0, 0]), "preprocess/mean must be 1 numbers"),
         (lambda c: c["preprocess"].update(mean=["0"]), "preprocess/mean must be 1 numbers"),
         (lambda c: c["preprocess"].update(std=[0]), "preprocess/std must be above 0"),
-        (lambda c: c["preprocess"].update(crop=8), "preprocess/crop is not a field"),
+        (lambda c: c["preprocess"].update(trim=8), "preprocess/trim is not a field"),
     ],
 )
 def test_each_field_of_a_card_is_checked(new: Version, change: Callable[[dict[str, Any]], Any], message: str) -> None:

@@ -67,8 +67,10 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give one of --dim, --onnx, --timm, --torchvision, not none"),
+        ([], "give one of --dim, --onnx, --timm, --torchvision, --hf, not none"),
         (["--timm", "test_vit", "--pool", "cls"], "--pool means nothing with --timm; legal: --space, --curvature, --w"),
+        (["--hf", "none"], "--hf none must be a folder with config.json or modules.json"),
+        (["--hf", "none", "--weights", "w"], "--weights means nothing with --hf; legal: --space, --curvature, --pool"),
         (["--timm", "test_vit", "--weights", "none.pth"], "weights cannot be had from none.pth: no such file"),
         (["--dim", 3, "--onnx", "x"], "not --dim and --onnx"),
         (["--dim", 3, "--mean", "1"], "--mean means nothing with --dim; legal: --space, --curvature"),

@@ -1,6 +1,6 @@
 """From a module of torch to an entrance of a version folder, compared with the library that the module is from.
 
-Shape suffixes: N inputs, C channels, H height, W width, D dimension.
+Shape suffixes: N inputs, C channels, H height, W width, L tokens, D dimension.
 """
 
 from __future__ import annotations
@@ -14,12 +14,22 @@ import onnxruntime as ort
 import torch
 import torch.nn.functional as F
 from PIL import Image, ImageOps
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from index.creation.probes import Parity, compare, probe_files, write_image_probe
+from index.creation.probes import (
+    Parity,
+    compare,
+    probe_files,
+    probe_texts,
+    write_image_probe,
+    write_text_probe,
+)
+from index.folder import write_card
 from index.image import Pixels, decode_image, preprocess_batch
-from index.space import Cosine, Space, Vectors
-from index.version import ENCODER, Preprocess
+from index.space import Cosine, Space, Vectors, space_from_json
+from index.text import INPUTS, TextEncoder
+from index.version import ENCODER, TEXT_ENCODER, TOKENIZER, Card, Preprocess, Version
 from training.tracing import to_onnx
 
 BATCH = 10
@@ -27,6 +37,8 @@ BATCH = 10
 
 Reference = Callable[[Image.Image], Tensor]
 """How the library that a model is from prepares an image: to (C, H, W)."""
+Embed = Callable[[list[str]], Tensor]
+"""How it embeds texts: to (N, D)."""
 
 
 class Images(nn.Module):
@@ -39,6 +51,19 @@ class Images(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """(N, C, H, W) -> (N, D), ready to compare."""
         embedding_ND: Tensor = self.module(images)
+        return F.normalize(embedding_ND) if self.unit else embedding_ND
+
+
+class Texts(nn.Module):
+    """A module's embeddings of texts, of length 1 if `unit`."""
+
+    def __init__(self, module: nn.Module, *, unit: bool) -> None:
+        super().__init__()
+        self.module, self.unit = module, unit
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """(N, L) twice -> (N, D), ready to compare."""
+        embedding_ND: Tensor = self.module(input_ids, attention_mask)
         return F.normalize(embedding_ND) if self.unit else embedding_ND
 
 
@@ -64,7 +89,7 @@ def write_images(
     encoder = Images(module, unit=isinstance(space, Cosine)).eval().requires_grad_(False)
     files = probe_files()
     pixels_NCHW = preprocess_batch([decode_image(data) for data in files], spec)
-    (folder / ENCODER).write_bytes(to_onnx(encoder, {"images": torch.from_numpy(pixels_NCHW[:1])}, ["embedding"]))
+    (folder / ENCODER).write_bytes(to_onnx(encoder, {"images": torch.from_numpy(pixels_NCHW[:1])}, ["image_embedding"]))
     session = ort.InferenceSession((folder / ENCODER).read_bytes(), providers=["CPUExecutionProvider"])
     made_ND = np.concatenate([session.run(None, {"images": part})[0] for part in _batches(pixels_NCHW)])
     theirs_NCHW = pixels_NCHW
@@ -75,6 +100,40 @@ def write_images(
     parity = compare(made_ND, theirs_ND, source, ENCODER)
     write_image_probe(folder, pixels_NCHW[:1], made_ND[:1])
     return made_ND.shape[1], parity
+
+
+def write_texts(
+    folder: Path, module: nn.Module, tokenizer: Tokenizer, card: Card, source: str, reference: Embed
+) -> Parity:
+    """Write the files of text/, and hold what serving makes of them against the source on the probe texts.
+
+    Args:
+        folder: where to; the other entrance, if there is one, is there.
+        module: int64 `input_ids` and `attention_mask` (N, L) -> (N, D).
+        tokenizer: states its truncation and padding.
+        card: of the version; its prompts and space are heeded.
+        source: what messages and the card call the library.
+        reference: how the library embeds queries, prompt and all: to (N, D), of length 1 or not.
+
+    Raises:
+        ParityError: too far apart.
+    """
+    unit = isinstance(space_from_json(dict(card.space)), Cosine)
+    encoder = Texts(module, unit=unit).eval().requires_grad_(False)
+    texts = probe_texts()
+    (folder / TOKENIZER).parent.mkdir()
+    tokenizer.save(str(folder / TOKENIZER))
+    ids_1L = torch.tensor([tokenizer.encode(card.prompts.get("query", "") + texts[0]).ids])
+    given = dict(zip(INPUTS, (ids_1L, torch.ones_like(ids_1L)), strict=True))
+    (folder / TEXT_ENCODER).write_bytes(to_onnx(encoder, given, ["text_embedding"], second=True))
+    with torch.inference_mode():
+        write_text_probe(folder, texts[0], encoder(*given.values())[0].numpy())
+        theirs_ND = reference(texts)
+    served = TextEncoder(Version(write_card(folder, card), folder))
+    made_ND = np.concatenate([served.encode(texts[row : row + BATCH]) for row in range(0, len(texts), BATCH)])
+    if unit:
+        theirs_ND = F.normalize(theirs_ND)
+    return compare(made_ND, theirs_ND.numpy(), source, TEXT_ENCODER)
 
 
 def _batches(array_N: Pixels) -> Iterator[Vectors]:

@@ -25,8 +25,12 @@ CLIP = {
 VIT = {"do_resize": True, "size": {"height": 224, "width": 224}, "resample": 2, "image_mean": MEAN, "image_std": STD}
 
 
-def spec(resize=None, stretch=False, interpolation="bicubic", height=224, width=224):
-    return Preprocess(height, width, "RGB", resize, stretch, interpolation, tuple(MEAN), tuple(STD))
+def spec(resize=None, stretch=False, interpolation="bicubic", height=224, width=224, crop="round"):
+    return Preprocess(height, width, "RGB", resize, stretch, interpolation, tuple(MEAN), tuple(STD), crop)
+
+
+def floor(*given):
+    return spec(*given, crop="floor")
 
 
 @pytest.mark.parametrize(
@@ -40,12 +44,12 @@ def spec(resize=None, stretch=False, interpolation="bicubic", height=224, width=
             TIMM | {"crop_mode": "squash", "input_size": [3, 64, 32], "crop_pct": 0.5},
             spec((128, 64), height=64, width=32),
         ),
-        (CLIP, spec(224)),
-        (CLIP | {"size": {"shortest_edge": 250}}, spec(250)),
-        (VIT, spec(stretch=True, interpolation="bilinear")),
-        (VIT | {"size": 224}, spec(stretch=True, interpolation="bilinear")),
-        (VIT | {"size": {"shortest_edge": 224}, "crop_pct": 0.875}, spec(256, interpolation="bilinear")),
-        (VIT | {"size": {"shortest_edge": 384}, "crop_pct": 0.875}, spec(None, True, "bilinear", 384, 384)),
+        (CLIP, floor(224)),
+        (CLIP | {"size": {"shortest_edge": 250}}, floor(250)),
+        (VIT, floor(None, True, "bilinear")),
+        (VIT | {"size": 224}, floor(None, True, "bilinear")),
+        (VIT | {"size": {"shortest_edge": 224}, "crop_pct": 0.875}, floor(256, False, "bilinear")),
+        (VIT | {"size": {"shortest_edge": 384}, "crop_pct": 0.875}, floor(None, True, "bilinear", 384, 384)),
         (spec(256).as_json(), spec(256)),
         (spec((256, 200)).as_json(), spec((256, 200))),
     ],

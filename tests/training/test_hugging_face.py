@@ -1,0 +1,200 @@
+"""Versions of Hugging Face's folders: small random models by the libraries' own classes, held against the libraries."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from index.creation.probes import PROBES, SENTENCES
+from index.encoder import Encoder, verify_version
+from index.errors import InvalidArgument
+from index.text import TextEncoder
+from regraft import Version
+
+transformers = pytest.importorskip("transformers", reason="regraft[models] is not installed")
+sentence_transformers = pytest.importorskip("sentence_transformers", reason="regraft[models] is not installed")
+
+from training.creation.hugging_face import HuggingFace  # noqa: E402 - it needs both
+
+SMALL = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+LIMIT = 12
+
+
+@pytest.fixture(scope="module")
+def words() -> transformers.PreTrainedTokenizerFast:
+    """A byte-level tokenizer of 300 tokens, cut at 12."""
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    special = ["<pad>", "<s>", "</s>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=special, initial_alphabet=alphabet)
+    made.train_from_iterator(SENTENCES, trainer)
+    made.post_processor = processors.TemplateProcessing("<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", eos_token="</s>", bos_token="<s>", model_max_length=LIMIT
+    )
+
+
+def bert(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=len(words), max_position_embeddings=LIMIT, **SMALL)
+    transformers.BertModel(config).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def sentences(folder: Path, words: transformers.PreTrainedTokenizerFast, mode: str = "mean") -> Path:
+    """As E5: mean or class token, a layer behind it, normalised, with prompts."""
+    parts = sentence_transformers.sentence_transformer.modules
+    tokens = parts.Transformer(str(bert(folder.with_name("bert"), words)))
+    rest = [parts.Pooling(16, mode), parts.Dense(16, 8), parts.Normalize()]
+    prompts = {"query": "query: ", "document": "passage: "}
+    sentence_transformers.SentenceTransformer(modules=[tokens, *rest], prompts=prompts, device="cpu").save(str(folder))
+    return folder
+
+
+def clip(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    torch.manual_seed(1)
+    text = {"vocab_size": len(words), "max_position_embeddings": LIMIT, "eos_token_id": 2, "bos_token_id": 1, **SMALL}
+    vision = {"image_size": 32, "patch_size": 8, **SMALL}
+    config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)
+    transformers.CLIPModel(config).save_pretrained(folder)
+    size = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
+    transformers.CLIPImageProcessor(**size).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def siglip(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    torch.manual_seed(2)
+    text = {"vocab_size": len(words), "max_position_embeddings": LIMIT, "projection_size": 16, **SMALL}
+    vision = {"image_size": 32, "patch_size": 8, **SMALL}
+    transformers.SiglipModel(transformers.SiglipConfig(text_config=text, vision_config=vision)).save_pretrained(folder)
+    transformers.SiglipImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    words.save_pretrained(folder)
+    return folder
+
+
+def vit(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    torch.manual_seed(3)
+    transformers.ViTModel(transformers.ViTConfig(image_size=32, patch_size=8, **SMALL)).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def created(
+    words: transformers.PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., tuple[Path, Version]]:
+    """The folder of a model, and the version that is made of it; once for each."""
+
+    @functools.cache
+    def make(build: Callable[..., Path], pool: str | None = None) -> tuple[Path, Version]:
+        place = tmp_path_factory.mktemp("created")
+        folder = build(place / "model", words)
+        return folder, Version.create(place / "mine", HuggingFace(folder, pool=pool))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("build", "pool", "entrances"),
+    [
+        (sentences, None, {"texts"}),
+        (bert, "cls", {"texts"}),
+        (clip, None, {"images", "texts"}),
+        (siglip, None, {"images", "texts"}),
+        (vit, None, {"images"}),
+        (vit, "mean", {"images"}),
+    ],
+)
+def test_a_folder_becomes_a_version_that_gives_what_its_library_gives(
+    build: Callable[..., Path], pool: str | None, entrances: set[str], created: Callable[..., tuple[Path, Version]]
+) -> None:
+    _, made = created(build, pool)
+
+    assert verify_version(made.folder, {}).name == "mine"
+    assert {name for name, there in (("images", made.card.encoder), ("texts", made.card.text)) if there} == entrances
+    assert set(made.card.metrics["parity"]) == entrances
+    for parity in made.card.metrics["parity"].values():
+        assert (parity["inputs"], parity["largest_difference"] < 1e-4) == (PROBES, True)
+
+
+def test_queries_are_embedded_with_the_models_own_prompt(created: Callable[..., tuple[Path, Version]]) -> None:
+    folder, made = created(sentences)
+
+    model = sentence_transformers.SentenceTransformer(str(folder), device="cpu")
+    assert made.card.prompts == {"query": "query: ", "item": "passage: "}
+    expected = model.encode([f"query: {text}" for text in SENTENCES])
+    np.testing.assert_allclose(TextEncoder(made).encode(SENTENCES), expected, atol=1e-5)
+
+
+def test_both_entrances_of_clip_lead_to_its_own_space(
+    created: Callable[..., tuple[Path, Version]], words: transformers.PreTrainedTokenizerFast, make_image
+) -> None:
+    folder, made = created(clip)
+
+    model = transformers.CLIPModel.from_pretrained(folder)
+    picture = make_image(1).resize((37, 53)).convert("RGB")
+    pixels = transformers.AutoImageProcessor.from_pretrained(folder, backend="pil")(images=picture, return_tensors="pt")
+    with torch.inference_mode():
+        given = model(**words(["a cat"], return_tensors="pt", return_token_type_ids=False), **pixels)
+    np.testing.assert_allclose(TextEncoder(made).encode(["a cat"]), given.text_embeds.numpy(), atol=1e-5)
+    np.testing.assert_allclose(Encoder(made).encode([picture]).vectors, given.image_embeds.numpy(), atol=1e-5)
+    assert made.card.preprocess is not None
+    assert made.card.preprocess.crop == "floor"
+
+
+def without(folder: Path, name: str) -> Path:
+    (folder / name).unlink()
+    return folder
+
+
+def poolerless(folder: Path, words: transformers.PreTrainedTokenizerFast) -> Path:
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(vit(folder, words) / "model.safetensors")
+    kept = {name: x for name, x in weights.items() if "pooler" not in name}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("build", "pool", "message"),
+    [
+        (lambda folder, words: folder, None, r"--hf .*model must be a folder with config.json or modules.json"),
+        (lambda folder, words: without(vit(folder, words), "model.safetensors"), None, "cannot be read as a model"),
+        (
+            lambda folder, words: without(vit(folder, words), "preprocessor_config.json"),
+            None,
+            "cannot be read as a model",
+        ),
+        (poolerless, None, r"lacks weights of its model, such as pooler.*, give --pool cls or mean"),
+        (vit, "max", "--pool 'max' is unknown; legal: cls, mean"),
+        (clip, "cls", "--pool means nothing with .*: it says itself how it pools"),
+        (sentences, "cls", "--pool means nothing with .*: it says itself how it pools"),
+    ],
+)
+def test_what_cannot_be_read_is_named(
+    build, pool: str | None, message: str, words: transformers.PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    folder = build(tmp_path / "model", words)
+
+    with pytest.raises(InvalidArgument, match=message):
+        Version.create(tmp_path / "versions" / "mine", HuggingFace(folder, pool=pool))
+    assert not (tmp_path / "versions/mine").exists()
+
+
+def test_a_model_without_its_own_pooler_is_pooled_as_asked(
+    words: transformers.PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    made = Version.create(tmp_path / "mine", HuggingFace(poolerless(tmp_path / "model", words), pool="cls"))
+
+    assert json.loads((made.folder / "card.json").read_text())["recipe"]["pool"] == "cls"
