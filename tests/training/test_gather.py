@@ -27,7 +27,7 @@ import sys
 import torch
 import torch.distributed as dist
 from torch.nn.functional import linear
-from training import losses
+from training import contrasts
 from training.gather import gather_batch
 from training.method import EmbeddedBatch
 
@@ -43,7 +43,7 @@ for name in ("regression_alleviating", "masked_alignment", "rince"):
     batch = gather_batch(EmbeddedBatch(new, given["label"][mine], given["old"][mine]))
     assert torch.equal(batch.label_B, given["label"]) and batch.independent_BM is None
     extra = {"regression_alleviating": (batch.label_B, 0.1), "masked_alignment": (batch.label_B, 10.0), "rince": ()}
-    loss = getattr(losses, name)(batch.new_BD, batch.old_BN, *extra[name])
+    loss = getattr(contrasts, name)(batch.new_BD, batch.old_BN, *extra[name])
     loss.backward()
     dist.all_reduce(weight.grad)  # what DDP does, then divides by the number of processes
     found[name] = (loss.detach(), weight.grad / 2)

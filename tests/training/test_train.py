@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from index.errors import InvalidArgument, InvalidVersionFolder, RegraftError
-from index.folder import load_version
+from index.folder import load_version, write_card
+from index.version import Card
 from staging.recipes import quick
 from training import train as path
 from training.module import Training
@@ -84,8 +85,9 @@ def test_an_old_version_that_does_not_match_its_card_is_refused(v1: Path, tmp_pa
     assert [p.name for p in tmp_path.iterdir()] == ["v1"]
 
 
-def test_an_old_version_without_weights_cannot_be_trained_against(make_version, tmp_path: Path) -> None:
-    make_version(tmp_path / "v1", "v1", 4)
+def test_an_old_version_without_weights_and_encoder_cannot_be_trained_against(tmp_path: Path) -> None:
+    (tmp_path / "v1").mkdir()
+    write_card(tmp_path / "v1", Card("v1", 4, {"kind": "cosine"}))
 
     with pytest.raises(InvalidVersionFolder, match=f"holds no {WEIGHTS}"):
         path.train(quick("digits_bct", old=str(tmp_path / "v1")), tmp_path / "v2", progress=False)
