@@ -25,10 +25,10 @@ class Event:
         self.fields: dict[str, object] = {**fields, **CONTEXT.get()}
 
     def __str__(self) -> str:
-        return f"action={self.name}{told(self.fields)}"
+        return f"action={self.name}{fields_as_text(self.fields)}"
 
 
-def told(fields: Mapping[str, object]) -> str:
+def fields_as_text(fields: Mapping[str, object]) -> str:
     """Fields as text on one line: ` name=value` each, quoted where a reader could not tell where a value ends."""
     return "".join(f" {name}={_plain(value)}" for name, value in fields.items())
 

@@ -8,7 +8,7 @@ from typing import TypedDict, Unpack
 
 from regraft.connection import Connection, Json, Problem, Unreachable, read
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList, CurvePoint, FailurePage, ItemFailure
-from regraft.paths import path_of, terms
+from regraft.paths import change_params, path_of
 
 SILENCE_SECONDS = 30.0
 """A stream that says nothing for so long is broken; the service sends a heartbeat every ten."""
@@ -55,7 +55,7 @@ class BackfillRoutes(Connection):
     def estimate_backfill(self, gallery: str, **options: Unpack[BackfillOptions]) -> BackfillEstimate:
         """POST /v1/galleries/{gallery}/backfills as a dry run: items, time, storage and cost."""
         path = path_of("galleries", gallery, "backfills")
-        return self._ask(BackfillEstimate, "POST", path, params=terms(dry_run=True), json=_given(options))
+        return self._ask(BackfillEstimate, "POST", path, params=change_params(dry_run=True), json=_given(options))
 
     def backfills(self, gallery: str) -> list[BackfillInfo]:
         """GET /v1/galleries/{gallery}/backfills."""
@@ -120,15 +120,15 @@ class BackfillRoutes(Connection):
 
     def pause_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/pause."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "pause"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "pause"), params=change_params(dry_run))
 
     def resume_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/resume."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "resume"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "resume"), params=change_params(dry_run))
 
     def cancel_backfill(self, backfill: int, *, dry_run: bool = False) -> BackfillInfo:
         """POST /v1/backfills/{backfill}/cancel."""
-        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "cancel"), params=terms(dry_run))
+        return self._ask(BackfillInfo, "POST", path_of("backfills", backfill, "cancel"), params=change_params(dry_run))
 
 
 def events(lines: Iterator[str]) -> Iterator[tuple[str, str, str]]:

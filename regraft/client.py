@@ -34,7 +34,7 @@ from regraft.models import (
     VersionInfo,
     VersionList,
 )
-from regraft.paths import confirmed, path_of, terms
+from regraft.paths import change_params, delete_params, path_of
 from regraft.upgrade_routes import UpgradeRoutes
 from regraft.work_routes import WorkRoutes
 
@@ -106,7 +106,7 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
     def change_gallery(self, name: str, *, index: Mapping[str, Any], dry_run: bool = False) -> GalleryInfo:
         """PATCH /v1/galleries/{gallery}: index it otherwise from now on, while it serves."""
         body = {"index": dict(index)}
-        return self._ask(GalleryInfo, "PATCH", path_of("galleries", name), json=body, params=terms(dry_run))
+        return self._ask(GalleryInfo, "PATCH", path_of("galleries", name), json=body, params=change_params(dry_run))
 
     def galleries(self) -> list[GalleryInfo]:
         """GET /v1/galleries."""
@@ -118,7 +118,7 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     def delete_gallery(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}, with everything in it."""
-        self._send("DELETE", path_of("galleries", name), params=confirmed(name, dry_run))
+        self._send("DELETE", path_of("galleries", name), params=delete_params(name, dry_run))
 
     # versions
 
@@ -131,7 +131,7 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
                 pack_version(folder, archive)
             with archive.open("rb") as stream:
                 files = {"archive": (archive.name, stream, "application/zip")}
-                return self._ask(VersionInfo, "POST", "versions", params=terms(dry_run), files=files)
+                return self._ask(VersionInfo, "POST", "versions", params=change_params(dry_run), files=files)
 
     def versions(self) -> list[VersionInfo]:
         """GET /v1/versions."""
@@ -143,7 +143,7 @@ class Client(ItemRoutes, UpgradeRoutes, EdgeRoutes, BackfillRoutes, WorkRoutes):
 
     def delete_version(self, name: str, *, dry_run: bool = False) -> None:
         """DELETE /v1/versions/{version}, which nothing uses any more, with the edges from it."""
-        self._send("DELETE", path_of("versions", name), params=confirmed(name, dry_run))
+        self._send("DELETE", path_of("versions", name), params=delete_params(name, dry_run))
 
     # queries
 

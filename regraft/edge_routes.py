@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 from index.archive import pack_version
 from regraft.connection import Connection
 from regraft.models import EdgeInfo, EdgeList, EdgeRemoval
-from regraft.paths import flag, path_of, terms
+from regraft.paths import change_params, flag, path_of
 
 
 class EdgeRoutes(Connection):
@@ -31,7 +31,7 @@ class EdgeRoutes(Connection):
         with _packed(folder) as (name, stream):
             data = {"new": new, "old": old, "replace": flag(replace)}
             files = {"archive": (name, stream, "application/zip")}
-            return self._ask(EdgeInfo, "POST", "edges", params=terms(dry_run), data=data, files=files)
+            return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), data=data, files=files)
 
     def declare_edge(
         self,
@@ -46,7 +46,7 @@ class EdgeRoutes(Connection):
         """POST /v1/edges: a kind that needs no files. An `identity` is verified, as {gallery, items, seed} says."""
         checked = {"verify": dict(verify)} if verify is not None else {}
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
-        return self._ask(EdgeInfo, "POST", "edges", params=terms(dry_run), json=body)
+        return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
 
     def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> EdgeInfo:
         """POST /v1/edges:fit: procrustes, ridge, low_rank or slerp, on items that hold embeddings by both versions.
@@ -55,7 +55,7 @@ class EdgeRoutes(Connection):
         """
         # Without the slash httpx would take "edges" for a scheme.
         body = {"new": new, "old": old, "kind": kind, **asked}
-        return self._ask(EdgeInfo, "POST", "/edges:fit", params=terms(dry_run), json=body)
+        return self._ask(EdgeInfo, "POST", "/edges:fit", params=change_params(dry_run), json=body)
 
     def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""

@@ -22,14 +22,14 @@ def flag(value: bool) -> str:
     return "true" if value else "false"
 
 
-def terms(dry_run: bool) -> dict[str, str]:
+def change_params(dry_run: bool) -> dict[str, str]:
     """The parameters of a change: a dry run, or none."""
     return {"dry_run": "true"} if dry_run else {}
 
 
-def confirmed(name: object, dry_run: bool) -> dict[str, str]:
+def delete_params(name: object, dry_run: bool) -> dict[str, str]:
     """The parameters of a deletion of more than an item, which says once more what it deletes."""
-    return {"confirm": str(name), **terms(dry_run)}
+    return {"confirm": str(name), **change_params(dry_run)}
 
 
 def _segment(part: str) -> str:

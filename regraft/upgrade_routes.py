@@ -21,7 +21,7 @@ from regraft.models import (
     RetireResult,
     RollbackResult,
 )
-from regraft.paths import confirmed, path_of, terms
+from regraft.paths import change_params, delete_params, path_of
 
 Answered = TypeVar("Answered", bound=DeploymentAnswer)
 
@@ -64,12 +64,14 @@ class UpgradeRoutes(Connection):
             files = [("images", (str(n), picture, "application/octet-stream")) for n, picture in enumerate(pictures)]
             content = {"data": {"name": name, "entries": described}, "files": files}
         path = path_of("galleries", gallery, "evaluations")
-        return self._ask(EvaluationInfo, "POST", path, params=terms(dry_run), **content)
+        return self._ask(EvaluationInfo, "POST", path, params=change_params(dry_run), **content)
 
     def delete_evaluation(self, gallery: str, evaluation: int, *, dry_run: bool = False) -> None:
         """DELETE /v1/galleries/{gallery}/evaluations/{evaluation}."""
         self._send(
-            "DELETE", path_of("galleries", gallery, "evaluations", evaluation), params=confirmed(evaluation, dry_run)
+            "DELETE",
+            path_of("galleries", gallery, "evaluations", evaluation),
+            params=delete_params(evaluation, dry_run),
         )
 
     def gate(
@@ -90,7 +92,9 @@ class UpgradeRoutes(Connection):
         """POST /v1/galleries/{gallery}/gates: measure `version` on own items, by metadata `label`, or on a set."""
         body: Json = {"version": version, "label": label, "evaluation": evaluation, "slice": slice_by}
         body |= {"sample": sample, "metric": metric, "far": far, "k": k, "seed": seed}
-        return self._ask(GateReport, "POST", path_of("galleries", gallery, "gates"), params=terms(dry_run), json=body)
+        return self._ask(
+            GateReport, "POST", path_of("galleries", gallery, "gates"), params=change_params(dry_run), json=body
+        )
 
     def gates(self, gallery: str) -> list[GateReport]:
         """GET /v1/galleries/{gallery}/gates."""
@@ -180,7 +184,7 @@ class UpgradeRoutes(Connection):
 
     def _change(self, answer: type[Answered], path: str, body: Json, dry_run: bool, if_match: str | None) -> Answered:
         headers = {"If-Match": if_match} if if_match else {}
-        return self._tagged(answer, "POST", path, params=terms(dry_run), json=body, headers=headers)
+        return self._tagged(answer, "POST", path, params=change_params(dry_run), json=body, headers=headers)
 
     def _tagged(self, answer: type[Answered], method: str, path: str, **request: Any) -> Answered:
         response = self._send(method, path, **request)

@@ -7,7 +7,7 @@ import logging
 import time
 from typing import Literal
 
-from index.events import CONTEXT, Event, told
+from index.events import CONTEXT, Event, fields_as_text
 
 LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -24,7 +24,7 @@ class ConsoleFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         """Everything but a traceback."""
         line = super().formatMessage(record)
-        return line if isinstance(record.msg, Event) else line + told(CONTEXT.get())
+        return line if isinstance(record.msg, Event) else line + fields_as_text(CONTEXT.get())
 
 
 class JsonFormatter(logging.Formatter):

@@ -95,7 +95,7 @@ def fit_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0
         InvalidArgument: no query, or no item.
     """
     pairs = [_best_and_drawn(shard, right, rows, seed) for shard in shards]
-    made = [_fit(told, shard.space) for told, shard in zip(pairs, shards, strict=True)]
+    made = [_fit(known, shard.space) for known, shard in zip(pairs, shards, strict=True)]
     if len(shards) < 2 or len({shard.space.kind for shard in shards}) > 1:
         return made
     every = [np.concatenate(part) for part in zip(*pairs, strict=True)]

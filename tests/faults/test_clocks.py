@@ -148,14 +148,14 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     worker.close()
 
     clock.jump = jump
-    running = told(site, number)
+    running = described(site, number)
     with site.database.write() as connection:
         planner.turn(connection, number, (planner.BackfillState.RUNNING,), planner.BackfillState.PAUSED)
-    paused = told(site, number)
+    paused = described(site, number)
     with site.database.write() as connection:
         planner.turn(connection, number, (planner.BackfillState.PAUSED,), planner.BackfillState.RUNNING)
     clock.jump = 0.0
-    resumed = told(site, number)
+    resumed = described(site, number)
 
     for shown in (running, paused, resumed):
         assert shown.active_seconds >= 0
@@ -167,7 +167,7 @@ def test_the_time_left_and_the_speed_are_numbers_and_not_negative(site: Any, clo
     assert site.backfill(number).state == "done"
 
 
-def told(site: Any, number: int) -> progress.BackfillOut:
+def described(site: Any, number: int) -> progress.BackfillOut:
     from service.registry.registry import Registry
 
     with site.database.read() as connection:

@@ -19,7 +19,7 @@ def test_the_curve_goes_on_where_it_was(site: Any) -> None:
     body = {"chunk_size": 2, "rate": 20, "curve": {"label": "label", "metric": "mAP@1.0", "marks": MARKS}}
     number = site.http.post("/galleries/g/backfills", json=body).json()["id"]
     until(lambda: len(measured(site, number)) >= 4, worker)
-    seen = told(site, number, until=3)
+    seen = point_events(site, number, until=3)
 
     server.kill()
     server.wait()
@@ -44,7 +44,7 @@ def test_the_curve_goes_on_where_it_was(site: Any) -> None:
     assert {point["queries"] for point in curve["points"]} == {48}
     with site.database.lookup() as connection:
         assert all(point.event is not None for point in claimed(connection, number)), "claims of the dead are left"
-    rest = told(site, number, last=seen[-1][0])
+    rest = point_events(site, number, last=seen[-1][0])
     assert [json.loads(data) for _, data in [*seen, *rest]] == curve["points"]
 
 
@@ -62,7 +62,7 @@ def shown(site: Any, number: int) -> Any:
     return site.http.get(f"/backfills/{number}").json()
 
 
-def told(site: Any, number: int, last: str = "", until: int | None = None) -> list[tuple[str, str]]:
+def point_events(site: Any, number: int, last: str = "", until: int | None = None) -> list[tuple[str, str]]:
     """(id, data) of the points behind an event, all of them or the first few."""
     headers = {"last-event-id": last} if last else {}
     found: list[tuple[str, str]] = []

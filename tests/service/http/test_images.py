@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 from index.version import Version
 from service.settings import Settings
 from service.store.tables import embedding, item
-from staging.ingest import blobs, told
+from staging.ingest import blobs, ingest_answer
 from staging.served import problem, serving
 
 JSON = {"content-type": "application/json"}
@@ -54,7 +54,7 @@ def test_images_are_stored_as_given_with_their_metadata(served: Any, pictures: l
 
     stored = served.ingest(path, {"a": pictures[0], "b": pictures[1]}, label=3, note="né ☃")
 
-    assert stored.json() == told(2, seq=3, new=2)
+    assert stored.json() == ingest_answer(2, seq=3, new=2)
     shown = served.http.get(f"{path}/items/a").json()
     assert shown.pop("created") > 1_700_000_000
     assert shown == {
@@ -79,7 +79,7 @@ def test_an_item_replaces_the_one_of_its_id_with_all_it_had(served: Any, picture
 
     again = served.ingest(path, {"a": pictures[2]}, label=2)
 
-    assert again.json() == told(1, seq=4, replaced=1)
+    assert again.json() == ingest_answer(1, seq=4, replaced=1)
     assert served.http.get(path).json()["mix"] == {"v1": 2}
     assert served.http.get(f"{path}/items/a").json()["metadata"] == {"label": 2}
     assert served.http.get(f"{path}/items/a/image").content == pictures[2]

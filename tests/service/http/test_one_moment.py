@@ -42,7 +42,7 @@ def behind(served: Any, path: str, *deleted: str) -> Iterator[None]:
         yield
 
 
-def told(answer: dict[str, Any]) -> set[tuple[str, str, bool]]:
+def ingest_answer(answer: dict[str, Any]) -> set[tuple[str, str, bool]]:
     """What the matches show: colour, origin, and whether they lie at the query."""
     matches = [match for result in answer["results"] for match in result["matches"]]
     return {(match["metadata"]["colour"], match["origin"], match["raw_score"] < 0.5) for match in matches}
@@ -60,9 +60,9 @@ def test_what_is_shown_is_what_was_compared(served: Any, red: str, where: dict[s
     served.runtime.replica.refresh(served.runtime.replica.find(red.rpartition("/")[2]).id)
     after = ask()
 
-    assert told(before) == told(meanwhile) == {("red", "supplied", True)}
+    assert ingest_answer(before) == ingest_answer(meanwhile) == {("red", "supplied", True)}
     assert after["seq"] - 5 == meanwhile["seq"] == before["seq"]
-    assert told(after) == (set() if where else {("blue", "encoded", False)})
+    assert ingest_answer(after) == (set() if where else {("blue", "encoded", False)})
 
 
 def test_deleted_items_are_shown_as_long_as_they_are_found(served: Any, red: str) -> None:
