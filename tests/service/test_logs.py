@@ -103,7 +103,7 @@ def test_every_process_is_configured_by_the_same_settings(
     monkeypatch.setenv("REGRAFT_LOG_FORMAT", "json")
     monkeypatch.setenv("REGRAFT_LOG_LEVEL", "warning")
     monkeypatch.setenv("REGRAFT_DATA", str(tmp_path))
-    monkeypatch.setattr(app.Server, "run", lambda self: setattr(self, "started", True))
+    monkeypatch.setattr(app.Server, "run", lambda self, *_: setattr(self, "started", True))
     monkeypatch.setattr(app.signal, "signal", lambda *_: None)
     monkeypatch.setattr(app, "_let_others_run", lambda: None)
     stop = threading.Event()
