@@ -96,6 +96,8 @@ class Gallery:
         """
         # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
         embedded = [self._embed(version, ask) for version, ask in asks]
+        if any(ask.params.filter is not None for _, ask in asks):
+            self._make_filterable()
         found = []
         with self._lock.read():
             view = self._now()
@@ -112,6 +114,12 @@ class Gallery:
         for name in needed:
             made.vectors[name], made.seconds[name] = _timed(ask.encode, name)
         return made
+
+    def _make_filterable(self) -> None:
+        """Have filters find every item: at the first one in steps, between which others query and write."""
+        while not self._metadata.filterable:
+            with self._lock.write():
+                self._metadata.enter()
 
     def _answered(self, view: View, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> SearchResult:
         """The answer by what was embedded, under the lock: plan, transform, filter, scan, merge."""
@@ -252,6 +260,11 @@ class Gallery:
         with self._change():
             self._shards.make([place], dims, self._topology.spaces)
             return self._shards.sealed(place, keys, digests)
+
+    @property
+    def filterable(self) -> bool:
+        """Whether filters find every item already; the first one has to make it so."""
+        return self._metadata.filterable
 
     def bytes(self) -> int:
         """Roughly what it takes of memory, files that are mapped into it among them."""

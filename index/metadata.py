@@ -4,33 +4,37 @@ Every item has a slot, a small number; `select` answers a filter for all slots a
 item whose metadata changes gets another slot, so that columns only grow; retired slots are swept out and used again
 when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
 
-Not thread-safe: the gallery locks around it (`select` may run beside itself). Shape suffixes: S slots, N items.
+Columns are made when a filter comes for the first time: many galleries are never filtered, and a start reads no JSON.
+From then on every write enters what it brings.
+
+Not thread-safe: the gallery locks around it (`select` may run beside itself once all is entered). Shape suffixes: S
+slots, N items.
 """
 
 from __future__ import annotations
 
 import json
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import repeat
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.columns import CONTAINER, BigIntColumn, Mask, Number, Numbers, StringColumn, is_wide, none_is_wide, successor
-from index.filter import And, Bound, Condition, Exists, Filter, Not, OneOf, Or, Prefix, Range, Scalar, Test
+from index.columns import Mask
+from index.fields import Field, deepest_first, enter
+from index.filter import And, Condition, Exists, Filter, Not, Or, Test
+from index.kept_texts import KeptTexts
 
 Slots = NDArray[np.int64]
 
 EMPTY = "{}"
 """The metadata of an item that came without."""
-NUMBERS = frozenset((int, float))
-NESTED = frozenset((dict, list))
-SLOT_BYTES = 320
-"""Of an item beside its JSON: its entry by key, its id, two objects' heads, numbers and pointers."""
+SLOT_BYTES = 190
+"""Of an item beside its texts: its entry by key with two numbers of Python's own, and four numbers by slot."""
+ENTERED_TOGETHER = 4_096
+"""So many items are entered in one step, in some ten milliseconds."""
 MIN_RETIRED = 1024
 """So many retired slots are worth a sweep, or as many as half of those in use."""
 
@@ -52,118 +56,17 @@ class Item(NamedTuple):
 NOTHING = Item()
 
 
-class Field:
-    """The values at the end of one path of object keys; `children` are the fields one key further."""
-
-    __slots__ = ("children", "numbers", "wide", "words")
-
-    def __init__(self) -> None:
-        self.children: dict[str, Field] = {}
-        # Made when the first value of their kind comes: a gallery may have many fields.
-        self.words: StringColumn | None = None
-        self.numbers: Numbers | None = None
-        self.wide: BigIntColumn | None = None
-
-    def add(self, slots: Sequence[int], values: Sequence[Scalar]) -> None:
-        """Note that the items at `slots` (N,) hold these values (N,) here."""
-        kinds = set(map(type, values))
-        if kinds <= NUMBERS:
-            self._add_numbers(slots, cast("Sequence[Number]", values))
-        elif kinds.isdisjoint(NUMBERS):
-            self._words().add(slots, cast("Sequence[str | bool | None]", values))
-        else:
-            for numeric in (True, False):
-                mine = [pair for pair in zip(slots, values, strict=True) if (type(pair[1]) in NUMBERS) is numeric]
-                self.add(*map(list, zip(*mine, strict=True)))
-
-    def add_containers(self, slots: Sequence[int]) -> None:
-        """Note that the items at `slots` hold an object or an empty list here."""
-        self._words().extend(slots, [CONTAINER] * len(slots))
-
-    def _words(self) -> StringColumn:
-        if self.words is None:
-            self.words = StringColumn()
-        return self.words
-
-    def _add_numbers(self, slots: Sequence[int], values: Sequence[Number]) -> None:
-        if not none_is_wide(values):
-            wide = [pair for pair in zip(slots, values, strict=True) if is_wide(pair[1])]
-            if wide:
-                self.wide = self.wide or BigIntColumn()
-                self.wide.extend(*map(list, zip(*wide, strict=True)))
-            rest = [pair for pair in zip(slots, values, strict=True) if not is_wide(pair[1])]
-            if not rest:
-                return
-            slots, values = map(list, zip(*rest, strict=True))
-        self.numbers = self.numbers or Numbers()
-        self.numbers.extend(slots, values)
-
-    def child(self, key: str) -> Field:
-        """The field one key further, made if there is none."""
-        found = self.children.get(key)
-        if found is None:
-            found = self.children[key] = Field()
-        return found
-
-    def keep(self, kept_S: Mask) -> None:
-        """Forget all slots but these, and children that hold nothing any more."""
-        for table in self.tables():
-            table.keep(kept_S)
-        self.children = {key: child for key, child in self.children.items() if not child.empty()}
-
-    def empty(self) -> bool:
-        """Whether no item has this field or one below."""
-        return not self.children and not any(table.count() for table in self.tables())
-
-    def tables(self) -> Iterator[StringColumn | Numbers | BigIntColumn]:
-        """Those there are."""
-        return (table for table in (self.words, self.numbers, self.wide) if table is not None)
-
-    def select(self, test: Test, into_S: Mask) -> None:
-        """Set the slots of the items that pass."""
-        match test:
-            case OneOf(values):
-                self._one_of(values, into_S)
-            case Prefix(text):
-                end = successor(text)
-                upper = None if end is None else Bound(end, closed=False)
-                self._inside(Bound(text, closed=True), upper, into_S)
-            case Range(lower, upper):
-                self._inside(lower, upper, into_S)
-            case Exists():
-                for table in self.tables():
-                    table.mark_all(into_S)
-
-    def _one_of(self, values: Sequence[Scalar], into_S: Mask) -> None:
-        if self.words is not None:
-            self.words.mark_equal([v for v in values if v is None or isinstance(v, (str, bool))], into_S)
-        numbers = [v for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        for table in (self.numbers, self.wide):
-            if table is not None:
-                table.mark_equal(numbers, into_S)
-
-    def _inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
-        words = any(bound is not None and isinstance(bound.value, str) for bound in (lower, upper))
-        for table in (self.words,) if words else (self.numbers, self.wide):
-            if table is not None:
-                table.mark_inside(lower, upper, into_S)
-
-
-Values = dict[Field, tuple[list[int], list[Scalar]]]
-"""Slots, and the value at each, by field."""
-
-
 class Metadata:
     """The metadata of a gallery's items."""
 
     def __init__(self) -> None:
         self._root = Field()
         self._slot_of: dict[int, int] = {}
-        # UTF-8, which takes less room than text. A retired slot keeps nothing.
-        self._json_S: list[bytes] = []
-        self._id_S: list[str] = []
+        # JSON and id. A retired slot keeps nothing.
+        self._texts = KeptTexts()
         self._seq_S = array("q")
-        self._text_bytes = 0
+        # The slots before this one are entered, if a filter ever came; none else.
+        self._filtered, self._entered = False, 0
         self._free: list[int] = []
         self._retired: list[int] = []
 
@@ -184,8 +87,10 @@ class Metadata:
                     continue
                 item = NOTHING
             text = item.metadata.encode()
-            if slot is not None and self._json_S[slot] == text:
-                self._id_S[slot], self._seq_S[slot] = item.id, item.seq
+            if slot is not None and self._texts.first(slot) == text:
+                if self._texts.both(slot)[1] != item.id:
+                    self._texts.put(slot, text, item.id.encode())
+                self._seq_S[slot] = item.seq
             else:
                 changed.append((key, item))
         if changed:
@@ -197,20 +102,20 @@ class Metadata:
         return len(self._seq_S)
 
     def bytes(self) -> int:
-        """Roughly what it takes of memory: JSON, and the values that filters test, which are about as much again."""
-        return 2 * self._text_bytes + len(self._seq_S) * SLOT_BYTES
+        """Roughly what it takes of memory: texts, and the values that filters test, which are about as much again."""
+        return (1 + self._filtered) * self._texts.size() + len(self._seq_S) * SLOT_BYTES
 
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
         slot = self._slot_of.get(key)
-        return None if slot is None else Item(self._json_S[slot].decode(), self._id_S[slot], self._seq_S[slot])
+        return None if slot is None else Item(*self._texts.both(slot), self._seq_S[slot])
 
     def of(self, keys: Iterable[int]) -> dict[int, Item]:
         """What is known of items, by key; unknown ones are left out."""
-        slot_of, json_S, id_S, seq_S, found = self._slot_of, self._json_S, self._id_S, self._seq_S, {}
+        slot_of, both, seq_S, found = self._slot_of, self._texts.both, self._seq_S, {}
         for key in keys:
             if (slot := slot_of.get(key)) is not None:
-                found[key] = Item(json_S[slot].decode(), id_S[slot], seq_S[slot])
+                found[key] = Item(*both(slot), seq_S[slot])
         return found
 
     def drop(self, keys: Iterable[int]) -> None:
@@ -221,7 +126,12 @@ class Metadata:
         self._sweep()
 
     def select(self, where: Filter) -> Mask:
-        """Which items pass, by slot (S,); what it says about slots that no item holds means nothing."""
+        """Which items pass, by slot (S,); what it says about slots that no item holds means nothing.
+
+        It enters what `enter` has left.
+        """
+        while not self.filterable:
+            self.enter()
         match where:
             case Condition(path, test):
                 return self._test(path, test)
@@ -231,6 +141,17 @@ class Metadata:
                 return reduce(np.logical_and, map(self.select, parts))
             case Or(parts):
                 return reduce(np.logical_or, map(self.select, parts))
+
+    @property
+    def filterable(self) -> bool:
+        """Whether filters find every item; once they do, they find what is written later too."""
+        return self._filtered and self._entered == len(self._seq_S)
+
+    def enter(self) -> None:
+        """Have filters find some more of the items."""
+        self._filtered = True
+        start, self._entered = self._entered, min(self._entered + ENTERED_TOGETHER, len(self._seq_S))
+        self._enter(range(start, self._entered))
 
     def _test(self, path: tuple[str, ...], test: Test) -> Mask:
         selected_S = np.zeros(len(self._seq_S), np.bool_)
@@ -246,52 +167,33 @@ class Metadata:
         for before in map(self._slot_of.get, keys):
             if before is not None:
                 self._retire(before)
-        texts, ids, seqs = [i.metadata.encode() for i in items], [i.id for i in items], [i.seq for i in items]
+        texts, ids, seqs = [i.metadata.encode() for i in items], [i.id.encode() for i in items], [i.seq for i in items]
         again = [self._free.pop() for _ in range(min(len(keys), len(self._free)))]
         for slot, text, name, seq in zip(again, texts, ids, seqs, strict=False):
-            self._json_S[slot], self._id_S[slot], self._seq_S[slot] = text, name, seq
-        slots = [*again, *range(len(self._seq_S), len(self._seq_S) + len(keys) - len(again))]
-        self._json_S += texts[len(again) :]
-        self._id_S += ids[len(again) :]
+            self._texts.put(slot, text, name)
+            self._seq_S[slot] = seq
+        before, added = len(self._seq_S), len(keys) - len(again)
+        slots = [*again, *range(before, before + added)]
+        self._texts.add(texts[len(again) :], ids[len(again) :])
         self._seq_S.extend(seqs[len(again) :])
         self._slot_of.update(zip(keys, slots, strict=True))
-        self._text_bytes += sum(map(len, texts))
-        # As one text: many small ones cost several times as much.
-        self._enter(slots, json.loads(b"[%s]" % b",".join(texts)))
+        if self._filtered and self._entered == before:
+            self._entered += added
+        self._enter([slot for slot in slots if slot < self._entered] if self._filtered else ())
         self._sweep()
         return np.array(slots, np.int64)
 
     def _retire(self, slot: int) -> None:
-        self._text_bytes -= len(self._json_S[slot])
-        self._json_S[slot], self._id_S[slot] = b"", ""
+        self._texts.free(slot)
         self._retired.append(slot)
 
-    def _enter(self, slots: Sequence[int], documents: Sequence[dict[str, Any]]) -> None:
-        """Enter every value of documents, field by field."""
-        values: Values = defaultdict(lambda: ([], []))
-        nested: list[tuple[int, Field, Any]] = []
-        # Documents with the same keys are read a column at a time: a gallery that is loaded has many.
-        alike: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = defaultdict(lambda: ([], []))
-        for slot, document, shape in zip(slots, documents, map(tuple, documents), strict=True):
-            there, those = alike[shape]
-            there.append(slot)
-            those.append(document)
-        for shape, (there, those) in alike.items():
-            for key, column in zip(shape, zip(*map(dict.values, those), strict=True), strict=True):
-                field = self._root.child(key)
-                if NESTED.isdisjoint(map(type, column)):
-                    values[field][0].extend(there)
-                    values[field][1].extend(column)
-                else:
-                    nested += zip(there, repeat(field), column)
-        containers = _walk(nested, values)
-        for field, entries in values.items():
-            field.add(*_in_order(*entries))
-        for field, holding in containers.items():
-            field.add_containers(holding)
-        for field in values.keys() | containers.keys():
-            for table in field.tables():
-                table.flush()
+    def _enter(self, slots: Sequence[int]) -> None:
+        """Enter what is at these slots, of which some may be retired."""
+        found = [(slot, text) for slot in slots if (text := self._texts.first(slot))]
+        if found:
+            held, texts = map(list, zip(*found, strict=True))
+            # As one text: many small ones cost several times as much.
+            enter(self._root, held, json.loads(b"[%s]" % b",".join(texts)))
 
     def _sweep(self) -> None:
         """Drop the entries of retired slots once there are many, and use those slots again."""
@@ -299,45 +201,7 @@ class Metadata:
             return
         kept_S = np.ones(len(self._seq_S), np.bool_)
         kept_S[self._retired] = False
-        for field in self._deepest_first():
+        for field in deepest_first(self._root):
             field.keep(kept_S)
         self._free += self._retired
         self._retired = []
-
-    def _deepest_first(self) -> list[Field]:
-        found, remaining = [], [self._root]
-        while remaining:
-            field = remaining.pop()
-            found.append(field)
-            remaining.extend(field.children.values())
-        return found[::-1]
-
-
-def _in_order(slots: list[int], values: list[Scalar]) -> tuple[list[int], list[Scalar]]:
-    """Entries by their slots: those of a field that every item has once are found fastest."""
-    if slots == sorted(slots):
-        return slots, values
-    order = np.argsort(slots, kind="stable").tolist()
-    return [slots[n] for n in order], [values[n] for n in order]
-
-
-def _walk(nested: list[tuple[int, Field, Any]], values: Values) -> dict[Field, list[int]]:
-    """Note the values within objects and lists. A loop: JSON may be nested deeper than Python may call.
-
-    Returns:
-        The slots of those that hold an object or an empty list, by field.
-    """
-    containers: dict[Field, list[int]] = defaultdict(list)
-    while nested:
-        slot, field, value = nested.pop()
-        if isinstance(value, list) and value:
-            nested.extend((slot, field, element) for element in value)
-        elif isinstance(value, (dict, list)):
-            containers[field].append(slot)
-            if isinstance(value, dict):
-                nested.extend((slot, field.child(key), inner) for key, inner in value.items())
-        else:
-            there, held = values[field]
-            there.append(slot)
-            held.append(value)
-    return containers

@@ -124,6 +124,8 @@ async def _response(service: Runtime, asked: Asked) -> Response:
     elif live is not None and len(raw) <= READ_BYTES and live.is_declared():
         body = read(raw)
         work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
+        if "filter" in body and not live.gallery.filterable:  # the first one may take seconds
+            return await service.in_thread(work)
         return work() if _is_small(live, body) else await service.in_searcher(work)
     else:
         # One that is to be loaded keeps a thread for seconds, and not one of the few.

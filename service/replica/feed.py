@@ -6,11 +6,11 @@ Shapes: N items, D the dimension of their version.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import compress, repeat
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from sqlalchemy import Connection
@@ -20,7 +20,7 @@ from index.metadata import Item
 from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
-from service.store.contents import ContentRow, vectors_of
+from service.store.contents import Contents, vectors_of
 from service.store.repository import FeedRow
 from service.store.vector_codec import all_whole, digests_from_hex, from_bytes, is_whole
 
@@ -29,13 +29,8 @@ T = TypeVar("T")
 MISSING = "the database holds no embedding of these items"
 DAMAGED = "the embeddings of these items in the database are damaged: `regraft doctor` names them"
 
-Blocks = Iterable[Sequence[FeedRow] | Sequence[ContentRow]]
-"""What `service.store.repository.changes` gives, or `service.store.contents.contents`."""
-
 Usable = tuple[Sequence[int], Vectors, Sequence[int]]
 """Keys and vectors (N, D) that something can be compared with, and the keys of the others."""
-Read = Callable[[LoadedVersion, str, Sequence[int], Sequence[Any]], Usable]
-"""Makes vectors of one version and origin out of the feed's fourth column, by their keys."""
 
 
 @dataclass
@@ -62,32 +57,23 @@ class Sorted:
             self.removed.append(key)
             del self.items[key]
 
-    def miss(self, key: int, version: str, why: str) -> None:
+    def hold(self, held: Iterable[tuple[LoadedVersion, str, Usable]]) -> None:
+        """Place items by what they hold of each version and origin, and leave out those that hold nothing usable."""
+        damaged: dict[int, str] = {}
+        unplaced = set(self.items)
+        for version, origin, (kept, vectors, bad) in held:
+            damaged.update(dict.fromkeys(bad, version.name))
+            if kept:
+                self.placed[version.name, origin] = kept, vectors
+                unplaced.difference_update(kept)
+        self.damaged = len(damaged)
+        for key in unplaced:
+            self._miss(key, *((damaged[key], DAMAGED) if key in damaged else ("", MISSING)))
+
+    def _miss(self, key: int, version: str, why: str) -> None:
         """Leave an item out."""
         self.removed.append(key)
         self.missing[key] = Missing(version, why, self.items.pop(key).seq)
-
-
-def stored(version: LoadedVersion, _: str, keys: Sequence[int], rows: Sequence[bytes]) -> Usable:
-    """A `Read` of vectors that came with the feed."""
-    return usable(keys, rows, version.card.dim)
-
-
-def unsealed(
-    connection: Connection,
-    gallery: Gallery,
-    version: LoadedVersion,
-    origin: str,
-    keys: Sequence[int],
-    rows: Sequence[str],
-) -> Usable:
-    """A `Read` of digests: the vectors that sealed segments hold under them, and the others from the database."""
-    vectors, known = gallery.sealed((version.name, origin), np.array(keys, np.int64), digests_from_hex(rows))
-    if known.all():
-        return keys, vectors, ()
-    missing = vectors_of(connection, version.id, list(compress(keys, ~known)))
-    kept, read, bad = usable(list(missing), list(missing.values()), version.card.dim)
-    return [*compress(keys, known), *kept], np.concatenate([vectors[known], read]), bad
 
 
 def ahead(made: Iterator[T]) -> Iterator[T]:
@@ -99,10 +85,10 @@ def ahead(made: Iterator[T]) -> Iterator[T]:
             yield one
 
 
-def sort(registry: Registry, blocks: Blocks, read: Read = stored) -> Sorted:
+def sort(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> Sorted:
     """Say of each changed item what it holds."""
     made = Sorted()
-    found: dict[tuple[int, str], tuple[list[int], list[Any]]] = defaultdict(lambda: ([], []))
+    found: dict[tuple[int, str], tuple[list[int], list[bytes]]] = defaultdict(lambda: ([], []))
     for block in blocks:
         # A column at a time: there may be a million rows.
         block_keys, version_ids, origins, blobs, *known, deleted = zip(*block, strict=True)
@@ -116,17 +102,32 @@ def sort(registry: Registry, blocks: Blocks, read: Read = stored) -> Sorted:
                 keys, rows = found[version_id, origin]
                 keys.extend(compress(block_keys, mine))
                 rows.extend(compress(blobs, mine))
-    damaged: dict[int, str] = {}
-    for (version_id, origin), (keys, rows) in sorted(found.items()):
-        version = registry.by_id(version_id)
-        kept, vectors, bad = read(version, origin, keys, rows)
-        damaged.update(dict.fromkeys(bad, version.name))
-        if kept:
-            made.placed[version.name, origin] = kept, vectors
-    made.damaged = len(damaged)
-    for key in made.items.keys() - {key for kept, _ in made.placed.values() for key in kept}:
-        made.miss(key, *((damaged[key], DAMAGED) if key in damaged else ("", MISSING)))
+    made.hold(
+        (version := registry.by_id(version_id), origin, usable(keys, rows, version.card.dim))
+        for (version_id, origin), (keys, rows) in sorted(found.items())
+    )
     return made
+
+
+def sort_sealed(registry: Registry, block: Contents, gallery: Gallery, connection: Connection) -> Sorted:
+    """The same of a block of all there is: the vectors that sealed segments hold, and the others from the database."""
+    made = Sorted(items=dict(zip(block.keys, map(Item, block.metadata, block.ids, block.seqs), strict=True)))
+    made.hold(
+        (version := registry.by_id(version_id), origin, _sealed(connection, gallery, version, origin, keys, digits))
+        for (version_id, origin), (keys, digits) in sorted(block.held.items())
+    )
+    return made
+
+
+def _sealed(
+    connection: Connection, gallery: Gallery, version: LoadedVersion, origin: str, keys: list[int], digits: str
+) -> Usable:
+    vectors, known = gallery.sealed((version.name, origin), np.array(keys, np.int64), digests_from_hex(digits))
+    if known.all():
+        return keys, vectors, ()
+    missing = vectors_of(connection, version.id, list(compress(keys, ~known)))
+    kept, read, bad = usable(list(missing), list(missing.values()), version.card.dim)
+    return [*compress(keys, known), *kept], np.concatenate([vectors[known], read]), bad
 
 
 def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:

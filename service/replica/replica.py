@@ -13,7 +13,7 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -27,11 +27,11 @@ from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import deployed
 from service.replica.cache import Cache
-from service.replica.feed import Blocks, ahead, sort, stored, unsealed
+from service.replica.feed import ahead, sort, sort_sealed
 from service.replica.loaded import LoadedGallery
 from service.store.contents import contents
 from service.store.database import Database
-from service.store.repository import changes, galleries_now, gallery_named, gallery_row, index_of
+from service.store.repository import FeedRow, changes, galleries_now, gallery_named, gallery_row, index_of
 
 logger = logging.getLogger(__name__)
 
@@ -215,7 +215,7 @@ class Replica:
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
-                blocks: Blocks = ()
+                blocks: Sequence[Sequence[FeedRow]] = ()
                 if building:
                     self._build(connection, live)
                 else:
@@ -232,11 +232,14 @@ class Replica:
         """Take in all that a gallery holds; nobody watches yet, so that a block at a time bounds the memory."""
         # Without sealed segments every vector is read: at once, then, with what is known of the items.
         sealed = any((self._indexes / str(live.id)).glob("*/*/*"))
-        blocks: Blocks = contents(connection, live.id) if sealed else changes(connection, live.id, 0)
-        read = partial(unsealed, connection, live.gallery) if sealed else stored
         live.declare()
-        for found in ahead(sort(self._registry, [block], read) for block in blocks):
-            live.apply(found)
+        found = (
+            (sort_sealed(self._registry, block, live.gallery, connection) for block in contents(connection, live.id))
+            if sealed
+            else (sort(self._registry, [block]) for block in changes(connection, live.id, 0))
+        )
+        for block in ahead(found):
+            live.apply(block)
 
 
 @contextmanager

@@ -44,9 +44,9 @@ def digests_to_bytes(vectors: Vectors) -> bytes:
     return digests(vectors).astype(STORED_DIGEST, copy=False).tobytes()
 
 
-def digests_from_hex(rows: Sequence[str]) -> Keys:
-    """Stored digests as hexadecimal digits -> (N,)."""
-    return np.frombuffer(bytes.fromhex("".join(rows)), STORED_DIGEST).astype(np.int64, copy=False)
+def digests_from_hex(digits: str) -> Keys:
+    """Stored digests as hexadecimal digits, one behind the other -> (N,)."""
+    return np.frombuffer(bytes.fromhex(digits), STORED_DIGEST).astype(np.int64, copy=False)
 
 
 def is_whole(row: bytes, dim: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from index import columns
+from index import columns, kept_texts
 from index import metadata as module
 from index.filter import parse_filter
 from index.metadata import Item, Metadata
@@ -157,7 +157,7 @@ def found(metadata: Metadata, slots: dict[int, int], filter_json: Any) -> set[in
 
 
 def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> None:
-    texts = {key: Item(json.dumps(item)) for key, item in items.items()}
+    texts = {key: Item(json.dumps(item), f"item ü{key}", len(slots)) for key, item in items.items()}
     slots.update(zip(items, metadata.put(list(items), texts).tolist(), strict=True))
 
 
@@ -179,7 +179,8 @@ item_keys = st.integers(0, 9)
 steps = st.lists(
     st.tuples(st.just("put"), st.dictionaries(item_keys, documents, max_size=6))
     | st.tuples(st.just("drop"), st.lists(item_keys, max_size=4))
-    | st.tuples(st.just("ask"), filters),
+    | st.tuples(st.just("ask"), filters)
+    | st.tuples(st.just("enter"), st.none()),
     max_size=15,
 )
 
@@ -189,6 +190,8 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep after every few changes, and order words as often."""
     monkeypatch.setattr(module, "MIN_RETIRED", 2)
     monkeypatch.setattr(columns, "MIN_NEWEST", 2)
+    monkeypatch.setattr(kept_texts, "MIN_FREED", 20)
+    monkeypatch.setattr(module, "ENTERED_TOGETHER", 3)
 
 
 @pytest.mark.usefixtures("sweeps")
@@ -206,9 +209,14 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
             for key in argument:
                 held.pop(key, None)
                 slots.pop(key, None)
+        elif name == "enter":
+            metadata.enter()
         else:
             assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
     assert len(set(slots.values())) == len(slots), "two items share a slot"
+    assert {key: (json.loads(one.metadata), one.id) for key, one in metadata.of(range(10)).items()} == {
+        key: (item, f"item ü{key}") for key, item in held.items()
+    }
     for key, item in held.items():
         assert found(metadata, slots, {"field": "a", "exists": True}) >= ({key} if "a" in item else set())
 
