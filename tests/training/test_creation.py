@@ -90,6 +90,31 @@ def test_any_module_with_a_preprocess_becomes_a_version(tmp_path: Path) -> None:
     assert (made.card.dim, made.card.space, made.card.method) == (5, {"kind": "l2"}, "torch")
 
 
+class Branching(nn.Module):
+    """What it does depends on the numbers it is given."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean(dim=(2, 3)) if images.sum() > 0 else images.amax(dim=(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Branching(), "cannot be written as an ONNX model: "),
+        (nn.Linear(3, 2), "cannot be written as an ONNX model: .*mat1 and mat2"),
+        (nn.Conv2d(3, 2, 1), r"gives shape \(1, 2, 8, 8\) for one input, not \(1, D\)"),
+        (
+            nn.Linear(1 << 16, 1 << 13, device="meta"),
+            "takes 2147516416 bytes; one ONNX file holds less than",
+        ),
+    ],
+)
+def test_a_module_that_cannot_be_written_is_told_why(module: nn.Module, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        Version.create(tmp_path / "mine", TorchModule(module, SPEC))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [

@@ -6,8 +6,9 @@ Shape suffixes: N inputs, C channels, H height, W width, L tokens, D dimension.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 import onnxruntime as ort
@@ -25,6 +26,7 @@ from index.creation.probes import (
     write_image_probe,
     write_text_probe,
 )
+from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.folder import write_card
 from index.image import Pixels, decode_image, preprocess_batch
 from index.space import Cosine, Space, Vectors, space_from_json
@@ -32,6 +34,7 @@ from index.text import INPUTS, TextEncoder
 from index.version import ENCODER, TEXT_ENCODER, TOKENIZER, Card, Preprocess, Version
 from training.tracing import to_onnx
 
+MAX_BYTES = 1 << 31
 BATCH = 10
 """Probes in one run."""
 
@@ -89,7 +92,8 @@ def write_images(
     encoder = Images(module, unit=isinstance(space, Cosine)).eval().requires_grad_(False)
     files = probe_files()
     pixels_NCHW = preprocess_batch([decode_image(data) for data in files], spec)
-    (folder / ENCODER).write_bytes(to_onnx(encoder, {"images": torch.from_numpy(pixels_NCHW[:1])}, ["image_embedding"]))
+    given = {"images": torch.from_numpy(pixels_NCHW[:1])}
+    (folder / ENCODER).write_bytes(_exported(encoder, given, "image_embedding", source))
     session = ort.InferenceSession((folder / ENCODER).read_bytes(), providers=["CPUExecutionProvider"])
     made_ND = np.concatenate([session.run(None, {"images": part})[0] for part in _batches(pixels_NCHW)])
     theirs_NCHW = pixels_NCHW
@@ -125,7 +129,7 @@ def write_texts(
     tokenizer.save(str(folder / TOKENIZER))
     ids_1L = torch.tensor([tokenizer.encode(card.prompts.get("query", "") + texts[0]).ids])
     given = dict(zip(INPUTS, (ids_1L, torch.ones_like(ids_1L)), strict=True))
-    (folder / TEXT_ENCODER).write_bytes(to_onnx(encoder, given, ["text_embedding"], second=True))
+    (folder / TEXT_ENCODER).write_bytes(_exported(encoder, given, "text_embedding", source, second=True))
     with torch.inference_mode():
         write_text_probe(folder, texts[0], encoder(*given.values())[0].numpy())
         theirs_ND = reference(texts)
@@ -134,6 +138,30 @@ def write_texts(
     if unit:
         theirs_ND = F.normalize(theirs_ND)
     return compare(made_ND, theirs_ND.numpy(), source, TEXT_ENCODER)
+
+
+def _exported(
+    encoder: nn.Module, given: Mapping[str, Tensor], made: str, source: str, *, second: bool = False
+) -> bytes:
+    """The module as an ONNX model.
+
+    Raises:
+        InvalidArgument: it is too large for one, cannot be traced, or gives something else than (N, D).
+    """
+    taken = sum(x.numel() * x.element_size() for x in encoder.parameters())
+    if taken >= MAX_BYTES:
+        raise InvalidArgument(f"the model of {source} takes {taken} bytes; one ONNX file holds less than {MAX_BYTES}")
+    try:
+        with torch.inference_mode():
+            shape = tuple(encoder(*given.values()).shape)
+        content = to_onnx(encoder, given, [made], second=second) if len(shape) == 2 else b""
+    except Exception as error:  # a module may do anything, and tracing it end anyhow
+        raise_if_out_of_memory(error)
+        why = shorten(str(error), 300)
+        raise InvalidArgument(f"the model of {source} cannot be written as an ONNX model: {why}") from error
+    if not content:
+        raise InvalidArgument(f"the model of {source} gives shape {shape} for one input, not (1, D)")
+    return content
 
 
 def _batches(array_N: Pixels) -> Iterator[Vectors]:
