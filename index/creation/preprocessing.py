@@ -35,11 +35,16 @@ def read_preprocess(path: Path) -> Preprocess:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror or error}", pointer="/preprocess") from error
     if not isinstance(value, dict):
         raise InvalidArgument(f"{path.name} must hold a JSON object", pointer="/preprocess")
-    timm = value.get("pretrained_cfg", value)
-    if "input_size" in timm:
-        return from_timm(timm)
-    if "image_processor_type" in value or "image_mean" in value or "do_resize" in value:
-        return from_hugging_face(value)
+    try:
+        timm = value.get("pretrained_cfg", value)
+        if "input_size" in timm:
+            return from_timm(timm)
+        if "image_processor_type" in value or "image_mean" in value or "do_resize" in value:
+            return from_hugging_face(value)
+    except (TypeError, ValueError, AttributeError, KeyError, ArithmeticError) as error:  # fields of another type
+        raise InvalidArgument(
+            f"{path.name} is not as its library writes it ({error})", pointer="/preprocess"
+        ) from error
     return parse_preprocess(value, path.name, "")
 
 
@@ -111,7 +116,10 @@ def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, 
     if config.get("do_center_crop"):
         crop = config.get("crop_size") or size
         crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
-        return resize, (int(crop["height"]), int(crop["width"]))
+        cropped = int(crop["height"]), int(crop["width"])
+        if resize is None or (isinstance(resize, int) and max(cropped) > resize):
+            raise _unknown("crop_size", dict(crop), "no more than what is resized to: borders would be padded")
+        return resize, cropped
     if not isinstance(resize, tuple):
         raise InvalidArgument(
             "the images would keep their proportions: a size of height and width, or do_center_crop, is needed",
