@@ -1,0 +1,131 @@
+"""`regraft import` and `regraft gallery export`: items and their vectors, from and to files and other databases."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.commands.galleries import gallery
+from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, needs, out, progress
+from regraft.sources.base import Wanted
+from regraft.transfer import PAGE, Progress, export_gallery, import_gallery, resume
+
+SKIPPED = 3
+"""Exit code of an import that skipped rows."""
+
+
+@gallery.command("export")
+def export(
+    name: Gallery,
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The Parquet file to write.")],
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Write every item to a Parquet file: id, metadata, and a column of vectors for each version.
+
+    Example: regraft gallery export photos photos.parquet
+    """
+    if file.suffix != ".parquet":
+        raise InvalidArgument(f"{file}: the export is a Parquet file, whose name ends with .parquet")
+    if not file.parent.is_dir():
+        raise InvalidArgument(f"there is no folder {file.parent}")
+    with connect(url, api_key) as client, needs("arrow"), progress() as bar:
+        task = bar.add_task(f"exporting {name}", total=client.gallery(name).items)
+        changed = export_gallery(client, name, file, lambda rows: bar.advance(task, rows))
+        rows = int(bar.tasks[0].completed)
+    if changed:
+        err.print(f"warning: {name} was written to meanwhile: the file is of several moments")
+    out.print(f"wrote {rows} items of {name} to {file}")
+
+
+def import_(
+    name: Gallery,
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="A file, or KIND:ADDRESS#COLLECTION of another database.")
+    ],
+    vector: Annotated[
+        list[str] | None,
+        typer.Option("--vector", metavar="COLUMN[=VERSION]", help="A column of vectors; may be repeated."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--id", metavar="COLUMN", help="The column of ids.", show_default=False)
+    ] = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option("--metadata", metavar="COLUMNS", help="Columns with commas between them; default all others."),
+    ] = None,
+    version: Annotated[
+        str | None,
+        typer.Option("--version", help="What made the vectors; default the current version.", show_default=False),
+    ] = None,
+    ids: Annotated[
+        Path | None, typer.Option("--ids", help="Ids of a file of vectors: a line each, or .npy.", show_default=False)
+    ] = None,
+    update_only: Annotated[
+        bool, typer.Option("--update-only", help="Add embeddings to items that are there, nothing else.")
+    ] = False,
+    batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows sent at once.")] = PAGE,
+    state: Annotated[
+        Path | None, typer.Option("--state", help="Where it is kept how far it got.", show_default=False)
+    ] = None,
+    source_key: Annotated[
+        str | None,
+        typer.Option("--source-key", envvar="REGRAFT_SOURCE_KEY", help="Key of the source.", show_default=False),
+    ] = None,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Store the vectors and metadata of a file or another database; one that was broken off goes on when run again.
+
+    Example: regraft import photos photos.parquet --vector clip=clip-v1 --metadata name,city
+    """
+    from regraft.sources.opening import extra_of, open_source
+
+    named = None if metadata is None else [one for one in metadata.split(",") if one]
+    wanted = Wanted(key, _vectors(vector, version), named, version)
+    with connect(url, api_key) as client, needs(extra_of(source)):
+        client.gallery(name)
+        opened = open_source(source, wanted, ids=ids, key=source_key)
+        kept = state or _beside(source, name)
+        before = resume(kept, opened, name)
+        if before.read:
+            err.print(f"going on behind {before.read} rows, as {kept} says")
+        with progress() as bar:
+            task = bar.add_task(f"importing into {name}", total=opened.count, completed=before.read)
+            done = import_gallery(
+                client,
+                name,
+                opened,
+                kept,
+                size=batch,
+                update_only=update_only,
+                moved=lambda now: bar.update(task, completed=now.read),
+            )
+    _print(done)
+
+
+def _vectors(given: list[str] | None, version: str | None) -> dict[str, str | None]:
+    """Column -> version of `--vector COLUMN[=VERSION]`."""
+    pairs = [one.partition("=") for one in given or ()]
+    found = {column: named or version for column, _, named in pairs}
+    if len(found) < len(pairs) or "" in found:
+        raise InvalidArgument("--vector names each column once: COLUMN or COLUMN=VERSION")
+    return found
+
+
+def _beside(source: str, name: str) -> Path:
+    """A file's state lies beside it, that of another database where the command runs."""
+    path = Path(source)
+    return path.with_name(f"{path.name}.{name}.import") if path.is_file() else Path(f"{name}.import")
+
+
+def _print(done: Progress) -> None:
+    skipped = sum(done.skipped.values())
+    out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {skipped} skipped")
+    for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
+        err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))
+    if skipped:
+        raise typer.Exit(SKIPPED)

@@ -1,0 +1,78 @@
+"""Matrices in files, mapped into memory a piece at a time: .npy, .fvecs and .fbin, with ids in a file beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from regraft.sources.base import Batch, Column, Wanted
+
+
+class ArrayFile:
+    """Rows (N, D) of a file; their ids are lines of a text file, rows of a .npy file, or their own numbers from 0."""
+
+    def __init__(self, path: Path, wanted: Wanted, ids: Path | None) -> None:
+        self._path, self._ids = path, ids
+        self._rows = OPEN[path.suffix](path)
+        self._version = wanted.vector("")[1]
+        if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
+            raise InvalidArgument(f"{path.name} must hold a matrix of numbers, not {self._rows.shape}")
+
+    @property
+    def identity(self) -> str:
+        stats = [path.stat() for path in (self._path, self._ids) if path is not None]
+        return f"{self._path.resolve()} {[(stat.st_size, stat.st_mtime_ns) for stat in stats]}"
+
+    @property
+    def count(self) -> int:
+        return len(self._rows)
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        start = int(after or 0)
+        names = self._names(start)
+        for at in range(start, self.count, size):
+            rows = np.asarray(self._rows[at : at + size], np.float32)
+            ids = list(islice(names, len(rows)))
+            if len(ids) < len(rows):
+                raise InvalidArgument(f"{self._ids} has {at + len(ids)} ids, {self._path.name} {self.count} rows")
+            yield Batch(
+                len(ids), ids, [None] * len(ids), [Column(self._version, np.arange(len(ids)), rows)], at + len(rows)
+            )
+
+    def _names(self, start: int) -> Iterator[str]:
+        if self._ids is None:
+            yield from map(str, range(start, self.count))
+        elif self._ids.suffix == ".npy":
+            yield from map(str, np.load(self._ids, mmap_mode="r")[start:])
+        else:
+            with self._ids.open(encoding="utf-8") as lines:
+                yield from (line.rstrip("\r\n") for line in islice(lines, start, None))
+
+
+def _npy(path: Path) -> Any:
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+def _fvecs(path: Path) -> Any:
+    """Each row: its length as int32, then so many float32."""
+    numbers = np.memmap(path, "<i4", "r")
+    width = int(numbers[0]) + 1
+    if width < 2 or len(numbers) % width or (numbers[::width] != width - 1).any():
+        raise InvalidArgument(f"{path.name} is no .fvecs file of rows of one length")
+    return numbers.reshape(-1, width)[:, 1:].view("<f4")
+
+
+def _fbin(path: Path) -> Any:
+    """Two int32, rows and their length, then all numbers as float32 (the format of big-ann-benchmarks)."""
+    count, dim = np.fromfile(path, "<u4", 2).tolist()
+    if path.stat().st_size != 8 + 4 * count * dim:
+        raise InvalidArgument(f"{path.name} is no .fbin file: its header tells of {count} rows of {dim} numbers")
+    return np.memmap(path, "<f4", "r", 8, (count, dim))
+
+
+OPEN = {".npy": _npy, ".fvecs": _fvecs, ".fbin": _fbin}

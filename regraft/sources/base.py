@@ -1,0 +1,110 @@
+"""What a source of items gives: batches of rows, each with a cursor to go on behind it.
+
+Shapes: N rows of a batch, D the dimension of their vectors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vectors = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Column:
+    """Vectors of some of a batch's rows: `rows` (M,) says which, `vectors` (M, D) are theirs.
+
+    `version` None: the gallery's current one. `origin`: `supplied`, or `transformed` where a forward edge made them.
+    """
+
+    version: str | None
+    rows: NDArray[np.int64]
+    vectors: Vectors
+    origin: str = "supplied"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The next `read` rows of a source, or those that it could give: ids, metadata (None: none are named) and vectors.
+
+    `cursor`: what `batches` takes to go on behind them. `skipped`: why rows are left out, and how many.
+    """
+
+    read: int
+    ids: Sequence[str]
+    metadata: Sequence[Mapping[str, Any] | None]
+    columns: Sequence[Column]
+    cursor: Any
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+class Source(Protocol):
+    """Rows to be imported, in an order that is the same each time."""
+
+    @property
+    def identity(self) -> str:
+        """What tells whether an import that is resumed reads the same."""
+
+    @property
+    def count(self) -> int | None:
+        """How many rows there are, None: unknown."""
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        """Batches of up to `size` rows, from the start or behind a cursor."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What of a source's rows is imported.
+
+    `id`: the column of ids. `vectors`: column -> version, None: the current one; empty: the source's own, of `version`.
+    `metadata`: columns, None: all others.
+    """
+
+    id: str | None = None
+    vectors: Mapping[str, str | None] = field(default_factory=dict)
+    metadata: Sequence[str] | None = None
+    version: str | None = None
+
+    def vector(self, default: str) -> tuple[str, str | None]:
+        """The one column of vectors, and its version, of a source that has one."""
+        return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
+
+    def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
+        """The metadata of a row, without the columns that are `taken` otherwise."""
+        names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
+        return {name: as_json(row[name]) for name in names if row.get(name) is not None}
+
+
+def as_json(value: Any) -> Any:
+    """A value of metadata as JSON has it: numpy's as Python's, NaN as null, dates, UUIDs and the like as text."""
+    if isinstance(value, Mapping):
+        return {str(name): as_json(one) for name, one in value.items()}
+    if isinstance(value, list | tuple | set):
+        return [as_json(one) for one in value]
+    if hasattr(value, "tolist"):
+        return as_json(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    return str(value)
+
+
+def batch_of(rows: Sequence[tuple[Any, Any, Mapping[str, Any] | None]], version: str | None, cursor: Any) -> Batch:
+    """A batch of (id, vector or None, metadata) each; rows without a vector, or of another length, are left out."""
+    arrays = [None if vector is None else np.asarray(vector, np.float32) for _, vector, _ in rows]
+    dim = next((one.shape for one in arrays if one is not None), None)
+    kept = [n for n, one in enumerate(arrays) if one is not None and one.shape == dim]
+    missing = sum(one is None for one in arrays)
+    odd = len(rows) - len(kept) - missing
+    skipped = {why: n for why, n in (("no vector", missing), ("a vector of another length", odd)) if n}
+    vectors = np.stack([one for n in kept if (one := arrays[n]) is not None]) if kept else np.empty((0, 0), np.float32)
+    columns = [Column(version, np.arange(len(kept)), vectors)] if kept else []
+    return Batch(len(rows), [str(rows[n][0]) for n in kept], [rows[n][2] for n in kept], columns, cursor, skipped)

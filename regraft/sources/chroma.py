@@ -1,0 +1,48 @@
+"""A collection of Chroma, in a folder or on a server, read page by page by its own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import chromadb
+
+from regraft.sources.base import Batch, Wanted, batch_of
+
+
+class ChromaCollection:
+    """Records of a collection; `after` is how many were read. A record's document becomes the field `document`."""
+
+    def __init__(self, address: str, collection: str, wanted: Wanted) -> None:
+        self._identity, self._wanted = f"chroma {address} {collection}", wanted
+        if "://" in address:
+            server = urlsplit(address)
+            client = chromadb.HttpClient(server.hostname or "", server.port or 8000, ssl=server.scheme == "https")
+        else:
+            client = chromadb.PersistentClient(address)
+        self._collection = client.get_collection(collection)
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def count(self) -> int:
+        return int(self._collection.count())
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        _, version = self._wanted.vector("embedding")
+        at = int(after or 0)
+        while True:
+            page = self._collection.get(limit=size, offset=at, include=["embeddings", "metadatas", "documents"])
+            ids = page["ids"]
+            if not ids:
+                return
+            nothing = [None] * len(ids)
+            documents, told = page["documents"] or nothing, page["metadatas"] or nothing
+            vectors = nothing if page["embeddings"] is None else page["embeddings"]
+            about = [{**(one or {}), "document": text} for one, text in zip(told, documents, strict=True)]
+            at += len(ids)
+            rows = zip(ids, vectors, map(self._wanted.described, about), strict=True)
+            yield batch_of(list(rows), version, at)

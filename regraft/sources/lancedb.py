@@ -1,0 +1,34 @@
+"""A table of LanceDB, read page by page by its own client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import lancedb
+
+from regraft.sources.base import Batch, Wanted, batch_of
+
+
+class LanceTable:
+    """Rows of a table; `after` is how many were read."""
+
+    def __init__(self, address: str, table: str, wanted: Wanted) -> None:
+        self._identity, self._wanted = f"lancedb {address} {table}", wanted
+        self._table = lancedb.connect(address).open_table(table)
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def count(self) -> int:
+        return int(self._table.count_rows())
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        key, (name, version) = self._wanted.id or "id", self._wanted.vector("vector")
+        at = int(after or 0)
+        while rows := self._table.search().limit(size).offset(at).to_list():
+            at += len(rows)
+            told = [self._wanted.described(row, key, name) for row in rows]
+            yield batch_of([(r[key], r[name], one) for r, one in zip(rows, told, strict=True)], version, at)

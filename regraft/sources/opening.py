@@ -1,0 +1,90 @@
+"""What a source is called, and what opens it: a file by its ending, a live one as KIND:ADDRESS#COLLECTION."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from index.errors import InvalidArgument
+from regraft.sources.arrays import OPEN, ArrayFile
+from regraft.sources.base import Source, Wanted
+
+TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
+INDEXES = (".faiss", ".index")
+EXTRA = {
+    "pgvector": "postgres",
+    "qdrant": "from-qdrant",
+    "chroma": "from-chroma",
+    "lancedb": "from-lancedb",
+    "milvus": "from-milvus",
+}
+"""By live kind: the extra that brings its client."""
+
+
+def kind_of(source: str) -> str:
+    """`pgvector`, `qdrant` ... of a live source, or the ending of a file.
+
+    Raises:
+        InvalidArgument: neither.
+    """
+    kind = source.partition(":")[0]
+    if kind in EXTRA:
+        return kind
+    if (ending := Path(source).suffix) in (*TABLES, *INDEXES, *OPEN):
+        return ending
+    live = ", ".join(f"{name}:ADDRESS#COLLECTION" for name in EXTRA)
+    raise InvalidArgument(f"{source}: give a file ({', '.join((*TABLES, *OPEN, *INDEXES))}) or {live}")
+
+
+def extra_of(source: str) -> str:
+    """What must be installed to read a source."""
+    kind = kind_of(source)
+    return EXTRA.get(kind) or ("index" if kind in INDEXES else "arrow")
+
+
+def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: str | None = None) -> Source:
+    """Open a source; `ids`: of a file of vectors, `key`: what a live one wants to be shown.
+
+    Raises:
+        InvalidArgument: it is not there, or not what its name says.
+        ModuleNotFoundError: the package that reads it is not installed.
+    """
+    kind = kind_of(source)
+    if kind in EXTRA:
+        address, mark, collection = source.partition(":")[2].rpartition("#")
+        if not mark or not address or not collection:
+            raise InvalidArgument(f"{source}: give {kind}:ADDRESS#COLLECTION")
+        return _live(kind, address, collection, wanted, key)
+    path = Path(source)
+    if not path.is_file():
+        raise InvalidArgument(f"there is no file {source}")
+    if kind in OPEN:
+        return ArrayFile(path, wanted, ids)
+    if kind in INDEXES:
+        from regraft.sources.faiss_index import FaissIndex
+
+        return FaissIndex(path, wanted)
+    from regraft.sources.table import TableFile
+
+    return TableFile(path, wanted)
+
+
+def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Source:
+    if kind == "pgvector":
+        from regraft.sources.pgvector import PgvectorTable
+
+        return PgvectorTable(address, collection, wanted)
+    if kind == "qdrant":
+        from regraft.sources.qdrant import QdrantCollection
+
+        return QdrantCollection(address, collection, wanted, key)
+    if kind == "chroma":
+        from regraft.sources.chroma import ChromaCollection
+
+        return ChromaCollection(address, collection, wanted)
+    if kind == "lancedb":
+        from regraft.sources.lancedb import LanceTable
+
+        return LanceTable(address, collection, wanted)
+    from regraft.sources.milvus import MilvusCollection
+
+    return MilvusCollection(address, collection, wanted, key)

@@ -1,0 +1,142 @@
+"""Parquet and Arrow files: the export's own form, or any with a column of ids and columns of vectors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from index.errors import InvalidArgument
+from regraft.sources.base import Batch, Column, Wanted
+
+VECTOR, ORIGIN = "vector:", "origin:"
+"""What begins the names of an export's columns; the version's name follows."""
+
+
+class TableFile:
+    """A Parquet file, or an Arrow file or stream; `after` is how many rows were read."""
+
+    def __init__(self, path: Path, wanted: Wanted) -> None:
+        self._path, self._wanted = path, wanted
+        self._parquet = pq.ParquetFile(path) if path.suffix in (".parquet", ".pq") else None
+        self._schema = self._parquet.schema_arrow if self._parquet else _arrow(path).schema
+        names = self._schema.names
+        self._vectors = wanted.vectors or _own_columns(names, wanted.version)
+        self._id = wanted.id or "id"
+        self._own = any(name.startswith(VECTOR) for name in names)
+        needed = [self._id, *self._vectors, *(wanted.metadata or ())]
+        if unknown := [name for name in needed if name not in names]:
+            raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}; it has {', '.join(names)}")
+        if not self._vectors:
+            raise InvalidArgument(f"{path.name}: say which column holds the vectors: --vector COLUMN[=VERSION]")
+
+    @property
+    def identity(self) -> str:
+        stat = self._path.stat()
+        return f"{self._path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+
+    @property
+    def count(self) -> int | None:
+        return int(self._parquet.metadata.num_rows) if self._parquet else None
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        done = int(after or 0)
+        for start, table in self._tables(size, done):
+            for at in range(max(done - start, 0), table.num_rows, size):
+                part = table.slice(at, size)
+                yield self._batch(part, start + at + part.num_rows)
+
+    def _tables(self, size: int, after: int) -> Iterator[tuple[int, Any]]:
+        """(number of its first row, rows), those that end before `after` left out."""
+        if self._parquet is None:
+            start, read = 0, (pa.Table.from_batches([batch]) for batch in _arrow(self._path))
+        else:
+            sizes = [self._parquet.metadata.row_group(n).num_rows for n in range(self._parquet.num_row_groups)]
+            gone = sum(end <= after for end in accumulate(sizes))
+            groups, start = list(range(gone, len(sizes))), sum(sizes[:gone])
+            read = (pa.Table.from_batches([batch]) for batch in self._parquet.iter_batches(size, row_groups=groups))
+        for table in read:
+            if start + table.num_rows > after:
+                yield start, table
+            start += table.num_rows
+
+    def _batch(self, table: Any, cursor: int) -> Batch:
+        ids = table.column(self._id).to_pylist()
+        named = np.array([one is not None for one in ids], bool)
+        place = np.cumsum(named) - 1
+        columns, skipped = [], {"no id": int((~named).sum())} if not named.all() else {}
+        for name, version in self._vectors.items():
+            rows, vectors, odd = _matrix(table.column(name))
+            if odd:
+                skipped[f"{name}: a vector of another length"] = odd
+            origins = self._origins(table, name, len(ids))[rows]
+            for origin in ("supplied", "transformed"):
+                mine = named[rows] & (origins == (origin == "transformed"))
+                if mine.any():
+                    columns.append(Column(version, place[rows[mine]], vectors[mine], origin))
+        held = {n for column in columns for n in column.rows.tolist()}
+        if bare := int(named.sum()) - len(held):
+            skipped["no vector"] = bare
+        metadata = self._metadata(table)
+        kept = [n for n, good in enumerate(named) if good]
+        return Batch(len(ids), [str(ids[n]) for n in kept], [metadata[n] for n in kept], columns, cursor, skipped)
+
+    def _origins(self, table: Any, name: str, count: int) -> Any:
+        """Whether each row's vector was made by a transform."""
+        beside = name.replace(VECTOR, ORIGIN, 1)
+        if not name.startswith(VECTOR) or beside not in table.column_names:
+            return np.zeros(count, bool)
+        return np.array([one == "transformed" for one in table.column(beside).to_pylist()], bool)
+
+    def _metadata(self, table: Any) -> list[Any]:
+        if self._own and self._wanted.metadata is None:
+            return [None if one is None else json.loads(one) for one in table.column("metadata").to_pylist()]
+        taken = (self._id, *self._vectors)
+        names = (
+            [n for n in table.column_names if n not in taken]
+            if self._wanted.metadata is None
+            else self._wanted.metadata
+        )
+        return [self._wanted.described(row, *taken) for row in table.select(names).to_pylist()]
+
+
+def _own_columns(names: list[str], version: str | None) -> dict[str, str | None]:
+    """The columns of vectors of an export, with their versions; else the one that is called so."""
+    own: dict[str, str | None] = {n: n.removeprefix(VECTOR) for n in names if n.startswith(VECTOR)}
+    return own or {n: version for n in ("embedding", "vector") if n in names}
+
+
+def _arrow(path: Path) -> Any:
+    """The record batches of an Arrow file or stream, one after the other; it knows its `schema`."""
+    mapped = pa.memory_map(str(path))
+    if mapped.read(6) == b"ARROW1":
+        reader = pa.ipc.open_file(mapped)
+        return pa.RecordBatchReader.from_batches(
+            reader.schema, (reader.get_batch(n) for n in range(reader.num_record_batches))
+        )
+    mapped.seek(0)
+    return pa.ipc.open_stream(mapped)
+
+
+def _matrix(column: Any) -> tuple[Any, Any, int]:
+    """Rows that hold a vector (M,), those (M, D), and how many are of another length than the first."""
+    array = column.combine_chunks() if not isinstance(column, pa.ChunkedArray) else pa.concat_arrays(column.chunks)
+    if not (
+        pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type)
+    ):
+        raise InvalidArgument(f"a column of vectors is of lists of numbers, not {array.type}")
+    lengths = np.array([n or 0 for n in pc.list_value_length(array).to_pylist()], np.int64)
+    there = np.flatnonzero(lengths)
+    if not len(there):
+        return there, np.empty((0, 0), np.float32), 0
+    dim = lengths[there[0]]
+    rows = there[lengths[there] == dim]
+    flat = pc.list_flatten(array.take(pa.array(rows))).cast(pa.float32()).to_numpy(zero_copy_only=False)
+    return rows, flat.reshape(len(rows), dim), len(there) - len(rows)

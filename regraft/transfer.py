@@ -1,0 +1,217 @@
+"""Galleries into files and sources into galleries, a page at a time, whatever their size.
+
+An import keeps in a small file how far it got: it is written after each batch that the service has acknowledged, so one
+that was killed goes on there. The batch it was in is sent again, and stores the same.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.errors import InvalidArgument
+from regraft.client import Client, Problem
+from regraft.models import IngestResult, ItemError
+from regraft.sources.base import Batch, Column, Source
+
+PAGE = 1000
+NO_ROUTE = "no_route"
+
+
+@dataclass
+class Progress:
+    """What became of an import so far: rows read, of them items `stored`, and why others were skipped, by reason.
+
+    `cursor` is where to go on in the source; `examples` names one skipped item of each reason.
+    """
+
+    source: str
+    gallery: str
+    cursor: Any = None
+    read: int = 0
+    stored: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, str] = field(default_factory=dict)
+
+    def skip(self, why: str, count: int = 1, example: str | None = None) -> None:
+        """Count rows that are not stored."""
+        self.skipped[why] = self.skipped.get(why, 0) + count
+        if example is not None:
+            self.examples.setdefault(why, example)
+
+
+def resume(state: Path, source: Source, gallery: str) -> Progress:
+    """Where an import stands that was broken off, or the start of one.
+
+    Raises:
+        InvalidArgument: the file is of another import, or the source is another since.
+    """
+    begun = Progress(source.identity, gallery)
+    if not state.exists():
+        return begun
+    try:
+        progress = Progress(**json.loads(state.read_text()))
+    except (ValueError, TypeError) as error:
+        raise InvalidArgument(f"{state} says nothing of an import: delete it to begin anew") from error
+    if (progress.source, progress.gallery) != (begun.source, begun.gallery):
+        raise InvalidArgument(
+            f"{state} is of an import of something else, or the source changed: delete it to begin anew"
+        )
+    return progress
+
+
+def import_gallery(
+    client: Client,
+    gallery: str,
+    source: Source,
+    state: Path,
+    *,
+    size: int = PAGE,
+    update_only: bool = False,
+    moved: Callable[[Progress], object] | None = None,
+) -> Progress:
+    """Store what a source gives, batch after batch; goes on where `state` says. Returns what became of it.
+
+    `update_only`: only embeddings of items that are there, their metadata stay. `moved` is told after each batch.
+
+    Raises:
+        Problem, Unreachable: the service refuses a batch, or is away; the import can be resumed.
+    """
+    progress = resume(state, source, gallery)
+    for batch in source.batches(size, progress.cursor):
+        _send(client, gallery, batch, progress, update_only)
+        progress.cursor = batch.cursor
+        _write(state, json.dumps(asdict(progress)))
+        if moved is not None:
+            moved(progress)
+    state.unlink(missing_ok=True)
+    return progress
+
+
+def _write(path: Path, text: str) -> None:
+    """At once or not at all."""
+    beside = path.with_name(f"{path.name}.new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
+def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update_only: bool) -> None:
+    """Each version's vectors of a batch. An item must first hold one that queries reach: the others are sent again."""
+    progress.read += batch.read
+    for reason, count in batch.skipped.items():
+        progress.skip(reason, count)
+    stored: set[int] = set()
+    waiting = sorted(batch.columns, key=lambda column: column.origin == "transformed")
+    why: dict[tuple[int, str | None], ItemError] = {}
+    while waiting:
+        late: list[Column] = []
+        before = len(stored)
+        for column in (_finite(one, batch, progress) for one in waiting):
+            errors = _store(client, gallery, batch, column, set() if update_only else stored, update_only)
+            stored.update(row for row in column.rows.tolist() if row not in errors)
+            for row in column.rows.tolist():
+                why.pop((row, column.version), None)
+            why.update({(row, column.version): error for row, error in errors.items()})
+            codes = [errors[row].code if row in errors else "" for row in column.rows.tolist()]
+            unreached = [n for n, code in enumerate(codes) if code == NO_ROUTE]
+            if unreached:
+                late.append(Column(column.version, column.rows[unreached], column.vectors[unreached], column.origin))
+        waiting = late if len(stored) > before else []
+    progress.stored += len(stored)
+    for (row, version), error in why.items():
+        reason = f"{error.code}, of {version} alone" if row in stored else error.code
+        progress.skip(reason, example=f"{batch.ids[row]}: {error.detail}")
+
+
+def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
+    good = np.isfinite(column.vectors).all(axis=1)
+    if good.all():
+        return column
+    bad = column.rows[~good].tolist()
+    progress.skip("not finite", len(bad), f"{batch.ids[bad[0]]}: its vector holds NaN or infinity")
+    return Column(column.version, column.rows[good], column.vectors[good], column.origin)
+
+
+def _store(
+    client: Client, gallery: str, batch: Batch, column: Column, known: set[int], update_only: bool
+) -> dict[int, ItemError]:
+    """Send a column; rows that were refused, with the reason. What is too much for one request is sent in halves."""
+    rows = column.rows.tolist()
+    if not rows:
+        return {}
+    items: list[dict[str, Any]] = []
+    for row, vector in zip(rows, column.vectors, strict=True):
+        item: dict[str, Any] = {"id": batch.ids[row], "embedding": vector}
+        if not update_only and row not in known and batch.metadata[row] is not None:
+            item["metadata"] = batch.metadata[row]
+        items.append(item)
+    send = client.put_embeddings if update_only else client.ingest_embeddings
+    try:
+        done: IngestResult = send(gallery, items, version=column.version, origin=column.origin)
+    except Problem as problem:
+        if problem.status == 413 and len(rows) > 1:
+            cut = len(rows) // 2
+            halves = (
+                Column(column.version, column.rows[part], column.vectors[part], column.origin)
+                for part in (slice(cut), slice(cut, None))
+            )
+            refused = [_store(client, gallery, batch, half, known, update_only) for half in halves]
+            return {**refused[0], **refused[1]}
+        # A batch of nothing but bad items is refused as a whole, with the same list.
+        if not problem.errors or not all("index" in error for error in problem.errors):
+            raise
+        return {rows[error["index"]]: ItemError(**error) for error in problem.errors}
+    return {rows[error.index]: error for error in done.errors}
+
+
+def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[int], object] | None = None) -> bool:
+    """Write every item with its vectors to a Parquet file, which is there when it is whole. Needs pyarrow.
+
+    Returns:
+        Whether the gallery changed meanwhile: then what was written is of several moments.
+    """
+    import pyarrow.parquet as pq
+
+    before = client.gallery(gallery)
+    pages = _pages(client, gallery)
+    first = next(pages)
+    about = {"gallery": gallery, "current": before.current, "seq": before.seq, "items": before.items}
+    schema = first.schema.with_metadata({"regraft": json.dumps(about)})
+    beside = path.with_name(f"{path.name}.part-{os.getpid()}")
+    try:
+        with pq.ParquetWriter(beside, schema) as writer:
+            for page in chain([first], pages):
+                writer.write_table(page.cast(schema))
+                if moved is not None:
+                    moved(page.num_rows)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return client.gallery(gallery).seq != before.seq
+
+
+def _pages(client: Client, gallery: str) -> Iterator[Any]:
+    """The gallery's items as tables of the same columns; vectors are lists, which every reader of Parquet knows."""
+    import pyarrow as pa
+
+    versions: Sequence[str] = ()
+    cursor: str | None = None
+    while True:
+        raw = client.embeddings_table(gallery, versions=versions, limit=PAGE, cursor=cursor)
+        page = pa.ipc.open_stream(io.BytesIO(raw)).read_all()
+        metadata: Mapping[bytes, bytes] = page.schema.metadata or {}
+        # A version that comes while this runs is none of the columns.
+        versions = [name.removeprefix("vector:") for name in page.column_names if name.startswith("vector:")]
+        lists = [pa.field(f.name, pa.list_(pa.float32())) if f.name.startswith("vector:") else f for f in page.schema]
+        yield page.cast(pa.schema(lists))
+        cursor = metadata.get(b"next", b"").decode()
+        if not cursor:
+            return

@@ -1,0 +1,196 @@
+"""A gallery written to a file and read into another answers alike, also when the import was killed again and again."""
+
+from __future__ import annotations
+
+import random
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psycopg
+import pytest
+from sqlalchemy import make_url
+
+from regraft import Client, cli
+from regraft.client import ImageItem
+from regraft.sources.base import Wanted
+from regraft.sources.table import TableFile
+from regraft.transfer import export_gallery, import_gallery
+from service.settings import Settings
+from staging.builders import image_bytes, make_image, make_version
+from staging.served import Served, serving
+
+COUNT = 23
+RANDOM = np.random.default_rng(0)
+OLD, NEW = (RANDOM.normal(size=(COUNT, dim)).astype(np.float32) for dim in (4, 6))
+PAGES = Path(__file__).parents[2] / "docs/migrate"
+
+
+@pytest.fixture
+def served(settings: Settings, tmp_path: Path) -> Iterator[Served]:
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    with serving(settings) as running:
+        for version in (v1, make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])):
+            assert running.register(version).status_code == 201
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with Client(str(served.http.base_url).removesuffix("/v1/")) as made:
+        yield made
+
+
+def gallery(client: Client, name: str, version: str) -> str:
+    client.create_gallery(name)
+    client.deploy(name, version)
+    return name
+
+
+@pytest.fixture
+def full(client: Client) -> str:
+    """Items by v1 and most by v2 too, some of those transformed; one has v2 only, one an image; v2 is current."""
+    name = gallery(client, "full", "v1")
+    items = [
+        {"id": f"ä/{n}", "metadata": {"n": n, "deep": {"a": [1, None]}}, "embedding": OLD[n]} for n in range(COUNT)
+    ]
+    client.ingest_embeddings(name, items)
+    client.ingest(name, [ImageItem("image", image_bytes(make_image(1, 1)), {"label": "x"})])
+    client.deploy(name, "v2")
+    second = [{"id": f"ä/{n}", "embedding": NEW[n]} for n in range(COUNT)]
+    client.put_embeddings(name, second[:8], version="v2")
+    client.put_embeddings(name, second[8:12], version="v2", origin="transformed")
+    client.ingest_embeddings(name, [{"id": "only", "embedding": NEW[0]}], version="v2")
+    client.delete_item(name, "ä/3")
+    return name
+
+
+def held(client: Client, name: str) -> Any:
+    items = client.embeddings(name, limit=1000).items
+    supplied = {"encoded": "supplied"}
+    return {
+        i.id: (
+            i.metadata,
+            i.active,
+            [(e.version, supplied.get(e.origin, e.origin), np.round(e.embedding, 6).tolist()) for e in i.embeddings],
+        )
+        for i in items
+    }
+
+
+def answers(client: Client, name: str) -> Any:
+    found = client.query_embeddings(name, NEW[:5], "v2", k=30).results
+    return [[(m.id, pytest.approx(m.raw_score, abs=1e-5), m.metadata, m.version) for m in one.matches] for one in found]
+
+
+def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, full: str, tmp_path: Path) -> None:
+    file = tmp_path / "full.parquet"
+    assert export_gallery(client, full, file) is False
+    other = gallery(client, "other", "v2")
+
+    done = import_gallery(client, other, TableFile(file, Wanted()), tmp_path / "state", size=7)
+
+    assert (done.read, done.stored, sum(done.skipped.values())) == (COUNT + 1, COUNT + 1, 0)
+    assert held(client, other) == held(client, full)
+    assert answers(client, other) == answers(client, full)
+    assert sorted(path.name for path in tmp_path.glob("*") if "state" in path.name or "part" in path.name) == []
+
+
+class Killed(BaseException):
+    """What ends a process."""
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_twice(
+    client: Client, full: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_gallery(client, full, file := tmp_path / "full.parquet")
+    other, draw, send = gallery(client, "other", "v2"), random.Random(0), client._send
+
+    def deadly(*args: Any, **request: Any) -> Any:
+        moment = draw.random()
+        if moment < 0.3:
+            raise Killed
+        answer = send(*args, **request)
+        if moment > 0.7:
+            raise Killed
+        return answer
+
+    monkeypatch.setattr(client, "_send", deadly)
+    deaths = 0
+    while True:
+        try:
+            done = import_gallery(client, other, TableFile(file, Wanted()), tmp_path / "state", size=2)
+            break
+        except Killed:
+            deaths += 1
+    monkeypatch.undo()
+
+    assert deaths > 5
+    assert (done.read, done.stored, sum(done.skipped.values())) == (COUNT + 1, COUNT + 1, 0)
+    assert held(client, other) == held(client, full)
+
+
+def follow(page: Path, client: Client, monkeypatch: Any, put: dict[str, str]) -> dict[str, int]:
+    """Run the commands of a page with something put in the place of parts of them; command -> exit code."""
+    monkeypatch.setenv("REGRAFT_URL", client.url)
+    codes = {}
+    for line in "".join(re.findall(r"```bash\n(.*?)```", page.read_text(), re.DOTALL)).splitlines():
+        words = shlex.split(line, comments=True)
+        if not words:
+            continue
+        for old, new in put.items():
+            words = [word.replace(old, new) for word in words]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        codes[" ".join(words[1:4])] = ended.value.code or 0
+    return codes
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_the_commands_of_the_page_bring_vectors_of_two_models(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, vectors in (("v1", OLD), ("v2-some", NEW[:21]), ("v2", NEW)):
+        np.save(f"{name}.npy", vectors)
+    for name, count in (("ids", COUNT), ("ids-some", 21)):
+        Path(f"{name}.txt").write_text("\n".join(f"d{n}" for n in range(count)))
+
+    codes = follow(PAGES / "from-an-api.md", client, monkeypatch, {"1536": "4", "3072": "6"})
+
+    assert set(codes.values()) == {0}, (codes, capsys.readouterr())
+    assert client.gallery("docs").mix == {"api-v2": COUNT}
+    assert client.query_embeddings("docs", NEW[22:], "api-v2").results[0].matches[0].id == "d22"
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_the_commands_of_the_page_move_a_table_of_pgvector(
+    client: Client, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    url = server.create()
+    plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(plain) as connection:
+        try:
+            connection.execute("CREATE EXTENSION vector")
+        except psycopg.Error:
+            pytest.skip("this PostgreSQL has no pgvector")
+        connection.execute(
+            "CREATE TABLE products (id bigint PRIMARY KEY, name text, price numeric, embedding vector(4))"
+        )
+        rows = [(n, f"p{n}", n / 2, None if n == 5 else str(OLD[n].tolist())) for n in range(COUNT)]
+        connection.cursor().executemany("INSERT INTO products VALUES (%s, %s, %s, %s)", rows)
+    monkeypatch.chdir(tmp_path)
+    codes = follow(PAGES / "from-pgvector.md", client, monkeypatch, {"$DATABASE_URL": plain, "1536": "4"})
+    server.drop(url)
+
+    assert codes.pop(f"import products pgvector:{plain}#products") == 3, capsys.readouterr()  # one row has no vector
+    assert set(codes.values()) == {0}, (codes, capsys.readouterr())
+    stored = held(client, "products")
+    assert set(stored) == {str(n) for n in range(COUNT) if n != 5}
+    assert stored["7"][0] == {"name": "p7", "price": "3.5"}

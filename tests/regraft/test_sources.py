@@ -1,0 +1,229 @@
+"""Each source gives all its rows, whole and behind any cursor; files are real, clients of other databases fakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import faiss
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from index.errors import InvalidArgument
+from regraft.sources.base import Source, Wanted, as_json
+from regraft.sources.opening import open_source
+
+ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
+IDS = [str(n) for n in range(10)]
+
+
+def table() -> pa.Table:
+    return pa.table({"id": IDS, "v": ROWS.tolist(), "n": list(range(10)), "none": [None] * 10})
+
+
+def write_parquet(path: Path) -> None:
+    pq.write_table(table(), path, row_group_size=4)
+
+
+def write_file(path: Path) -> None:
+    with pa.ipc.new_file(path, table().schema) as file:
+        file.write_table(table(), max_chunksize=4)
+
+
+def write_stream(path: Path) -> None:
+    with pa.ipc.new_stream(path, table().schema) as file:
+        file.write_table(table(), max_chunksize=4)
+
+
+def write_fvecs(path: Path) -> None:
+    path.write_bytes(np.hstack([np.full((10, 1), 4, "<i4"), ROWS.view("<i4")]).tobytes())
+
+
+def write_fbin(path: Path) -> None:
+    path.write_bytes(np.array([10, 4], "<u4").tobytes() + ROWS.tobytes())
+
+
+def write_ivf(path: Path) -> None:
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(4), 4, 2)
+    index.train(ROWS)
+    index.add(ROWS)
+    faiss.write_index(index, str(path))
+
+
+def write_mapped(path: Path) -> None:
+    index = faiss.IndexIDMap(faiss.IndexFlatIP(4))
+    index.add_with_ids(ROWS, np.arange(10))
+    faiss.write_index(index, str(path))
+
+
+FILES = {
+    "a.parquet": write_parquet,
+    "a.arrow": write_file,
+    "b.arrow": write_stream,
+    "a.npy": lambda path: np.save(path, ROWS),
+    "a.fvecs": write_fvecs,
+    "a.fbin": write_fbin,
+    "a.faiss": write_ivf,
+    "b.faiss": write_mapped,
+}
+
+
+class FakeQdrant:
+    def __init__(self, path: str) -> None:
+        pass
+
+    def count(self, _: str) -> Any:
+        return SimpleNamespace(count=10)
+
+    def scroll(self, _: str, *, limit: int, offset: Any, **__: Any) -> Any:
+        at = offset or 0
+        points = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(10)[at : at + limit]]
+        return points, at + limit if at + limit < 10 else None
+
+
+class FakeChroma:
+    def __init__(self, path: str) -> None:
+        pass
+
+    def get_collection(self, _: str) -> FakeChroma:
+        return self
+
+    def count(self) -> int:
+        return 10
+
+    def get(self, limit: int, offset: int, include: Any) -> Any:
+        part = slice(offset, offset + limit)
+        told = [{"n": n} for n in range(10)[part]]
+        return {"ids": IDS[part], "embeddings": ROWS[part], "metadatas": told, "documents": None}
+
+
+class FakeLance:
+    def open_table(self, _: str) -> FakeLance:
+        return self
+
+    search = open_table
+
+    def __getattribute__(self, name: str) -> Any:
+        return (lambda: self) if name == "search" else object.__getattribute__(self, name)
+
+    def count_rows(self) -> int:
+        return 10
+
+    def limit(self, many: int) -> FakeLance:
+        self.many = many
+        return self
+
+    def offset(self, at: int) -> FakeLance:
+        self.at = at
+        return self
+
+    def to_list(self) -> Any:
+        return [{"id": n, "vector": ROWS[n].tolist(), "n": n} for n in range(10)[self.at : self.at + self.many]]
+
+
+class FakeMilvus:
+    def __init__(self, uri: str, token: str) -> None:
+        pass
+
+    def describe_collection(self, _: str) -> Any:
+        return {"fields": [{"name": "id", "is_primary": True}, {"name": "vector"}]}
+
+    def get_collection_stats(self, _: str) -> Any:
+        return {"row_count": 10}
+
+    def query_iterator(self, _: str, batch_size: int, filter: str, output_fields: Any) -> Any:  # noqa: A002
+        at = int(filter.rpartition(">")[2]) + 1 if filter else 0
+        rows = [{"id": n, "vector": ROWS[n].tolist(), "n": n} for n in range(at, 10)]
+        pages = [rows[start : start + batch_size] for start in range(0, len(rows), batch_size)]
+        return SimpleNamespace(next=lambda: pages.pop(0) if pages else [], close=lambda: None)
+
+
+FAKES = {
+    "qdrant": ("qdrant_client", SimpleNamespace(QdrantClient=FakeQdrant)),
+    "chroma": ("chromadb", SimpleNamespace(PersistentClient=FakeChroma)),
+    "lancedb": ("lancedb", SimpleNamespace(connect=lambda _: FakeLance())),
+    "milvus": ("pymilvus", SimpleNamespace(MilvusClient=FakeMilvus)),
+}
+
+
+def read(source: Source, after: Any = None) -> tuple[list[str], list[list[float]], list[Any], list[Any]]:
+    batches = list(source.batches(3, after))
+    vectors = [row for batch in batches for row in batch.columns[0].vectors.tolist()]
+    ids = [i for batch in batches for i in batch.ids]
+    metadata = [about for batch in batches for about in batch.metadata]
+    return ids, vectors, metadata, [json.loads(json.dumps(batch.cursor)) for batch in batches]
+
+
+def check(source: Source, wanted: list[Any]) -> None:
+    ids, vectors, metadata, cursors = read(source)
+    assert (ids, vectors, metadata) == (IDS, ROWS.tolist(), wanted)
+    assert source.count in (10, None)
+    for cursor in cursors[:-1]:
+        rest = read(source, cursor)
+        assert rest[0] == IDS[-len(rest[0]) :]
+    assert read(source, cursors[1])[0] == IDS[len(ids) - len(read(source, cursors[1])[0]) :]
+    assert source.identity
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_gives_all_its_rows_whole_and_behind_any_cursor(tmp_path: Path, name: str) -> None:
+    FILES[name](tmp_path / name)
+    tabular = name.endswith(("parquet", "arrow"))
+    wanted = Wanted(vectors={"v": "v1"}) if tabular else Wanted(version="v1")
+
+    source = open_source(str(tmp_path / name), wanted)
+
+    check(source, [{"n": n} if tabular else None for n in range(10)])
+    assert next(source.batches(3)).columns[0].version == "v1"
+
+
+@pytest.mark.parametrize("kind", FAKES)
+def test_another_database_gives_all_its_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, fake = FAKES[kind]
+    monkeypatch.setitem(sys.modules, module, fake)
+    monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}", raising=False)
+
+    check(open_source(f"{kind}:somewhere#things", Wanted()), [{"n": n} for n in range(10)])
+    monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}")
+
+
+def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "v.npy", ROWS)
+    (tmp_path / "ids.txt").write_text("\n".join(f"x{n}" for n in range(10)))
+    source = open_source(str(tmp_path / "v.npy"), Wanted(), ids=tmp_path / "ids.txt")
+    assert read(source)[0] == [f"x{n}" for n in range(10)]
+    assert read(source, 7)[0] == ["x7", "x8", "x9"]
+    holes = pa.table({"id": ["a", None, "c", "d"], "v": [[1.0, 2], [1.0, 2], None, [1.0]]})
+    pq.write_table(holes, tmp_path / "h.parquet")
+    (batch,) = open_source(str(tmp_path / "h.parquet"), Wanted(vectors={"v": None})).batches(10)
+    assert (batch.read, list(batch.ids), batch.columns[0].rows.tolist()) == (4, ["a", "c", "d"], [0])
+    assert batch.skipped == {"no id": 1, "v: a vector of another length": 1, "no vector": 2}
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ("x.txt", "pgvector:ADDRESS"),
+        ("gone.npy", "no file"),
+        ("qdrant:somewhere", "qdrant:ADDRESS#COLLECTION"),
+        ("bad.fbin", "no .fbin file"),
+        ("bad.faiss", "no index of FAISS"),
+    ],
+)
+def test_what_is_no_source_is_said_in_words(tmp_path: Path, source: str, told: str, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("bad.fbin", "bad.faiss"):
+        Path(name).write_bytes(bytes(range(64)))
+    with pytest.raises(InvalidArgument, match=told):
+        open_source(source, Wanted())
+
+
+def test_values_that_json_has_no_word_for_become_some_that_it_has() -> None:
+    given = {"a": np.float32(1), "b": float("nan"), "c": np.arange(2), 1: {"x": Path("p")}}
+
+    assert as_json(given) == {"a": 1.0, "b": None, "c": [0, 1], "1": {"x": "p"}}
