@@ -308,6 +308,11 @@ class Gallery:
         job.clear()
         return True
 
+    def is_large(self) -> bool:
+        """Whether there is something to seal, or was."""
+        with self._lock.read():
+            return any(shard.is_large() for shard in self._shards.all())
+
     def adopt_segments(self) -> None:
         """Search by what another process has built of the same items, in the place of rows here; beside queries.
 

@@ -54,6 +54,8 @@ class Runtime:
     """Those of `settings.search_threads`: more than there are cores would only take turns."""
     stopping: threading.Event = field(default_factory=threading.Event)
     """Set when the server is asked to stop: answers that never end by themselves end then."""
+    loading: dict[str, asyncio.Task[object]] = field(default_factory=dict)
+    """Galleries that queries wait for, by name; touched on the event loop only."""
     lookers: WeakValueDictionary[int, Any] = field(default_factory=WeakValueDictionary)
     """What looks at a backfill for its watchers, as long as there are some."""
 
@@ -61,6 +63,24 @@ class Runtime:
         """Run blocking work on one of the service's own threads; cheaper than FastAPI's pool."""
         run = partial(copy_context().run, work, *args, **kwargs)
         return await asyncio.get_running_loop().run_in_executor(self.threads, run)
+
+    async def loaded(self, name: str) -> None:
+        """Have a gallery in memory. Those who ask for it while it is loaded wait for one thread, and take none.
+
+        Raises:
+            UnknownGallery: there is none.
+        """
+        if self.replica.is_loaded(name):
+            return
+        if (task := self.loading.get(name)) is None:
+            task = self.loading[name] = asyncio.create_task(self.in_thread(self.replica.find, name))
+            task.add_done_callback(partial(self._was_loaded, name))
+        await asyncio.shield(task)  # of who goes away only the wait is cancelled
+
+    def _was_loaded(self, name: str, task: asyncio.Task[object]) -> None:
+        del self.loading[name]
+        if not task.cancelled():
+            task.exception()  # whoever still waits is told; where nobody does it is no news
 
     async def in_searcher(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """The same on the few threads for what computes and waits for nobody."""
@@ -88,7 +108,7 @@ def running(settings: Settings) -> Iterator[Runtime]:
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
         embedder = Embedder(registry, blobs, decoder)
         evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
-        indexer = Indexer(replica, settings.indexes.with_suffix(".lock"))
+        indexer = Indexer(replica)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = Reaper(database, registry, blobs)

@@ -155,6 +155,10 @@ class SegmentedShard:
         """Items that an approximate index answers for."""
         return sum(segment.count() for segment in self.segments if segment.tuned)
 
+    def is_large(self) -> bool:
+        """Whether it has segments, or so many rows that they may become one."""
+        return bool(self.segments) or self.head.held() >= min(SETTLED_ROWS, SEAL_ROWS)
+
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
         settled = time.monotonic() - self._written > SETTLED_SECONDS

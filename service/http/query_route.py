@@ -118,17 +118,18 @@ async def _body(receive: Receive) -> bytes:
 
 async def _response(service: Runtime, asked: Asked) -> Response:
     name, read, raw, key, table = asked
+    await service.loaded(name)
     live, write = service.replica.known(name), as_table if table else as_json
     if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
         run = service.in_thread
     elif live is not None and len(raw) <= READ_BYTES and live.is_declared():
         body = read(raw)
         work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
-        if "filter" in body and not live.gallery.filterable:  # the first one may take seconds
+        if body.get("filter") is not None and not live.gallery.filterable:  # the first one may take seconds
             return await service.in_thread(work)
         return work() if _is_small(live, body) else await service.in_searcher(work)
     else:
-        # One that is to be loaded keeps a thread for seconds, and not one of the few.
+        # One that was unloaded in between keeps a thread for seconds, and not one of the few.
         run = service.in_searcher if service.replica.is_loaded(name) else service.in_thread
     return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, None, write)
 

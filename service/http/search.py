@@ -64,6 +64,7 @@ QUERY_BODY = reads(
 async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
+    await service.loaded(name)
     media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
     async with read_form(
         request,

@@ -1,7 +1,7 @@
 """Indexing: seals, indexes and merges what galleries took in, on a thread beside queries and writes.
 
-Of the processes over one data folder that one builds which holds the lock of a file; the others take over what it
-built.
+Of the processes over one data folder one at a time builds a gallery: whoever of those that have loaded it holds the
+lock of its folder. The others take over what it built.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
@@ -30,9 +32,8 @@ STOP_SECONDS = 2.0
 class Indexer:
     """A thread that looks which shards have grown, and builds what is due."""
 
-    def __init__(self, replica: Replica, lock: Path) -> None:
+    def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._turn = Turn(lock)
         # Gallery -> its feed number, and when it was first seen to stand there.
         self._stands: dict[int, tuple[int, float]] = {}
         self._stop = threading.Event()
@@ -46,41 +47,37 @@ class Indexer:
         """Stop and wait for it."""
         self._stop.set()
         self._thread.join(STOP_SECONDS)
-        self._turn.end()
 
     def _run(self) -> None:
         first = True
         while not self._stop.wait(PAUSE_SECONDS):
             galleries = {live.id: live for live in self._replica.all()}
-            if not self._turn.mine:
-                for live in galleries.values():
-                    self._adopt(live)
-                if not self._turn.take():
-                    continue
             if first or self._stands.keys() - galleries.keys():
                 self._replica.sweep_indexes()
             first = False
             self._stands = {number: self._stood(live) for number, live in galleries.items()}
-            for number, live in galleries.items():
-                if time.monotonic() - self._stands[number][1] > LOOKED_AT_SECONDS:
-                    continue
+            for live in galleries.values():
                 try:
-                    self._build(live)
+                    self._look_at(live)
                 except Exception:  # queries go on by what there is; the next look tries again
                     logger.exception(Event("index_failed", gallery=live.name))
-                    del self._stands[number]
-
-    def _adopt(self, live: LoadedGallery) -> None:
-        try:
-            live.gallery.adopt_segments()
-        except Exception:  # queries go on by what there is
-            logger.exception(Event("index_failed", gallery=live.name))
+                    del self._stands[live.id]
 
     def _stood(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._stands.get(live.id), live.seq
         return before if before is not None and before[0] == seq else (seq, time.monotonic())
 
+    def _look_at(self, live: LoadedGallery) -> None:
+        if not (live.gallery.is_large() or live.folder.exists()):
+            return
+        with locked(live.folder) as mine:
+            # Also what was built before it was our turn: nothing is built twice.
+            live.gallery.adopt_segments()
+            if mine and time.monotonic() - self._stands[live.id][1] <= LOOKED_AT_SECONDS:
+                self._build(live)
+
     def _build(self, live: LoadedGallery) -> None:
+        self._replica.refresh(live.id)  # so that no other process's files look like those of a shard that is gone
         live.gallery.sweep_files()
         started = time.monotonic()
         while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
@@ -88,33 +85,22 @@ class Indexer:
             logger.info(Event("indexed", gallery=live.name, items=live.gallery.indexed(), seconds=round(seconds, 1)))
 
 
-class Turn:
-    """To be the one process that builds: a lock on a file, which the system takes back however the process ends."""
+@contextmanager
+def locked(folder: Path) -> Iterator[bool]:
+    """Hold a folder's lock if nobody else does; whether it is held. The system takes it back from who dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        yield _lock(file)
+    finally:
+        os.close(file)
 
-    def __init__(self, place: Path) -> None:
-        self._place = place
-        self._file: int | None = None
 
-    @property
-    def mine(self) -> bool:
-        """Whether this process has it."""
-        return self._file is not None
-
-    def take(self) -> bool:
-        """Take it if nobody has it; whether this process has it now."""
-        file = os.open(self._place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            return False
-        except OSError:  # a file system without locks: everyone builds, as they did where each has a disk of its own
-            pass
-        self._file = file
-        return True
-
-    def end(self) -> None:
-        """Leave it to others."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks: everyone builds, as they did where each has a disk of its own
+        pass
+    return True

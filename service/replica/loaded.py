@@ -42,6 +42,7 @@ class LoadedGallery:
         self.id = row.id
         self.name = row.name
         self.created = row.created
+        self.folder = folder
         self.gallery = Gallery(index_of(row), folder)
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None

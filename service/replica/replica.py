@@ -135,9 +135,10 @@ class Replica:
 
     def sweep_indexes(self) -> None:
         """Remove the segments of galleries that there are not."""
+        found = set(self._indexes.glob("*"))  # before the galleries are: others make some meanwhile
         with self._database.lookup() as connection:
             used = {self._indexes / str(gallery_id) for gallery_id in galleries_now(connection)}
-        for place in set(self._indexes.glob("*")) - used:
+        for place in found - used:
             shutil.rmtree(place, ignore_errors=True)
 
     def forget(self, gallery_id: int) -> None:

@@ -13,7 +13,7 @@ from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.gallery import Gallery
 from index.space import Cosine
-from service.replica.indexer import Turn
+from service.replica.indexer import locked
 from staging.builders import make_version
 
 DIM = 4
@@ -97,10 +97,7 @@ def test_each_item_is_found_once_between_two_steps(galleries: list[Gallery], mon
 
 
 def test_one_at_a_time_builds(tmp_path: Path) -> None:
-    first, second = (Turn(tmp_path / "lock") for _ in range(2))
-
-    assert (first.take(), second.take()) == (True, False)
-    first.end()
-    assert second.take()
-    assert (first.mine, second.mine) == (False, True)
-    second.end()
+    with locked(tmp_path / "1") as first, locked(tmp_path / "1") as second, locked(tmp_path / "2") as other:
+        assert (first, second, other) == (True, False, True)
+    with locked(tmp_path / "1") as second:
+        assert second

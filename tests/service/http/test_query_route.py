@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from regraft.models import SearchResponse
 from service.http import query_route
+from service.replica.replica import Replica
 from service.store.database import Database
 from service.store.deletion import delete_gallery
 from staging.served import problem
@@ -114,3 +116,37 @@ def test_fields_may_differ_from_page_to_page(served: Any, filled: str) -> None:
     cursor = ask(served, filled, fields=[]).json()["next"]
 
     assert len(ask(served, filled, fields=["name"], cursor=cursor).json()["results"][0]["matches"]) == 2
+
+
+def test_queries_of_a_gallery_that_is_being_loaded_leave_the_threads_to_others(
+    served: Any, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, asked, go = served.runtime.replica, threading.Semaphore(0), threading.Event()
+    slow, other = filled.rpartition("/")[2], served.gallery()
+    replica.forget(replica.find(slow).id)
+    replica.forget(replica.find(other.rpartition("/")[2]).id)
+    open_, respond = Replica._open, query_route._response
+
+    def opened(self: Replica, number: int) -> Any:
+        live = open_(self, number)
+        assert live.name != slow or go.wait(10)
+        return live
+
+    async def noted(*args: Any) -> Any:
+        asked.release()
+        return await respond(*args)
+
+    monkeypatch.setattr(Replica, "_open", opened)
+    monkeypatch.setattr(query_route, "_response", noted)
+    flood = served.runtime.settings.threads + 8
+    with ThreadPoolExecutor(flood) as clients:
+        waiting = [clients.submit(ask, served, filled) for _ in range(flood)]
+        try:
+            for _ in range(flood):
+                assert asked.acquire(timeout=10)
+            assert ask(served, other, texts=["no encoder of texts"], embeddings=None).status_code < 500
+            assert not any(one.done() for one in waiting)
+        finally:
+            go.set()
+        assert {one.result().status_code for one in waiting} == {200}
+    assert not served.runtime.loading

@@ -1,0 +1,55 @@
+"""Who seals what: of the processes that have a gallery in memory one at a time; the others take over what it built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from index.engines import segment, segments
+from service.replica import indexer
+from service.replica.indexer import Indexer
+from service.replica.replica import Replica
+from staging.builders import make_version
+from staging.replicated import ReplicatedWorld as World
+from staging.waiting import until
+
+ROWS = 40
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+    """Galleries "a", "b" and "c", each with rows to seal."""
+    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 10)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 10)
+    monkeypatch.setattr(indexer, "PAUSE_SECONDS", 0.01)
+    made = World(tmp_path, make_version)
+    for name in "abc":
+        angles = np.linspace(0, 3, ROWS)
+        made.store(made.create(name), 1, **{f"i{n}": [np.cos(angle), np.sin(angle)] for n, angle in enumerate(angles)})
+    yield made
+    made.database.close()
+
+
+def indexed(replica: Replica, name: str) -> bool:
+    return replica.find(name).gallery.indexed() == ROWS
+
+
+def test_what_only_one_process_has_loaded_is_sealed_by_it(world: World) -> None:
+    first, second = world.new_replica(), world.new_replica()
+    indexers = [Indexer(replica) for replica in (first, second)]
+    for replica, name in ((first, "a"), (second, "b"), (first, "c"), (second, "c")):
+        replica.find(name)
+    for one in indexers:
+        one.start()
+    try:
+        until(lambda: indexed(first, "a") and indexed(second, "b"))
+        until(lambda: indexed(first, "c") and indexed(second, "c"))
+    finally:
+        for one in indexers:
+            one.stop()
+    c = first.find("c")
+    assert len(list(c.folder.glob("*/*/*"))) == 1, "one built it, and the other has it from there"
+    assert c.gallery.items_by_version() == second.find("c").gallery.items_by_version() == {"v1": ROWS}
