@@ -64,7 +64,6 @@ QUERY_BODY = reads(
 async def query(name: Name, request: Request, service: Service) -> Response:
     """The k best items for each query, over every version the gallery holds; `strict` refuses a degraded answer."""
     key = request.headers.get(QUERY_KEY)
-    await service.loaded(name)
     media_type(request, JSON, FORM, NPY, ARROW)  # all but a form do not come here, see `service.http.query_route`
     async with read_form(
         request,
@@ -73,6 +72,7 @@ async def query(name: Name, request: Request, service: Service) -> Response:
         max_files=service.settings.max_batch,
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
+        await service.loaded(name)
         return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
 
 
