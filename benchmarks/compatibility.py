@@ -5,8 +5,8 @@
 trains what OUT/seed<N>/ does not hold yet, one version after the other, measures it, and writes the table so far to
 OUT/table.md. Stop it at any time: the same command goes on. A recipe's settings can be changed for all versions by
 --set, as in `regraft train`; --methods leaves some out; --table only prints what is there; --write FILE also puts it
-into the document FILE, between `<!-- table FAMILY -->` and `<!-- end -->`. What the columns mean is said in
-training/comparison_table.py.
+into the document FILE, between `<!-- table FAMILY -->` and `<!-- end -->`; --picture FILE draws it as SVG. What the
+columns mean is said in training/comparison_table.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import argparse
 from pathlib import Path
 
 from training.comparison import COMPARED, compare_methods, parts_of, runs_of
-from training.comparison_table import put_into, table
+from training.comparison_table import put_into, scores, table
+from training.plots import as_svg, pairs_figure
 from training.recipes.family import HOW
 
 
@@ -33,6 +34,9 @@ def main() -> None:
     print(table(runs, parts))
     if arguments.write:
         put_into(arguments.write, arguments.family, table(runs, parts))
+    if arguments.picture:
+        measured = [(part, found) for part in parts if part in HOW and (found := scores(part, runs))]
+        arguments.picture.write_bytes(as_svg(pairs_figure(measured)))
 
 
 def parse() -> argparse.Namespace:
@@ -45,6 +49,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as SVG")
     return parser.parse_args()
 
 

@@ -51,6 +51,14 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
     yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |"
 
 
+def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:
+    """CMC-1 of PAIRS; None before the part is measured with all three."""
+    seeds = [found for run in runs if (found := run.results(part)) is not None]
+    if not seeds or "new/old cmc@1" not in seeds[0]:
+        return None
+    return [mean_interval(np.mean([found[f"{pair} cmc@1"] for found in seeds], axis=0)) for pair in PAIRS]
+
+
 def deviation(seeds: Sequence[PerQuery], pair: str) -> str:
     """Standard deviation over training seeds of CMC-1, in points; nothing with one seed."""
     values = [100 * found[f"{pair} cmc@1"].mean() for found in seeds if f"{pair} cmc@1" in found]

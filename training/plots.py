@@ -69,6 +69,24 @@ def bars_figure(bars: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
     return figure
 
 
+def pairs_figure(methods: Sequence[tuple[str, Sequence[Score]]]) -> Figure:
+    """A line for each method, the best new/old on top: CMC-1 of old/old, new/old with its interval, new/new."""
+    ranked = sorted(methods, key=lambda method: method[1][1].value)
+    figure = _figure(7.0, 1.0 + 0.27 * len(ranked))
+    axes = figure.subplots()
+    lines = np.arange(len(ranked))
+    old, new_old, new = (np.array([pairs[place].value for _, pairs in ranked]) for place in range(3))
+    error = 100 * np.array([[pairs[1].value - pairs[1].low, pairs[1].high - pairs[1].value] for _, pairs in ranked]).T
+    axes.hlines(lines, 100 * old, 100 * new_old, color=GREY, alpha=0.4, linewidth=4)
+    axes.plot(100 * old, lines, "|", color=GREY, markersize=11, markeredgewidth=2, label="old/old")
+    axes.errorbar(100 * new_old, lines, xerr=error, fmt="o", color=COLOURS[0], capsize=2, label="new/old")
+    axes.plot(100 * new, lines, "o", color=COLOURS[2], markerfacecolor="none", label="new/new")
+    axes.set(yticks=lines, yticklabels=[name for name, _ in ranked], xlabel="CMC-1 (%)")
+    axes.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
+    _lighten(axes)
+    return figure
+
+
 def learning_figure(learned: Learned) -> Figure:
     """The mean loss of each epoch, and beside it the parts that the method logs."""
     figure = _figure(9.2, 3.2)

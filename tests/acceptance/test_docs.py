@@ -149,8 +149,23 @@ def test_every_module_of_the_service_has_its_place_on_the_map():
     assert named == {package: found for package, found in modules.items() if found}
 
 
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings_that_exist(page: Path):
+    for target, anchor in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)", page.read_text()):
+        found = page.parent / target if target else page
+        assert found.exists(), target
+        assert not anchor or anchor in anchors(found), f"{target}#{anchor}"
+
+
 def test_prose_is_wrapped_so_that_changes_to_it_can_be_read():
-    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
-    long = [f"{page.name}: {line[:60]}" for page in pages for line in page.read_text().splitlines() if len(line) > 125]
+    long = [f"{page.name}: {line[:60]}" for page in PAGES for line in page.read_text().splitlines() if len(line) > 125]
 
     assert [line for line in long if ": |" not in line] == []

@@ -11,8 +11,9 @@ import pytest
 
 from index.errors import InvalidArgument
 from training.comparison import COMPARED, Run, at_most, parts_of, runs_of
-from training.comparison_table import COLUMNS, put_into, table
+from training.comparison_table import COLUMNS, put_into, scores, table
 from training.papers import PROTOCOLS, beside, ordering
+from training.plots import as_svg, pairs_figure
 
 
 def measured(run: Run, part: str, **values: list[float]) -> None:
@@ -37,6 +38,11 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("0.250", "+0.333", "25.0%")
     assert (cells["seeds"], cells["sd new/old"], cells["sd new/new"]) == ("2", "17.7", "0.0")
     assert independent[0] == "independent"
+    found = scores("oca", runs)
+    assert found is not None
+    assert [score.value for score in found] == [0.25, 0.375, 1.0]
+    assert scores("bct", runs) is None
+    assert as_svg(pairs_figure([("oca", found)])) == as_svg(pairs_figure([("oca", found)]))
 
 
 def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Fine-tuning baseline l2: new embeddings stay where the old ones were.
 
 Two readings are in use. HBCT's baseline (arXiv 2506.05826), which passes in its table, holds all samples: the default,
-on unit vectors, where 1/2 |u - u_old|^2 = 1 - cos, with weight 10 (measured, docs/results.md). BCT's eq. 3 (arXiv
+on unit vectors, where 1/2 |u - u_old|^2 = 1 - cos, with weight 10 (see docs/results/training.md). BCT's eq. 3 (arXiv
 2003.11942), which fails in its own table, holds samples of old classes: over=old, unit=false, weight 1. Decided where
 the sources are silent: no start from the old weights, since architectures may differ.
 """
