@@ -325,7 +325,7 @@ def _store(
                 batch.refuse(draft.index, draft.id, stored.refused[draft.id])
         batch.settle(asked.atomic)
     service.blobs.remove(stored.orphans)
-    service.replica.refresh(gallery_id)
+    service.replica.take(gallery_id, stored.added)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
 
 

@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from sqlalchemy import Connection, case, delete, select
 
 from index.errors import NoRoute, RegraftError
+from index.metadata import Item
+from index.space import Vectors
 from index.version import Origin
 from service.errors import ItemExists, UnknownItem
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
-from service.store.repository import NewItem, overwrite, rows_of, store_items
+from service.store.repository import NewItem, items_between, overwrite, rows_of, store_items
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
@@ -43,15 +46,37 @@ class There:
     held: Mapping[int, tuple[str, bytes | None]]
 
 
+class AddedItems(NamedTuple):
+    """A batch that is in the change feed with each of its numbers, and is nothing but new items of one origin.
+
+    Attributes:
+        place: the version and the origin of their embeddings.
+        vectors: what they hold (N, D).
+        items: key -> what is known of each (N,), in the order of their numbers.
+        seqs: the first number, and the last.
+        current: the version that was current then.
+    """
+
+    place: tuple[str, str]
+    vectors: Vectors
+    items: dict[int, Item]
+    seqs: tuple[int, int]
+    current: LoadedVersion
+
+
 @dataclass
 class StoredItems:
-    """What became of a batch: items by what happened to them, why others were refused, and blobs nobody needs now."""
+    """What became of a batch: items by what happened to them, why others were refused, and blobs nobody needs now.
+
+    `added`: the whole of it, where it is no more than that.
+    """
 
     new: list[NewItem] = field(default_factory=list)
     updated: list[NewItem] = field(default_factory=list)
     replaced: list[NewItem] = field(default_factory=list)
     refused: dict[str, RegraftError] = field(default_factory=dict)
     orphans: list[str] = field(default_factory=list)
+    added: AddedItems | None = None
 
     @property
     def count(self) -> int:
@@ -83,13 +108,14 @@ def store(
     for version_id in {held for known in there.values() for held in known.held}:
         registry.by_id(version_id)  # another process's, perhaps: from here on the catalog knows it
     reached, stored = places_of(registry, current).reached, StoredItems()
+    alone = version.id in reached
     for new in items:
         known = there.get(new.external_id)
         if known is not None and mode is UpdateMode.INSERT_ONLY:
             stored.refused[new.external_id] = ItemExists(pointer="/id")
         elif known is None and mode is UpdateMode.UPDATE_ONLY:
             stored.refused[new.external_id] = UnknownItem("the gallery holds no item of this id", pointer="/id")
-        elif reached.isdisjoint(_after(known, new, version.id, mode)):
+        elif not alone if known is None else reached.isdisjoint(_after(known, new, version.id, mode)):
             stored.refused[new.external_id] = _unreachable(current, version)
         elif known is None:
             stored.new.append(new)
@@ -103,7 +129,25 @@ def store(
     stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
     updated = [(there[new.external_id], new) for new in stored.updated]
     _add(connection, version.id, updated, first_seq + len(whole))
+    if not rows and len(stored.new) == len(items):
+        stored.added = _added(connection, gallery_id, current, version, items, first_seq)
     return stored
+
+
+def _added(
+    connection: Connection,
+    gallery_id: int,
+    current: LoadedVersion,
+    version: LoadedVersion,
+    new: Sequence[NewItem],
+    first_seq: int,
+) -> AddedItems | None:
+    if len({one.origin for one in new}) > 1:
+        return None
+    last_seq = first_seq + len(new) - 1
+    items = items_between(connection, gallery_id, first_seq, last_seq)
+    vectors = np.stack([one.vector for one in new])
+    return AddedItems((version.name, new[0].origin), vectors, items, (first_seq, last_seq), current)
 
 
 def items_there(connection: Connection, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
@@ -125,9 +169,9 @@ def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
     return mode is UpdateMode.REPLACE or new.origin == Origin.ENCODED
 
 
-def _after(known: There | None, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
+def _after(known: There, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:
     """The versions the item will hold embeddings of."""
-    if known is None or _is_whole(new, mode):
+    if _is_whole(new, mode):
         return {version_id}
     if version_id not in known.held or _is_same(known, new, version_id):
         return {version_id, *known.held}

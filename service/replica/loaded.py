@@ -23,6 +23,7 @@ from service.registry.edge_records import EdgeRecord
 from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout
+from service.registry.storing import AddedItems
 from service.replica.feed import Sorted
 from service.store.repository import index_of
 from service.store.rows import GalleryRow
@@ -92,6 +93,16 @@ class LoadedGallery:
             some = sorted(found.missing)[:LOGGED]
             why = "; ".join(sorted({missing.reason for missing in found.missing.values()}))
             logger.error(Event("items_left_out", gallery=self.name, items=len(found.missing), keys=some, reason=why))
+
+    def extend(self, added: AddedItems) -> bool:
+        """Take in a batch that is next in the feed; False: it is not."""
+        first, last = added.seqs
+        with self.applying:
+            if self.seq != first - 1 or self.current is not added.current:
+                return False
+            self.apply(Sorted({added.place: ([*added.items], added.vectors)}, items=added.items), last)
+            self.bytes = self.gallery.bytes()
+        return True
 
     def declare(self) -> None:
         """Make the catalog's versions and edges known to it, and have it forget the edges that are gone."""

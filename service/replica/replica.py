@@ -26,6 +26,7 @@ from service.registry.calibrations import maps_of
 from service.registry.edge_records import EdgeRecord
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import deployed
+from service.registry.storing import AddedItems
 from service.replica.cache import Cache
 from service.replica.feed import ahead, sort, sort_sealed
 from service.replica.loaded import LoadedGallery
@@ -127,6 +128,18 @@ class Replica:
         live = self.cache.held(gallery_id)
         if live is not None and not self._catch_up(live):
             self.forget(gallery_id)
+
+    def take(self, gallery_id: int, added: AddedItems | None) -> None:
+        """`refresh` after a commit of this process that added these items, without reading them back.
+
+        Only where they are next in the feed. Whatever else it tells of - deployments, gates, the index - takes a number
+        of its own, so that nothing of that has changed then.
+        """
+        live = self.cache.held(gallery_id)
+        if live is None or added is None or not live.extend(added):
+            self.refresh(gallery_id)
+        else:
+            self.cache.make_room()
 
     def moving(self, gallery_id: int, current: LoadedVersion) -> int:
         """Live items that another embedding would serve if this version were current, by everything committed."""

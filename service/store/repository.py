@@ -24,6 +24,7 @@ from sqlalchemy import (
 
 from index.engines.config import IndexConfig
 from index.item_id import is_writable
+from index.metadata import Item
 from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
@@ -259,6 +260,15 @@ def versions_held(connection: Connection, gallery_id: int) -> set[int]:
 
 
 # The change feed
+
+
+def items_between(connection: Connection, gallery_id: int, first_seq: int, last_seq: int) -> dict[int, Item]:
+    """Key -> what is known of the items whose last write has a number from the first to the last, by these numbers."""
+    columns = (item.c.id, cast(item.c.metadata, Text), item.c.external_id, item.c.seq)
+    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, last_seq))
+    return {
+        row[0]: Item(*row[1:]) for row in connection.execute(select(*columns).where(*mine).order_by(item.c.seq)).all()
+    }
 
 
 def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[FeedRow]]:
