@@ -34,7 +34,10 @@ Watch = Annotated[bool, typer.Option("--watch", help="Show a progress bar until 
 
 
 Version = Annotated[str | None, typer.Option("--version", help="Target; default the current version.")]
-Kind = Annotated[str, typer.Option("--kind", help="reencode (from images) or transform (from stored embeddings).")]
+Kind = Annotated[
+    str,
+    typer.Option("--kind", help="reencode (from images), transform (from stored embeddings) or supplied."),
+]
 Order = Annotated[
     str, typer.Option("--order", help="random, newest, oldest, uncertainty, traffic or transformed (those first).")
 ]

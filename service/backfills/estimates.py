@@ -18,6 +18,7 @@ from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.filtering import passing
 from service.backfills.orders import Scope
 from service.backfills.planner import Kind, Order, most, read_version, served_origin, stored_for, waiting_items
+from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
@@ -84,6 +85,30 @@ def estimate(
         bytes_after_retiring=None if left else after_retiring,
         macs_per_item=macs,
         macs=None if per_item is None else per_item * items,
+    )
+
+
+def estimate_supplied(
+    registry: Registry, connection: Connection, target: LoadedVersion, scope: Scope
+) -> BackfillEstimate:
+    """What waits for embeddings from outside: how many items, and the storage; nothing is computed here."""
+    waiting = missing_items(scope.gallery_id, target.id)
+    items = count_missing(connection, scope.gallery_id, target.id)
+    now, with_target = _bytes_now(registry, connection, scope, target)
+    added = (items - _already_held(connection, waiting, target)) * target.card.dim * FLOAT_BYTES
+    return BackfillEstimate(
+        kind=scope.kind,
+        version=target.name,
+        items=items,
+        without_image=0,
+        sampled=0,
+        seconds_per_item=None,
+        seconds=None,
+        bytes_now=now,
+        bytes_after=now + added,
+        bytes_after_retiring=with_target + added,
+        macs_per_item=ItemMacs(reencode=None, transform=None),
+        macs=None,
     )
 
 

@@ -48,7 +48,7 @@ Order = Sequence[int]
 
 
 class Kind(StrEnum):
-    """Where a backfill takes the new embeddings from."""
+    """From what workers compute the new embeddings; what nobody computes is in `service.backfills.supplied`."""
 
     REENCODE = "reencode"
     TRANSFORM = "transform"
@@ -270,7 +270,8 @@ def drained(connection: Connection) -> list[int]:
     resting = exists().where(
         backfill_failure.c.backfill_id == backfill.c.id, backfill_failure.c.next_try.is_not(None), ~_pause_is_over()
     )
-    statement = select(backfill.c.id).where(backfill.c.state == BackfillState.RUNNING, ~left, ~resting)
+    mine = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(tuple(Kind)))
+    statement = select(backfill.c.id).where(*mine, ~left, ~resting)
     return list(connection.execute(statement.order_by(backfill.c.id)).scalars())
 
 

@@ -11,14 +11,15 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 from sqlalchemy import Connection, insert, select
 
-from index.errors import NoEncoder, NoRoute, RegraftError
+from index.errors import InvalidArgument, NoEncoder, NoRoute, RegraftError
 from index.filter import parse_filter
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
-from service.backfills.estimates import estimate
+from service.backfills.estimates import estimate, estimate_supplied
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, plan, turn
 from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
+from service.backfills.supplied import SUPPLIED, settle
 from service.http.backfill_progress import describe, look
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
@@ -68,12 +69,12 @@ class BackfillIn(Body):
 
     `version` must be the current one. `share` of what qualifies at the start and `limit` are the most items to be
     moved; `origin` leaves out items whose active embedding came about otherwise, `filter` those whose metadata does not
-    pass it (docs/filters.md) when they are planned. `attempts` at an item before it is given up. `curve`: what to
-    measure meanwhile.
+    pass it (docs/filters.md) when they are planned. `supplied` waits for embeddings from outside, of all items.
+    `attempts` at an item before it is given up. `curve`: what to measure meanwhile.
     """
 
     version: Name | None = None
-    kind: Literal["reencode", "transform"] = "reencode"
+    kind: Literal["reencode", "transform", "supplied"] = "reencode"
     order: Literal["random", "newest", "oldest", "uncertainty", "traffic", "transformed"] = "random"
     chunk_size: Annotated[int | None, Field(ge=1, le=4096)] = None
     rate: Annotated[float | None, Field(ge=0.001)] = None
@@ -93,7 +94,7 @@ def create(
     if context.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
-    uncertain = _uncertain(service, name, body) if body.order == "uncertainty" else None
+    uncertain = _uncertain(service, name, body) if body.order == "uncertainty" and body.kind != SUPPLIED else None
     begun = None if body.curve is None else _begin(service, name, body, body.curve)
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
     planned = body if begun is None else body.model_copy(update={"version": begun.version})
@@ -166,7 +167,7 @@ def start(
     take_seq(connection, gallery_id, 0)
     target = _target(connection, registry, gallery_id, asked.version)
     _check_free(connection, gallery_id)
-    _check_possible(connection, registry, Kind(asked.kind), target)
+    _check_possible(connection, registry, asked, target)
     now = time.time()
     values = {
         "gallery_id": gallery_id,
@@ -187,12 +188,16 @@ def start(
         "attempts": asked.attempts,
     }
     row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
-    if not plan(connection, row, places_of(registry, target).order, uncertain):
+    if asked.kind == SUPPLIED:
+        settle(connection, row.id)
+    elif not plan(connection, row, places_of(registry, target).order, uncertain):
         turn(connection, row.id, (BackfillState.RUNNING,), BackfillState.DONE)
     return backfill_row(connection, row.id)
 
 
 def _chunk_size(asked: BackfillIn) -> int:
+    if asked.kind == SUPPLIED:
+        return 1  # there are no chunks
     size = asked.chunk_size or CHUNK_SIZE[Kind(asked.kind)]
     return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
 
@@ -212,6 +217,8 @@ def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Be
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> BackfillEstimate:
     with _asked(service, name, asked) as (connection, embedder, target, scope):
+        if asked.kind == SUPPLIED:
+            return estimate_supplied(service.registry, connection, target, scope)
         if asked.order == "uncertainty":
             uncertainties(connection, service.registry, embedder, scope)
         if asked.curve is not None:
@@ -228,7 +235,7 @@ def _asked(
         gallery_id = gallery_named(connection, name).id
         target = _target(connection, service.registry, gallery_id, asked.version)
         _check_free(connection, gallery_id)
-        _check_possible(connection, service.registry, Kind(asked.kind), target)
+        _check_possible(connection, service.registry, asked, target)
         yield connection, service.embedder, target, Scope(gallery_id, asked.kind, target.id, asked.origin)
 
 
@@ -247,7 +254,16 @@ def _check_free(connection: Connection, gallery_id: int) -> None:
         raise BackfillActive(f"backfill {row.id} of this gallery is {row.state}: wait for it or cancel it")
 
 
-def _check_possible(connection: Connection, registry: Registry, kind: Kind, target: LoadedVersion) -> None:
+def _check_possible(connection: Connection, registry: Registry, asked: BackfillIn, target: LoadedVersion) -> None:
+    if asked.kind == SUPPLIED:
+        limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter", "curve")
+        if given := [name for name in limiting if getattr(asked, name) is not None]:
+            told = f"a backfill that waits for embeddings waits for all items: leave {given[0]} out"
+            raise InvalidArgument(told, pointer=f"/{given[0]}")
+        if asked.order != "random":
+            raise InvalidArgument("what comes from outside comes in its own order: leave order out", pointer="/order")
+        return
+    kind = Kind(asked.kind)
     target.check()
     if kind is Kind.REENCODE and not target.card.encoder:
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
@@ -263,7 +279,10 @@ def _turn(
     with service.database.write(dry_run=context.dry_run) as connection:
         turned = turn(connection, number, before, after)
         row = backfill_row(connection, number)
-        if row.state != after:
+        if turned and row.kind == SUPPLIED and after is BackfillState.RUNNING:
+            settle(connection, number)  # all may have come while it was paused
+            row = backfill_row(connection, number)
+        if not turned and row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")
         name = _gallery_name(connection, row)
         if turned:

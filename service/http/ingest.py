@@ -20,6 +20,7 @@ from index.errors import RegraftError
 from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from index.version import Origin
+from service.backfills.supplied import counting
 from service.errors import (
     InvalidBody,
     InvalidItem,
@@ -319,7 +320,8 @@ def _store(
         if row is None or row.current_id != current.id:
             raise _CurrentChanged
         new = [item for _, item in items]
-        stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=asked.mode)
+        with counting(connection, gallery_id, [item.external_id for item in new]):
+            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=asked.mode)
         for draft, _ in items:
             if draft.id in stored.refused:
                 batch.refuse(draft.index, draft.id, stored.refused[draft.id])

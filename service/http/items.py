@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse
 from index.errors import InvalidArgument
 from index.version import Origin
 from regraft.models import DeleteResult, EmbeddingInfo, IngestResult, ItemDetail, ItemInfo, ItemPage
+from service.backfills.supplied import counting
 from service.errors import BodyTooLarge, InvalidBody, NoImage, UnknownParameter
 from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
@@ -26,7 +27,7 @@ from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import ID, NAME, IdsIn, ItemId, Name
 from service.store.embeddings import embeddings_of
-from service.store.repository import delete_items, gallery_named, items_after, live_item
+from service.store.repository import delete_items, gallery_named, items_after, live_item, take_seq
 from service.store.rows import ItemRow
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
@@ -188,7 +189,9 @@ def remove(name: Name, item_id: ItemId, service: Service) -> None:
 def _delete(service: Runtime, name: str, ids: list[str]) -> set[str]:
     with service.database.write() as connection:
         gallery_id = gallery_named(connection, name).id
-        there, blobs = delete_items(connection, gallery_id, ids)
+        take_seq(connection, gallery_id, 0)
+        with counting(connection, gallery_id, ids, "skipped"):
+            there, blobs = delete_items(connection, gallery_id, ids)
     service.blobs.remove(blobs)
     service.replica.refresh(gallery_id)
     return there

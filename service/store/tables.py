@@ -304,7 +304,7 @@ backfill = Table(
     # Seconds it ran before it was last paused, and since when it runs; null while it does not.
     Column("active_seconds", Float, nullable=False, server_default=text("0")),
     Column("resumed", Float),
-    CheckConstraint("kind in ('reencode', 'transform')", name="kind"),
+    CheckConstraint("kind in ('reencode', 'transform', 'supplied')", name="kind"),
     CheckConstraint(
         "item_order in ('random', 'newest', 'oldest', 'uncertainty', 'traffic', 'transformed')", name="item_order"
     ),

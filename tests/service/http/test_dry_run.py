@@ -26,6 +26,7 @@ WITHOUT = {
     "POST /v1/galleries/{name}/query": "changes nothing",
     "POST /v1/galleries": "makes an empty gallery, and nothing else",
     "POST /v1/galleries/{name}/items": "a user's write, not an administrator's; every fault is told by item",
+    "PUT /v1/galleries/{name}/items:embeddings": "a user's write, as above",
     "POST /v1/galleries/{name}/items:delete": "a user's write",
     "DELETE /v1/galleries/{name}/items/{item_id}": "a user's write",
     "POST /v1/work:claim": "a worker's protocol: a lease ends by itself",
@@ -35,7 +36,7 @@ WITHOUT = {
 }
 """Routes that are no GET and cannot be rehearsed, and why."""
 
-READING = {"list", "show", "watch", "estimate", "verify", "pack", "create"}
+READING = {"list", "show", "watch", "estimate", "verify", "pack", "create", "export"}
 """Subcommands that change nothing at the service; `create` makes an empty gallery."""
 ALONE = {"gate", "deploy", "rollback", "retire"}
 """Commands of the same family without subcommands."""

@@ -1,0 +1,91 @@
+"""A backfill that waits for embeddings from outside: it counts what is missing through every kind of write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.store.embeddings import put_embeddings
+from service.store.repository import gallery_named, rows_of
+from staging.served import problem
+
+pytestmark = pytest.mark.usefixtures("alone")
+
+
+def put(served: Any, path: str, *names: str, version: str = "v2") -> Any:
+    dim = {"v1": 4, "v2": 6}[version]
+    items = [{"id": name, "embedding": np.eye(dim)[0].tolist()} for name in names]
+    return served.http.put(f"{path}/items:embeddings", json={"version": version, "items": items})
+
+
+def post(served: Any, path: str, *names: str, version: str, **params: Any) -> None:
+    dim = {"v1": 4, "v2": 6}[version]
+    items = [{"id": name, "embedding": np.eye(dim)[1].tolist()} for name in names]
+    body = {"version": version, "items": items}
+    assert served.http.post(f"{path}/items", json=body, params=params).status_code == 200
+
+
+def counted(served: Any, number: int) -> tuple[str, int, int, int, int]:
+    shown = served.http.get(f"/backfills/{number}").json()
+    return shown["state"], shown["total"], shown["done"], shown["skipped"], shown["remaining"]
+
+
+@pytest.fixture
+def path(served: Any) -> str:
+    """Items a to e by v1, v2 current; a holds v2 too, b what a transform made of it."""
+    path: str = served.gallery()
+    post(served, path, *"abcde", version="v1")
+    served.deploy(path, "v2")
+    put(served, path, "a")
+    with served.runtime.database.write() as connection:
+        rows = rows_of(connection, gallery_named(connection, path.rpartition("/")[2]).id, ["b"])
+        vectors = np.ones((1, 6), np.float32)
+        put_embeddings(connection, served.runtime.registry.named("v2").id, "transformed", [rows[0].id], vectors)
+    return path
+
+
+def test_it_counts_what_comes_goes_and_is_added_and_is_done_with_the_last(served: Any, path: str) -> None:
+    number = served.backfill(path, kind="supplied")
+    assert counted(served, number) == ("running", 4, 0, 0, 4)
+
+    served.work()  # a worker has nothing to do with it
+    put(served, path, "b", "a", "nobody")
+    assert counted(served, number) == ("running", 4, 1, 0, 3)
+    post(served, path, "f", version="v1")
+    assert counted(served, number) == ("running", 5, 1, 0, 4)
+    served.http.delete(f"{path}/items/c")
+    assert counted(served, number) == ("running", 5, 1, 1, 3)
+    post(served, path, "d", "g", version="v2")
+    assert counted(served, number) == ("running", 5, 2, 1, 2)
+    post(served, path, "a", version="v1", replace=True)  # it held one, and holds it no more
+    assert counted(served, number) == ("running", 6, 2, 1, 3)
+    put(served, path, "a", "e")
+    put(served, path, "f")
+
+    assert counted(served, number) == ("done", 6, 5, 1, 0)
+    assert served.http.get(f"{path}/items:missing", params={"version": "v2"}).json()["ids"] == []
+    assert served.http.post(f"{path}/retire", json={"version": "v1", "reason": "moved"}).status_code == 200
+
+
+def test_the_last_missing_item_may_be_deleted_and_a_pause_ends_nothing(served: Any, path: str) -> None:
+    number = served.backfill(path, kind="supplied")
+    put(served, path, *"bcd")
+    served.http.post(f"/backfills/{number}/pause")
+    served.http.post(f"{path}/items:delete", json={"ids": ["e", "x"]})
+    assert counted(served, number) == ("paused", 4, 3, 1, 0)
+
+    resumed = served.http.post(f"/backfills/{number}/resume").json()
+
+    assert (resumed["state"], resumed["remaining"]) == ("done", 0)
+    assert counted(served, served.backfill(path, kind="supplied")) == ("done", 0, 0, 0, 0)
+
+
+def test_an_estimate_counts_and_options_that_bound_it_are_refused(served: Any, path: str) -> None:
+    dry = served.http.post(f"{path}/backfills", json={"kind": "supplied"}, params={"dry_run": True}).json()
+    assert (dry["items"], dry["seconds"], dry["bytes_after"] - dry["bytes_now"]) == (4, None, 3 * 6 * 4)
+    for option in ({"share": 0.5}, {"limit": 1}, {"order": "newest"}, {"curve": {}}):
+        refused = served.http.post(f"{path}/backfills", json={"kind": "supplied", **option})
+        problem(refused, 422, "invalid_argument")
+        assert refused.json()["errors"][0]["pointer"] == f"/{next(iter(option))}"
