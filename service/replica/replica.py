@@ -58,7 +58,7 @@ class Replica:
         self._database = database
         self._indexes = indexes
         self._registry = registry
-        self._poll_seconds = poll_seconds
+        self._news = database.news(poll_seconds)
         self.cache: Cache[LoadedGallery] = Cache(memory)
         # Up to where everything has been followed: the database, and the edges that all galleries know.
         self._seen: object = None
@@ -66,7 +66,6 @@ class Replica:
         # Name -> the moment at which the gallery of this number had it.
         self._names: dict[str, tuple[object, int]] = {}
         self._discovering = threading.Lock()
-        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
         self.failure: str | None = None
         """Why the feed could not be followed at the last attempt."""
@@ -80,8 +79,9 @@ class Replica:
 
     def stop(self) -> None:
         """Stop following and wait for it."""
-        self._stop.set()
+        self._news.wake()
         self._thread.join()
+        self._news.close()
 
     def all(self) -> list[LoadedGallery]:
         """Every gallery in memory, in order of creation."""
@@ -160,7 +160,7 @@ class Replica:
         self._names.clear()
 
     def _follow(self) -> None:
-        while not self._stop.wait(self._poll_seconds):
+        while self._news.wait():
             failures = self._attempt()
             if failures and self.failure is None:
                 logger.error(Event("feed_not_followed"), exc_info=failures[0])

@@ -24,6 +24,7 @@ from sqlalchemy.pool import PoolProxiedConnection
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store.faults import check_sqlite, damaged, is_damage, is_lost_reference
+from service.store.news import Clock, Notifications
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -95,7 +96,7 @@ class Database:
         with self._reader.begin() as connection:
             yield connection
 
-    def lookup(self) -> AbstractContextManager[Connection]:
+    def lookup(self) -> Connection:
         """Statements that each see the newest commit."""
         return self._finder.connect()
 
@@ -110,6 +111,10 @@ class Database:
                 self._looking = self._watcher.cursor()
             self._looking.execute("PRAGMA data_version")
             return self._looking.fetchone()
+
+    def news(self, seconds: float) -> Clock | Notifications:
+        """What to wait for before `moment` is asked again; `seconds`: at most so often."""
+        return Clock(seconds) if self.watched else Notifications(self.lookup, seconds)
 
     def _note_damage(self, context: ExceptionContext) -> None:
         error = context.sqlalchemy_exception
