@@ -1,6 +1,6 @@
 """News: what wakes whoever follows the database - the clock on SQLite, the server's notifications on PostgreSQL.
 
-Migration 0013 has PostgreSQL notify in the transaction that changes a gallery's row, a version or an edge. What is
+Migration 0014 has PostgreSQL notify in the transaction that changes a gallery's row, a version or an edge. What is
 notified is only that it is worth a look: a notification that is lost, or a pooler that passes none on, costs a second.
 """
 

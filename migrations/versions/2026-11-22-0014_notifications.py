@@ -1,15 +1,15 @@
 """PostgreSQL notifies of galleries, versions and edges that changed, in the transaction that changes them.
 
-Revision: 0013
-Follows: 0012
+Revision: 0014
+Follows: 0013
 """
 
 from __future__ import annotations
 
 from alembic import op
 
-revision = "0013"
-down_revision = "0012"
+revision = "0014"
+down_revision = "0013"
 branch_labels = None
 depends_on = None
 
