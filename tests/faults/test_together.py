@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
+from index.engines.segments import SEAL_ROWS
 from staging.processes import Site
 from staging.waiting import until
 
@@ -108,3 +113,65 @@ def test_they_end_with_the_one_that_started_them(together: Any) -> None:
     service.wait()
 
     until(lambda: not any(map(runs, started)))
+
+
+def ingest_many(http: httpx.Client, first: int, count: int) -> None:
+    np.save(array := io.BytesIO(), np.random.default_rng(first).normal(size=(count, 6)).astype(np.float32))
+    fields = {"version": "v2", "items": json.dumps([{"id": f"many{first + n}"} for n in range(count)])}
+    stored = http.post("/galleries/g/items", data=fields, files={"embeddings": ("e.npy", array.getvalue())})
+    assert stored.status_code == 200, stored.text
+
+
+def builder(pids: set[int], folder: Path) -> int | None:
+    """The process that has had a gallery's folder open for a while, and so its lock."""
+
+    def holding() -> set[int]:
+        links = ((pid, link) for pid in pids for link in Path(f"/proc/{pid}/fd").glob("*"))
+        return {pid for pid, link in links if os.path.realpath(link) == str(folder)}
+
+    before = holding()
+    time.sleep(0.05)
+    return next(iter(before & holding()), None)
+
+
+def test_another_one_builds_the_index_when_its_builder_is_killed_and_all_search_by_it(together: Any) -> None:
+    site, service = together
+    folder, building = site.settings.indexes / "1", set[int]()
+    there = sum(found(site.http)["mix"].values())
+
+    def answers(**more: Any) -> list[dict[str, Any]]:
+        """Of connections of their own, so that each process is asked."""
+        clients = [httpx.Client(base_url=site.http.base_url, timeout=20) for _ in range(8)]
+        told = [found(client, **{"k": 10, **more}) for client in clients]
+        for client in clients:
+            client.close()
+        return told
+
+    def seen() -> bool:
+        building.update(filter(None, [builder(servers(service.pid), folder)]))
+        assert not built(), "it was built before anyone looked"
+        return bool(building)
+
+    def built() -> list[Path]:
+        return list(folder.glob("v2/supplied/*/manifest.json"))
+
+    def indexed() -> bool:
+        """Whether whoever answers does so by the index, and tells what comparing every item does."""
+        told = answers(explain=True)
+        assert {sum(answer["mix"].values()) for answer in told} == {SEAL_ROWS + there}
+        best = [answer["results"][0]["matches"][0]["id"] for answer in (*told, found(site.http, k=10, exact=True))]
+        assert len(set(best)) == 1
+        scanned = [sum(shard["scanned"]["approximate"] for shard in answer["explain"]["shards"]) for answer in told]
+        return min(scanned) >= SEAL_ROWS
+
+    answers()  # who is not asked loads nothing
+    site.http.patch("/galleries/g", json={"index": {"kind": "hnsw"}}).raise_for_status()
+    for first in range(0, SEAL_ROWS, 8192):
+        ingest_many(site.http, first, 8192)
+    until(seen, service)
+    for killed in building:
+        os.kill(killed, signal.SIGKILL)
+    until(lambda: len(servers(service.pid) - building) == PROCESSES, service)
+
+    until(indexed, service)
+    assert len(built()) == 1, "the others took over what one had built"
