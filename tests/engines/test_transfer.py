@@ -97,6 +97,12 @@ def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, 
     assert (done.read, done.stored, sum(done.skipped.values())) == (COUNT + 1, COUNT + 1, 0)
     assert held(client, other) == held(client, full)
     assert answers(client, other) == answers(client, full)
+
+    missing = client.missing_items(other, version="v2").ids
+    waiting = client.start_backfill(other, kind="supplied")
+    assert (waiting.remaining, len(missing)) == (COUNT + 1 - 8, COUNT + 1 - 8)
+    client.put_embeddings(other, [{"id": name, "embedding": NEW[0]} for name in missing], version="v2")
+    assert (client.backfill(waiting.id).state, client.gallery(other).mix) == ("done", {"v2": COUNT + 1})
     assert sorted(path.name for path in tmp_path.glob("*") if "state" in path.name or "part" in path.name) == []
 
 
