@@ -86,7 +86,9 @@ def import_gallery(
         Problem, Unreachable: the service refuses a batch, or is away; the import can be resumed.
     """
     progress = resume(state, source, gallery)
-    for batch in source.batches(size, progress.cursor):
+    # Killed behind the last batch of a source whose cursor ends in null: nothing is left to be read.
+    ended = progress.read > 0 and progress.cursor is None
+    for batch in () if ended else source.batches(size, progress.cursor):
         _send(client, gallery, batch, progress, update_only)
         progress.cursor = batch.cursor
         _write(state, json.dumps(asdict(progress)))

@@ -55,6 +55,7 @@ def test_every_status_of_an_error_is_described() -> None:
 BODIES = {
     "POST /v1/galleries/{name}/query": {"version": "v1", "embeddings": [[1, 2, 3, 4]], "explain": True},
     "POST /v1/galleries/{name}/items": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
+    "PUT /v1/galleries/{name}/items:embeddings": {"version": "v1", "items": [{"id": "new", "embedding": [1, 2, 3, 4]}]},
     "POST /v1/galleries/{name}/items:delete": {"ids": ["new", "unknown"]},
     "POST /v1/galleries/{name}/deployments": {"version": "v1", "until": "registered"},
     "POST /v1/galleries/{name}/deployments/{number}/advance": {"to": "verified"},
