@@ -1,0 +1,176 @@
+"""A gallery of a million on one machine: filled, sealed, asked, killed, started, deployed, rolled back.
+
+    python benchmarks/million.py [ITEMS] [INDEX]
+
+ITEMS (default 1000000) clustered unit vectors of 128 numbers with two metadata fields, into a real service by arrays;
+INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force), is killed with SIGKILL,
+starts and answers again. A second version with an identity edge serves a tenth of the items after a deployment and none
+after the roll-back: how long each takes, and how long one client that asks without a pause ever waits.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import faiss
+import httpx
+import numpy as np
+from http_speed import DIM, about, clustered, served
+from ingest import answers
+
+from index.archive import pack_version
+from index.engines.segments import SEAL_ROWS
+from index.folder import load_version, write_card, write_edge
+from index.version import Card, Edge, EdgeKind, Score
+
+BLOCK, K, ASKED = 10_000, 10, 200
+SEALING_SECONDS = 1_800.0
+
+
+def main(items: str = "1000000", index: str = "auto") -> None:
+    vectors, queries = clustered(int(items))
+    right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        scratch = Path(folder)
+        with served(scratch) as (url, pid):
+            with client(url) as http:
+                register(http, scratch)
+                http.post("/galleries", json={"name": "g", "index": {"kind": index}}).raise_for_status()
+                http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
+                report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {DIM} by arrays")
+                report("sealed and indexed", timed(lambda: wait_until_sealed(http, queries)), "after the last write")
+                ask(http, "v1", queries, right)
+                print(f"| memory | {resident_bytes(pid) / len(vectors):,.0f} bytes an item | the whole process |")
+                print(
+                    f"| disk | {disk_bytes(scratch / 'd') / len(vectors):,.0f} bytes an item | database and indexes |"
+                )
+            os.kill(pid, 9)
+        started = time.perf_counter()
+        with served(scratch) as (url, _), client(url) as http:
+            search(http, "v1", queries[:1])
+            report("killed, started: the first answer", time.perf_counter() - started, "with Python's own start")
+            ask(http, "v1", queries, right)
+            fill(http, vectors[: len(vectors) // 10], "v2")
+            with waiting(url, queries) as waits:
+                for version in ("v2", "v1"):
+                    body = {"version": version, "override": "measured here"}
+                    go = f"/galleries/g/{'deployments' if version == 'v2' else 'rollback'}"
+                    took = timed(lambda: http.post(go, json=body if version == "v2" else {}).raise_for_status())  # noqa: B023
+                    report("deployment" if version == "v2" else "roll-back", took, f"a tenth of the items to {version}")
+                    time.sleep(2)
+            p50, p99 = np.percentile(waits, (50, 99)) * 1e3
+            print(
+                f"| queries meanwhile | p50 {p50:.1f}, p99 {p99:.1f}, longest {max(waits) * 1e3:.1f} ms | one client |"
+            )
+
+
+@contextmanager
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=f"{url}/v1", timeout=600, trust_env=False) as http:
+        while not answers(http):
+            time.sleep(0.02)
+        yield http
+
+
+def register(http: httpx.Client, scratch: Path) -> None:
+    """Two versions of embeddings only, the second one with an identity edge to the first."""
+    for name in ("v1", "v2"):
+        (folder := scratch / name).mkdir()
+        edges = [Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})] if name == "v2" else []
+        for edge in edges:
+            write_edge(folder, edge)
+        write_card(folder, Card(name, DIM, {"kind": "cosine"}, None, method="independent"))
+        pack_version(load_version(folder).folder, archive := scratch / f"{name}.zip")
+        http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
+
+
+def fill(http: httpx.Client, vectors: Any, version: str) -> None:
+    for start in range(0, len(vectors), BLOCK):
+        block = vectors[start : start + BLOCK]
+        np.save(array := io.BytesIO(), block)
+        described = [{"id": f"i{start + n}", "metadata": about(start + n)} for n in range(len(block))]
+        form = {"items": json.dumps(described), "version": version}
+        http.post("/galleries/g/items", data=form, files={"embeddings": ("e", array.getvalue())}).raise_for_status()
+
+
+def search(http: httpx.Client, version: str, queries: Any, **more: Any) -> dict[str, Any]:
+    body = {"version": version, "embeddings": queries.tolist(), "k": K, **more}
+    found: dict[str, Any] = http.post("/galleries/g/query", json=body).raise_for_status().json()
+    return found
+
+
+def wait_until_sealed(http: httpx.Client, queries: Any) -> None:
+    until = time.monotonic() + SEALING_SECONDS
+    while time.monotonic() < until:
+        (shard,) = search(http, "v1", queries[:1], explain=True)["explain"]["shards"]
+        if shard["scanned"]["exact"] < SEAL_ROWS:
+            return
+        time.sleep(1)
+    sys.exit(f"not sealed within {SEALING_SECONDS:.0f} s")
+
+
+def ask(http: httpx.Client, version: str, queries: Any, right: Any) -> None:
+    took, hits = [], 0
+    for query, expected in zip(queries[:ASKED], right, strict=False):
+        started = time.perf_counter()
+        (result,) = search(http, version, query[None])["results"]
+        took.append(time.perf_counter() - started)
+        hits += len({match["id"] for match in result["matches"]} & {f"i{at}" for at in expected})
+    p50, p99 = np.percentile(took, (50, 99)) * 1e3
+    print(
+        f"| a query | p50 {p50:.1f}, p99 {p99:.1f} ms | recall@10 {hits / len(took) / K:.3f}, one client |", flush=True
+    )
+
+
+@contextmanager
+def waiting(url: str, queries: Any) -> Iterator[list[float]]:
+    """Seconds that each query of one client took, asked without a pause."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def go_on() -> None:
+        with client(url) as http:
+            while not over.is_set():
+                took.append(timed(lambda: search(http, "v1", queries[:1])))
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    time.sleep(2)
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
+def timed(work: Any) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def report(what: str, seconds: float, about_it: str) -> None:
+    shown = f"{seconds:.1f} s" if seconds > 2 else f"{seconds * 1e3:.0f} ms"
+    print(f"| {what} | {shown} | {about_it} |", flush=True)
+
+
+def resident_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def disk_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
