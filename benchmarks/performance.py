@@ -82,6 +82,13 @@ SECTIONS = (
         ("100000,1000000",),
     ),
     Section("What grows with a gallery", "", "gallery_size", ("100000",), ("1000000",)),
+    Section(
+        "A gallery from its first item to a roll-back",
+        "Over HTTP, killed with SIGKILL in between.",
+        "million",
+        ("100000",),
+        ("1000000",),
+    ),
     Section("An index on disk", "", "index_speed", ("100000",)),
 )
 
