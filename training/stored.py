@@ -24,7 +24,6 @@ from zipfile import BadZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from index.encoder import Encoder
 from index.errors import InvalidArgument
 from index.folder import load_version
 from index.space import Vectors, check_vectors, space_from_json
@@ -138,6 +137,8 @@ def with_encoded(data: Data, version: Version) -> Data:
     Raises:
         NoEncoder: the encoder cannot run here.
     """
+    from index.encoder import Encoder
+
     encoder: list[Encoder] = []  # loaded when it is needed
 
     def embedded(images: ImageSet) -> ImageSet:

@@ -24,7 +24,7 @@ def test_an_error_keeps_its_message_and_pointer() -> None:
     assert (raised.message, raised.pointer, raised.status) == ("too short", "/items/3/embedding", 422)
 
 
-def test_every_error_but_a_damaged_folder_is_a_client_error_and_each_has_a_code_of_its_own() -> None:
+def test_every_error_but_a_damaged_folder_or_a_missing_device_is_the_clients_and_each_has_its_own_code() -> None:
     codes = [e.code for e in every_error()]
     assert len(codes) == len(set(codes)) >= 7
-    assert [e.code for e in every_error() if not 400 <= e.status < 500] == ["changed_on_disk"]
+    assert [e.code for e in every_error() if not 400 <= e.status < 500] == ["changed_on_disk", "device_unavailable"]

@@ -6,6 +6,7 @@ import json
 import re
 
 import httpx
+import numpy as np
 import pytest
 import typer
 
@@ -44,6 +45,7 @@ SET = {"id": 1, "name": H, "kind": H, "size": 1, "labelled": 1, "versions": [H]}
 VERSION = {"name": H, "dim": 2, "space": {"kind": H}, "method": H, "edges": [{"kind": H, "old": H}], "problem": H}
 DEPENDENT = {"gallery": H, "moved": 1, "lost": 1, "routes": [{"items": 1, "version": H, "after": [H]}]}
 FAILED = {"failures": [{"item": H, "reason": H}], "next": None}
+REFUSED = {"GET /v1/galleries/g/items:embeddings": httpx.Response(409, json={"code": "x", "detail": H})}
 
 COMMANDS = [
     ("audit", {"GET /v1/audit": {"audit": [dict.fromkeys(("who", "action", "subject", "why"), H) | {"at": 0.0}]}}),
@@ -66,6 +68,19 @@ COMMANDS = [
     ("query g --like a --explain", {"GET /v1/galleries/g": GALLERY, "POST /v1/galleries/g/query": ANSWER}),
     ("version list", {"GET /v1/versions": {"versions": [VERSION]}}),
     ("version register {version}", {"POST /v1/versions": VERSION}),
+    (
+        "import g {vectors}",
+        {
+            "GET /v1/galleries/g": GALLERY,
+            "POST /v1/galleries/g/items": {
+                **dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0),
+                "failed": 1,
+                "errors": [{"index": 0, "id": H, "code": H, "pointer": H, "detail": H}],
+                "warnings": [],
+            },
+        },
+    ),
+    ("gallery export g {folder}/no.parquet", {"GET /v1/galleries/g": GALLERY, **REFUSED}),
     ("evaluation add g {folder}", {"POST /v1/galleries/g/evaluations": {"id": 1, "size": 1}}),
     ("evaluation list g", {"GET /v1/galleries/g/evaluations": {"evaluations": [SET]}}),
     ("evaluation delete g 1", {"DELETE /v1/galleries/g/evaluations/1": {}}),
@@ -120,7 +135,7 @@ QUIET = {
 }
 """Of what the service says these print nothing but numbers when all goes well."""
 LOCAL = {
-    *("serve", "worker", "migrate", "doctor", "plan", "version verify", "version pack"),
+    *("serve", "worker", "migrate", "doctor", "plan", "version verify", "version pack", "version create"),
     *("train", "recipes", "evaluate", "fit-edge", "export", "sweep", "reproduce"),
 }
 """These speak to no service; the doctor has a test of its own below."""
@@ -131,7 +146,9 @@ def places(tmp_path):
     """What commands that need something on this machine are given."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "[bold]\x1b[2J.png").write_bytes(b"x")
-    return {"folder": tmp_path / "folder", "version": make_version(tmp_path / "v1", "v1", 2).folder}
+    np.save(tmp_path / "v.npy", np.eye(2, dtype=np.float32))
+    given = {"folder": tmp_path / "folder", "vectors": tmp_path / "v.npy"}
+    return given | {"version": make_version(tmp_path / "v1", "v1", 2).folder}
 
 
 @pytest.mark.parametrize(("line", "answers"), COMMANDS, ids=[line for line, _ in COMMANDS])
