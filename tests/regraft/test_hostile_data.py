@@ -126,6 +126,7 @@ COMMANDS = [
 QUIET = {
     "gallery index",
     "gallery create",
+    "gallery export",
     "gallery delete",
     "version delete",
     "ingest",
