@@ -19,8 +19,8 @@ class KeptTexts:
 
     def __init__(self) -> None:
         self._bytes = bytearray()
-        # Where the first begins, where the second does, and where it ends.
-        self._start_S, self._middle_S, self._end_S = array("q"), array("q"), array("q")
+        # Three numbers a slot, beside each other: where the first begins, where the second does, and where it ends.
+        self._places = array("q")
         self._freed = 0
 
     def size(self) -> int:
@@ -33,43 +33,44 @@ class KeptTexts:
         pairs[::2], pairs[1::2] = firsts, seconds
         ends = np.cumsum([len(self._bytes), *map(len, pairs)], dtype=np.int64)
         self._bytes += b"".join(pairs)
-        for places_S, places in ((self._start_S, ends[:-1:2]), (self._middle_S, ends[1::2]), (self._end_S, ends[2::2])):
-            places_S.frombytes(places.tobytes())
+        self._places.frombytes(np.column_stack([ends[:-1:2], ends[1::2], ends[2::2]]).tobytes())
 
     def put(self, slot: int, first: bytes, second: bytes) -> None:
         """Other texts in a slot."""
         self.free(slot)
         start = len(self._bytes)
         self._bytes += first + second
-        self._start_S[slot], self._middle_S[slot] = start, start + len(first)
-        self._end_S[slot] = len(self._bytes)
+        self._set(slot, start, start + len(first), len(self._bytes))
 
     def first(self, slot: int) -> bytes:
         """The first text of a slot, empty where nothing is."""
-        return bytes(self._bytes[self._start_S[slot] : self._middle_S[slot]])
+        start, middle, _ = self._places[3 * slot : 3 * slot + 3]
+        return bytes(self._bytes[start:middle])
 
     def both(self, slot: int) -> tuple[str, str]:
         """Both texts of a slot."""
-        start, middle = self._start_S[slot], self._middle_S[slot]
-        return self._bytes[start:middle].decode(), self._bytes[middle : self._end_S[slot]].decode()
+        start, middle, end = self._places[3 * slot : 3 * slot + 3]
+        return self._bytes[start:middle].decode(), self._bytes[middle:end].decode()
 
     def free(self, slot: int) -> None:
         """Forget the texts of a slot."""
-        self._freed += self._end_S[slot] - self._start_S[slot]
-        self._start_S[slot] = self._middle_S[slot] = self._end_S[slot] = 0
+        self._freed += self._places[3 * slot + 2] - self._places[3 * slot]
+        self._set(slot, 0, 0, 0)
         if self._freed > max(MIN_FREED, len(self._bytes) // 2):
             self._pack()
 
+    def _set(self, slot: int, *places: int) -> None:
+        self._places[3 * slot : 3 * slot + 3] = array("q", places)
+
     def _pack(self) -> None:
         """Move the texts together, in their order."""
-        start_S, middle_S, end_S = (np.array(places) for places in (self._start_S, self._middle_S, self._end_S))
+        places_S3 = np.array(self._places).reshape(-1, 3)
+        start_S, end_S = places_S3[:, 0], places_S3[:, 2]
         order = np.argsort(start_S, kind="stable")
         order = order[end_S[order] > start_S[order]]
         lengths_N, before = (end_S - start_S)[order], memoryview(self._bytes)
         self._bytes = bytearray().join(before[a:b] for a, b in zip(start_S[order], end_S[order], strict=True))
         moved_S = np.zeros_like(start_S)
         moved_S[order] = np.cumsum(lengths_N) - lengths_N - start_S[order]
-        self._start_S, self._middle_S, self._end_S = (
-            array("q", (places + moved_S).tobytes()) for places in (start_S, middle_S, end_S)
-        )
+        self._places = array("q", (places_S3 + moved_S[:, np.newaxis]).tobytes())
         self._freed = 0
