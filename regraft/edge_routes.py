@@ -49,7 +49,7 @@ class EdgeRoutes(Connection):
         return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
 
     def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> EdgeInfo:
-        """POST /v1/edges:fit: procrustes, ridge, low_rank or slerp, on items that hold embeddings by both versions.
+        """POST /v1/edges:fit: procrustes, ridge, low_rank, slerp or auto, on items that hold both embeddings.
 
         `asked`: gallery, options, sample, label, seed, replace.
         """

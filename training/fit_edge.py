@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
+from index.evaluation.choosing import AUTO, Choice, Search, choose_kind, learning_curve, recommendation, searching
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
@@ -34,11 +36,16 @@ Adapter = Affine | ResidualMlp | SlerpAdapter
 
 @dataclass(frozen=True)
 class Fitted:
-    """The edge as it was written, and M(new/old) beside M(old/old) on the same queries (None without labels)."""
+    """The edge as it was written, and M(new/old) beside M(old/old) on the same queries (None without labels).
+
+    `choice` says what each kind reached where one was to be chosen, `advice` what to make of it all, in sentences.
+    """
 
     edge: Edge
     new_old: Retrieval
     old_old: Retrieval | None
+    choice: Choice | None = None
+    advice: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:
         """The result as text."""
@@ -48,6 +55,11 @@ class Fitted:
         yield from (f"new/old {metric}: {interval(score)}" for metric, score in edge.scores.items())
         if self.old_old is not None:
             yield f"new/old - old/old on cmc@1: {interval(gain(self.new_old, self.old_old))}"
+        if self.choice is not None:
+            for kind, reached in self.choice.reached.items():
+                yield f"tried {kind}: cmc@1 {interval(reached.interval('cmc@1'))} on pairs held out to choose by"
+            yield from (f"left out {kind}: {why}" for kind, why in self.choice.left_out.items())
+        yield from self.advice
 
 
 def fit_edge(
@@ -67,7 +79,7 @@ def fit_edge(
         old: the older version.
         new: the newer one; its folder changes.
         pairs: from `read_pairs` or `embed_pairs`.
-        kind: one of `KINDS`.
+        kind: one of `KINDS`, or `auto`: the best of those that fit something, chosen on a part of the pairs to fit on.
         options: of the adapter, see `read_options`.
         overwrite: replace an edge to `old` that is there.
 
@@ -81,6 +93,9 @@ def fit_edge(
         place = folder / "edges" / old.name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
+        search = _searching(new.card, old.card, options or {})
+        choice = choose_kind(ADAPTER_OF, search, pairs, old.card) if kind == AUTO else None
+        kind = choice.kind if choice else kind
         adapter = KINDS[kind](pairs, new.card, old.card, options or {})
         if adapter is not None and (few := few_pairs(len(pairs.new_SM))):
             warnings.warn(few, FewPairsWarning, stacklevel=2)
@@ -98,7 +113,12 @@ def fit_edge(
         write_card(folder, new.card)
         load_version(folder)
     old_old = measure(pairs.old_QN, pairs, old.card) if pairs.labelled else None
-    return Fitted(edge, new_old, old_old)
+    if adapter is None:
+        return Fitted(edge, new_old, old_old)
+    curve = learning_curve(kind, search, pairs, old.card, new_old)
+    chosen = (choice.in_words(),) if choice else ()
+    advice = (*chosen, curve.in_words(), recommendation(kind, new_old, old_old))
+    return Fitted(edge, new_old, old_old, choice, advice)
 
 
 def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
@@ -147,9 +167,22 @@ KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | No
 """kind -> (pairs, new card, old card, options) -> adapter; None where nothing is fitted."""
 
 
+def _searching(new: Card, old: Card, options: Mapping[str, float]) -> Callable[[str, Pairs], Search]:
+    """Fits a kind, for what it makes of queries."""
+
+    def search(kind: str, pairs: Pairs) -> Search:
+        adapter = KINDS[kind](pairs, new, old, options)
+        assert adapter is not None
+        if isinstance(adapter, ResidualMlp):
+            return lambda new_QM, _: np.asarray(adapter(torch.from_numpy(new_QM)))
+        return searching(adapter, old)
+
+    return search
+
+
 def _check_kind(kind: str) -> None:
-    if kind not in KINDS:
-        raise InvalidArgument(f"kind must be one of {', '.join(KINDS)}, not {kind!r}", pointer="/kind")
+    if kind not in (*KINDS, AUTO):
+        raise InvalidArgument(f"kind must be one of {', '.join((*KINDS, AUTO))}, not {kind!r}", pointer="/kind")
 
 
 def _check(old: Version, new: Version, kind: str, overwrite: bool) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from index.errors import InvalidArgument
-from index.evaluation.fitting import HELD_OUT, Pairs, split_pairs
-from index.space import check_vectors, space_from_json
+from index.evaluation.fitting import HELD_OUT, PairArrays, Pairs, check_given, split_pairs
 from index.version import Version
 from training.data import Data
 from training.embeddings import open_encoder
@@ -36,18 +35,8 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
             labels_S = held.get("labels")
     except (OSError, KeyError, ValueError, EOFError) as error:
         raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
-    count = len(new_SM) if new_SM.ndim else 0
-    if new_SM.shape != (count, new.card.dim) or old_SN.shape != (count, old.card.dim) or count < 2 * HELD_OUT:
-        raise InvalidArgument(
-            f"pairs {path} hold new {new_SM.shape} and old {old_SN.shape}; versions {new.name!r} and {old.name!r} need "
-            f"(S, {new.card.dim}) and (S, {old.card.dim}) with one S of at least {2 * HELD_OUT}",
-            pointer="/pairs",
-        )
-    if labels_S is not None and labels_S.shape != (count,):
-        raise InvalidArgument(f"pairs {path} hold labels {labels_S.shape}, not ({count},)", pointer="/pairs/labels")
-    new_SM = check_vectors(new_SM, new.card.dim, space_from_json(new.card.space), pointer="/pairs/new")
-    old_SN = check_vectors(old_SN, old.card.dim, space_from_json(old.card.space), pointer="/pairs/old")
-    return split_pairs(new_SM, old_SN, labels_S, seed)
+    pairs = check_given(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
+    return split_pairs(*pairs, seed)
 
 
 def embed_pairs(data: Data, old: Version, new: Version, seed: int = 0) -> Pairs:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,14 +20,24 @@ from index.evaluation.adapters import Affine, SlerpAdapter, fit_slerp, low_rank,
 from index.evaluation.matching import Matching, fit_maps
 from index.evaluation.metrics import MEAN_AP, Compared, Retrieval, mixed_retrieval
 from index.evaluation.modes import choose
-from index.space import Cosine, Vectors, space_from_json
+from index.space import Cosine, Vectors, check_vectors, space_from_json
 from index.version import Card, EdgeKind, Score
 
 Ints = NDArray[np.int64]
 
 HELD_OUT, MOST_HELD_OUT = 5, 10_000
 """One pair in so many measures the edge and is not fitted on, at most so many of them."""
+MOST_COMPARED = 10_000
+"""Choosing slerp's weight compares each pair with each, once for each weight: more take too long."""
 METRICS = ("cmc@1", "cmc@5", MEAN_AP)
+
+
+class PairArrays(NamedTuple):
+    """Pairs as given: `new` (S, M) and `old` (S, N), row by row of the same inputs, and their classes (S,) if known."""
+
+    new: NDArray[Any]
+    old: NDArray[Any]
+    labels: NDArray[Any] | None
 
 
 @dataclass(frozen=True)
@@ -52,6 +62,34 @@ class Pairs:
     old_items_IN: Vectors
     matching: Matching
     labelled: bool
+
+
+def check_given(given: PairArrays, new: Card, old: Card, least: int, what: str = "pairs") -> PairArrays:
+    """The same as vectors of the versions' spaces.
+
+    Args:
+        given: arrays of any shape.
+        new: the newer version's card.
+        old: the older one's.
+        least: so many pairs are needed.
+        what: they are called in errors.
+
+    Raises:
+        InvalidArgument: other shapes, or too few.
+        InvalidVector: vectors that are not valid in a version's space; names the row.
+    """
+    count = len(given.new) if given.new.ndim else 0
+    if given.new.shape != (count, new.dim) or given.old.shape != (count, old.dim) or count < least:
+        raise InvalidArgument(
+            f"{what} hold new {given.new.shape} and old {given.old.shape}; versions {new.name!r} and {old.name!r} need "
+            f"(S, {new.dim}) and (S, {old.dim}) with one S of at least {least}",
+            pointer="/pairs",
+        )
+    if given.labels is not None and given.labels.shape != (count,):
+        raise InvalidArgument(f"{what} hold labels {given.labels.shape}, not ({count},)", pointer="/pairs/labels")
+    new_SM = check_vectors(given.new, new.dim, space_from_json(new.space), pointer="/pairs/new")
+    old_SN = check_vectors(given.old, old.dim, space_from_json(old.space), pointer="/pairs/old")
+    return PairArrays(new_SM, old_SN, given.labels)
 
 
 def split_pairs(new_SM: Vectors, old_SN: Vectors, labels_S: ArrayLike | None, seed: int = 0) -> Pairs:

@@ -9,7 +9,7 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, err, out, print_table, score, would
-from regraft.models import EdgeInfo
+from regraft.models import EdgeInfo, ScoreInterval
 
 edges = typer.Typer(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
@@ -72,7 +72,7 @@ def add(
 def fit(
     new: New,
     old: Old,
-    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank or slerp.")],
+    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank or slerp; auto: the best of them.")],
     gallery: InGallery = None,
     label: Annotated[
         str | None, typer.Option("--label", help="Metadata field of the class, to measure by.", show_default=False)
@@ -143,6 +143,12 @@ def _print_edge(done: str, edge: EdgeInfo) -> None:
     for source in ("probes", "items"):
         if compared := edge.made.get(source):
             out.print(f"{compared['images']} {source} compared, at most {compared['distance']:.2g} apart")
+    for kind, reached in edge.made.get("tried", {}).items():
+        out.print(f"tried {kind}: cmc@1 {score(ScoreInterval(**reached['cmc@1']))} on pairs held out to choose by")
+    for kind, why in edge.made.get("left_out", {}).items():
+        out.print(f"left out {kind}: {why}")
+    for sentence in edge.made.get("advice", []):
+        out.print(sentence)
     if edge.warning:
         err.print(f"regraft: {edge.warning}", style="yellow")
 

@@ -134,7 +134,7 @@ def evaluate(
 def fit_edge(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="Folder of the older version.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="Folder of the newer version; the edge is written there.")],
-    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank, mlp, slerp or zero_pad.")],
+    kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank, mlp, slerp, zero_pad or auto.")],
     pairs: Annotated[
         Path | None,
         typer.Option("--pairs", metavar="FILE", help="An .npz of embeddings `new` and `old`, and `labels` if known."),

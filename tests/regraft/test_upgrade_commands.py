@@ -282,6 +282,18 @@ def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
     assert (code, "NAME=NUMBER" in errors) == (1, True)
 
 
+def test_a_fit_of_the_best_kind_tells_what_each_reached_and_what_to_make_of_it(run, service):
+    measured = {"cmc@1": {"value": 0.7, "low": 0.6, "high": 0.8}}
+    made = {"tried": {"ridge": measured}, "left_out": {"low_rank": "rank"}, "advice": ["More pairs would hardly help."]}
+    service.answers["POST /v1/edges:fit"] = {**EDGE, "made": made}
+    code, output, _ = run("edges", "fit", "v2", "v1", "--kind", "auto")
+
+    assert code == 0
+    assert "tried ridge: cmc@1 70.0% [60.0%, 80.0%]" in output
+    assert "left out low_rank: rank" in output
+    assert "More pairs would hardly help." in output
+
+
 def test_an_edge_is_added_from_its_folder_or_by_its_kind(run, service, tmp_path):
     service.answers["POST /v1/edges"] = {**EDGE, "made": {"items": {"images": 5, "distance": 2e-7}}}
     v1 = make_version(tmp_path / "v1", "v1", 4)

@@ -90,6 +90,22 @@ def test_a_written_edge_loads_and_the_gallery_scores_what_was_measured(
     assert through(0.99) > through(0.0)
 
 
+def test_the_best_kind_on_pairs_of_the_fitting_share_is_chosen_and_every_other_told(
+    data: Data, old: Version, new: Version, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(KINDS, "mlp", lambda *asked: module._mlp(*asked[:3], OPTIONS["mlp"]))
+    fitted = fit_edge(old, new, embed_pairs(data, old, new), "auto")
+
+    choice = fitted.choice
+    assert set(choice.reached) == {"procrustes", "ridge", "slerp", "mlp"}
+    assert set(choice.left_out) == {"low_rank"}
+    assert {len(measured.valid) for measured in choice.reached.values()} == {24}
+    assert fitted.edge.kind.value == SERVED[choice.kind]
+    assert fitted.edge.support == 120
+    assert len(fitted.advice) == 3
+    assert sum(line.startswith(("tried ", "left out ")) for line in fitted.lines()) == 5
+
+
 def test_evaluation_measures_the_same(data: Data, old: Version, new: Version) -> None:
     for kind in ("ridge", "slerp"):
         fitted = fit_edge(old, load_version(new.folder), embed_pairs(data, old, new), kind, overwrite=True)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 from sqlalchemy import Connection
 
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation.adapters import few_pairs
+from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
+from index.evaluation.choosing import AUTO, Choice, Search, choose_kind, learning_curve, recommendation, searching
 from index.evaluation.fitting import (
     FITS,
+    MOST_COMPARED,
+    PairArrays,
+    Pairs,
+    check_given,
     fit_adapter,
     fit_calibration_maps,
     intervals,
@@ -22,8 +28,9 @@ from index.evaluation.fitting import (
     measure,
     split_pairs,
 )
+from index.evaluation.metrics import Retrieval
 from index.transform import load_transform
-from index.version import EDGE, Edge, EdgeKind
+from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
 from service.registry.incoming import incoming_folder
 from service.registry.paired_embeddings import PairedEmbeddings, draw_held
@@ -38,8 +45,11 @@ from service.upgrades.edges.changes import accept, check_free
 MIN_PAIRS = 20
 """Below so many a fit means nothing; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
 
-MOST_COMPARED = 10_000
-"""Choosing slerp's weight compares each item with each, once for each weight."""
+MOST_PAIRS = 100_000
+"""As many as are drawn of stored items, or sent, at most."""
+
+
+SERVED = {kind: EdgeKind.SLERP if kind == "slerp" else EdgeKind.MATRIX for kind in FITS}
 
 
 class TooFewPairs(RegraftError):
@@ -54,79 +64,134 @@ class FitIn(Body):
 
     new: Name
     old: Name
-    kind: Literal["procrustes", "ridge", "low_rank", "slerp"]
+    kind: Literal["auto", "procrustes", "ridge", "low_rank", "slerp"]
     gallery: Name | None = None
     options: dict[str, float] = Field(default_factory=dict)
     # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
-    sample: Annotated[int, Field(ge=MIN_PAIRS, le=100_000)] = 5_000
+    sample: Annotated[int, Field(ge=MIN_PAIRS, le=MOST_PAIRS)] = 5_000
     label: FieldPath | None = None
     seed: Seed = 0
     replace: bool = False
 
 
-def fit(database: Database, registry: Registry, replica: Replica, asked: FitIn, context: ChangeContext) -> EdgeRecord:
+def fit(
+    database: Database,
+    registry: Registry,
+    replica: Replica,
+    asked: FitIn,
+    context: ChangeContext,
+    given: PairArrays | None = None,
+) -> EdgeRecord:
     """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
+
+    A fifth of the pairs measures the edge, and is neither fitted on nor chosen by: see `index.evaluation.choosing`.
+    Without `given` the pairs are stored items that hold both embeddings.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
         EdgeExists: there is one of this kind, and it is not to be replaced.
         TooFewPairs: says how many there are, and how to get more.
-        InvalidArgument: an option or the kind cannot be used.
+        InvalidArgument, InvalidVector: an option, the kind or the given pairs cannot be used.
     """
     registry.sync()
     new, old = (registry.named(name) for name in (asked.new, asked.old))
     if new is old:
         raise InvalidArgument("new and old must be two versions", pointer="/old")
-    if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
-        raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
-    kind = EdgeKind.SLERP if asked.kind == "slerp" else EdgeKind.MATRIX
-    check_free(registry, (new.name, old.name, kind.value), asked.replace)
+    for served in {SERVED[kind] for kind in (FITS if asked.kind == AUTO else [asked.kind])}:
+        check_free(registry, (new.name, old.name, served.value), asked.replace)
     options = _options(asked)
-    with database.read() as connection:
-        held, there = _draw(connection, new, old, asked)
-    pairs = split_pairs(held.new, held.old, held.labels, asked.seed)
+    held, there = _pairs(database, new, old, asked, given)
+    if asked.kind == "slerp" and len(held.new) > MOST_COMPARED:
+        raise InvalidArgument(f"kind slerp takes at most {MOST_COMPARED} pairs", pointer="/pairs")
+    pairs = split_pairs(*held, asked.seed)
     if not pairs.matching.valid.any():
-        raise InvalidArgument(
-            f"no two of the {len(held.names)} items share a value of metadata field {asked.label!r}", pointer="/label"
-        )
-    try:
-        adapter = fit_adapter(asked.kind, pairs, new.card, old.card, options)
-    except InvalidArgument as error:
-        below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[asked.kind]) else ""
-        raise InvalidArgument(error.message, pointer=below + error.pointer) from error
+        shared = f"items share a value of metadata field {asked.label!r}" if given is None else "pairs share a label"
+        where = "/label" if given is None else "/pairs/labels"
+        raise InvalidArgument(f"no two of the {len(held.new)} {shared}", pointer=where)
+    fitter = _Fitter(new.card, old.card, options)
+    choice = choose_kind(FITS, fitter.search, pairs, old.card, asked.seed) if asked.kind == AUTO else None
+    kind = choice.kind if choice else asked.kind
+    adapter = fitter.adapter(kind, pairs)
     with incoming_folder(registry.edges_folder) as folder:
         adapter.save(folder)
-        edge = Edge(new.name, old.name, kind, old_encoder=old.card.encoder, folder=folder, support=len(pairs.new_SM))
-        queries = load_transform(edge, new.card, old.card)(pairs.new_QM, pairs.old_QN)
+        bare = Edge(new.name, old.name, SERVED[kind], old_encoder=old.card.encoder, folder=folder)
+        queries = load_transform(bare, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         measured = measure(queries, pairs, old.card)
         edge = replace(
-            edge,
+            bare,
+            support=len(pairs.new_SM),
             scores=intervals(measured),
-            calibration=fit_calibration_maps(edge.kind, queries, pairs, new.card, old.card) if pairs.labelled else None,
+            calibration=fit_calibration_maps(bare.kind, queries, pairs, new.card, old.card) if pairs.labelled else None,
         )
         write(edge, folder)
         made = {
-            "fit": asked.kind,
+            "fit": kind,
             "options": options,
+            "source": "items" if given is None else "file",
             "gallery": asked.gallery,
             "label": asked.label,
             "seed": asked.seed,
             "held": there,
             "fitted": edge.support,
             "queries": int(measured.valid.sum()),
-            "old_old": {name: vars(s) for name, s in intervals(measure(pairs.old_QN, pairs, old.card)).items()}
-            if pairs.labelled
-            else None,
+            **_evidence(fitter, kind, choice, pairs, measured),
             "warning": few_pairs(edge.support),
         }
-        return accept(
-            database, registry, replica, EdgeRecord(edge, EdgeOrigin.FITTED, made), context, replacing=asked.replace
-        )
+        fitted = EdgeRecord(edge, EdgeOrigin.FITTED, made)
+        return accept(database, registry, replica, fitted, context, replacing=asked.replace)
 
 
 def write(edge: Edge, folder: Path) -> None:
     """Write edge.json beside the edge's other files, so that the folder can travel like any edge."""
     (folder / EDGE).write_text(json.dumps(edge.as_json(), indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class _Fitter:
+    """Fits kinds between two versions, by options of the kind that was named."""
+
+    new: Card
+    old: Card
+    options: Mapping[str, int | float]
+
+    def adapter(self, kind: str, pairs: Pairs) -> Affine | SlerpAdapter:
+        """Raises InvalidArgument where an option, or the kind, cannot be used."""
+        try:
+            return fit_adapter(kind, pairs, self.new, self.old, self.options)
+        except InvalidArgument as error:
+            below = "/options" if error.pointer.lstrip("/") in legal_options(FITS[kind]) else ""
+            raise InvalidArgument(error.message, pointer=below + error.pointer) from error
+
+    def search(self, kind: str, pairs: Pairs) -> Search:
+        """The same as a map of queries."""
+        return searching(self.adapter(kind, pairs), self.old)
+
+
+def _evidence(fitter: _Fitter, kind: str, choice: Choice | None, pairs: Pairs, measured: Retrieval) -> dict[str, Any]:
+    """Of `made`: what is beside the edge's own scores, and what they say in words."""
+    old_old = measure(pairs.old_QN, pairs, fitter.old) if pairs.labelled else None
+    curve = learning_curve(kind, fitter.search, pairs, fitter.old, measured)
+    chosen = [choice.in_words()] if choice else []
+    return {
+        "old_old": {name: vars(score) for name, score in intervals(old_old).items()} if old_old else None,
+        **(choice.as_json() if choice else {}),
+        "curve": curve.as_json(),
+        "advice": [*chosen, curve.in_words(), recommendation(kind, measured, old_old)],
+    }
+
+
+def _pairs(
+    database: Database, new: LoadedVersion, old: LoadedVersion, asked: FitIn, given: PairArrays | None
+) -> tuple[PairArrays, int]:
+    """What to fit on and measure with, and how many there are to draw from."""
+    if given is not None:
+        return check_given(given, new.card, old.card, MIN_PAIRS), len(given.new)
+    if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
+        raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
+    with database.read() as connection:
+        held, there = _draw(connection, new, old, asked)
+    labels = None if held.labels is None else np.array(held.labels)
+    return PairArrays(held.new, held.old, labels), there
 
 
 def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> tuple[PairedEmbeddings, int]:
@@ -155,7 +220,7 @@ def _how_to_get_more(new: LoadedVersion, old: LoadedVersion) -> str:
 
 def _options(asked: FitIn) -> Mapping[str, int | float]:
     """The options, each of the type of its default."""
-    legal: dict[str, Any] = legal_options(FITS[asked.kind])
+    legal: dict[str, Any] = legal_options(FITS.get(asked.kind))
     options: dict[str, int | float] = {}
     for name, value in asked.options.items():
         default = legal.get(name)

@@ -13,7 +13,7 @@ from staging.working import SteppedWorker
 
 
 class TestFit:
-    @pytest.mark.parametrize("kind", ["procrustes", "ridge", "low_rank", "slerp"])
+    @pytest.mark.parametrize("kind", ["procrustes", "ridge", "low_rank", "slerp", "auto"])
     def test_a_fitted_edge_is_measured_calibrated_and_served(
         self, served: Any, held: str, many: dict[str, bytes], kind: str
     ) -> None:
@@ -27,7 +27,7 @@ class TestFit:
 
         assert fitted.status_code == 201, fitted.text
         edge = fitted.json()
-        served_as = "slerp" if kind == "slerp" else "matrix"
+        served_as = "slerp" if edge["made"]["fit"] == "slerp" else "matrix"
         assert key(edge) == ("other", "v1", served_as)
         assert (edge["origin"], edge["support"]) == ("fitted", 48)
         assert edge["warning"].startswith("48 pairs: fewer than 4000")
@@ -38,6 +38,15 @@ class TestFit:
         assert edge["scores"]["cmc@1"]["value"] > 0.5
         assert (edge["made"]["held"], edge["made"]["fitted"], edge["made"]["queries"]) == (60, 48, 12)
         assert edge["made"]["old_old"]["cmc@1"]["value"] > 0.9
+        curve = edge["made"]["curve"]
+        assert [point["pairs"] for point in curve] == [12, 24, 48]
+        assert curve[-1]["cmc@1"] == edge["scores"]["cmc@1"]
+        assert len(edge["made"]["advice"]) == (3 if kind == "auto" else 2)
+        if kind == "auto":
+            tried = edge["made"]["tried"]
+            assert set(tried) == {"procrustes", "ridge", "slerp"}
+            assert tried[edge["made"]["fit"]]["cmc@1"]["value"] == max(t["cmc@1"]["value"] for t in tried.values())
+            assert edge["made"]["left_out"] == {"low_rank": "rank must be 1 to 4, not 64"}
         assert routes(served, asking, many["0"], k=2) == {(served_as,)}
         assert edge == served.http.get(f"/edges/other/v1/{served_as}").json()
         assert key(edge) in {("other", e["old"], e["kind"]) for e in served.http.get("/versions/other").json()["edges"]}
@@ -92,6 +101,7 @@ BAD_FITS: list[tuple[dict[str, Any], int, str, str]] = [
     ({"kind": "magic"}, 422, "invalid_request", "/kind"),
     ({"kind": "slerp"}, 422, "invalid_argument", "/kind"),
     ({"kind": "slerp", "label": "label", "sample": 10_001}, 422, "invalid_argument", "/sample"),
+    ({"kind": "auto", "options": {"rank": 3}}, 422, "invalid_argument", "/options/rank"),
     ({"options": {"rank": 3}}, 422, "invalid_argument", "/options/rank"),
     ({"kind": "low_rank", "options": {"rank": 2.5}}, 422, "invalid_argument", "/options/rank"),
     ({"kind": "low_rank", "options": {"rank": 99}}, 422, "invalid_argument", "/options/rank"),

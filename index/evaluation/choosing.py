@@ -1,0 +1,203 @@
+"""Which kind of adapter to fit on given pairs, whether more pairs would help, and what to make of it, in words.
+
+A kind is chosen on a part of the fitting share: a fifth of it is held out once more, every kind is fitted on the rest
+and measured with that fifth. The pairs that measure the edge in the end have no say in it, so that what is reported of
+the chosen kind is as unbiased as of a kind that was named. What the kinds reached while choosing is told apart from it,
+and of several the best is told a little too well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from index.errors import InvalidArgument
+from index.evaluation.adapters import Affine, SlerpAdapter
+from index.evaluation.fitting import MOST_COMPARED, Pairs, measure, split_pairs
+from index.evaluation.metrics import MEAN_AP, Retrieval, paired_bootstrap
+from index.space import Vectors, space_from_json
+from index.transform import normalise_or_zero
+from index.version import Card, Score
+
+AUTO = "auto"
+"""Asked for in the place of a kind: the best of all is chosen."""
+METRIC = "cmc@1"
+SHARES = (4, 2)
+"""The curve's points before the last: a quarter and half of the pairs fitted on."""
+WORTH = 0.01
+"""A last doubling that gained surely less than this is told as not worth another."""
+
+Search = Callable[[Vectors, Vectors], Vectors]
+"""Queries of the new version (Q, M), the same by the old one (Q, N) -> what searches old items (Q, N)."""
+Fit = Callable[[str, Pairs], Search]
+"""Fits a kind on pairs. Raises InvalidArgument where it cannot be fitted on them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The kind chosen, what each reached on the pairs held out to choose by, and why the others were not tried."""
+
+    kind: str
+    reached: Mapping[str, Retrieval]
+    left_out: Mapping[str, str]
+
+    def as_json(self) -> dict[str, Any]:
+        """`tried`: metric by kind; `left_out`: why, by kind."""
+        tried = {
+            kind: {metric: vars(measured.interval(metric)) for metric in (METRIC, MEAN_AP)}
+            for kind, measured in self.reached.items()
+        }
+        return {"tried": tried, "left_out": dict(self.left_out)}
+
+    def in_words(self) -> str:
+        """The best beside the next best, and whether chance may have decided."""
+        best = self.reached[self.kind]
+        others = sorted((kind for kind in self.reached if kind != self.kind), key=lambda kind: -best_of(self, kind)[0])
+        if not others:
+            return f"{self.kind} is the only kind that could be fitted."
+        ahead = gained(best, self.reached[others[0]])
+        sure = "" if ahead.low > 0 else ", which may be chance"
+        return f"{self.kind} was chosen, {ahead.value:.1%} of queries ahead of {others[0]}{sure}."
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """What a kind reaches on the same queries when it is fitted on some of the pairs, then on all of them.
+
+    Attributes:
+        scores: pairs fitted on -> CMC@1, fewest pairs first.
+        queries: how many measured them.
+        doubled: what the last doubling gained, paired over queries; None where there were too few pairs to halve.
+    """
+
+    scores: Mapping[int, Score]
+    queries: int
+    doubled: Score | None
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """A point for each number of pairs."""
+        return [{"pairs": count, METRIC: vars(score)} for count, score in self.scores.items()]
+
+    def in_words(self) -> str:
+        """Whether more pairs would help."""
+        if self.doubled is None:
+            return "Too few pairs to say whether more would help."
+        half, every = list(self.scores)[-2:]
+        told = f"from {half} to {every} pairs it gained {_interval(self.doubled)}"
+        if self.doubled.low > 0:
+            return f"More pairs would probably help: {told}."
+        # What none of n queries shows can still happen to 3 in n (rule of three, 95 %): resampling does not see it.
+        if max(self.doubled.high, 3 / self.queries) < WORTH:
+            return f"More pairs would hardly help: {told}."
+        return f"Whether more pairs would help cannot be told: {told}."
+
+
+def best_of(choice: Choice, kind: str) -> tuple[float, float]:
+    """What kinds are ordered by: CMC@1, ties by mAP."""
+    measured = choice.reached[kind]
+    return measured.mean(METRIC), measured.mean(MEAN_AP)
+
+
+def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: int = 0) -> Choice:
+    """Fit every kind on four fifths of the fitting share and measure it with the fifth; best by CMC@1, ties by mAP.
+
+    Args:
+        kinds: the simplest first; of equals the first is chosen.
+        fit: of one kind.
+        pairs: of `split_pairs`; its queries are not looked at.
+        old: the older version's card.
+        seed: of the split.
+
+    Raises:
+        InvalidArgument: no query to choose by has a right item, or no kind could be fitted.
+    """
+    inner = split_pairs(pairs.new_SM, pairs.old_SN, pairs.labels_S, seed)
+    if not inner.matching.valid.any():
+        raise InvalidArgument(f"kind {AUTO} has too few pairs of one label to choose by; name a kind", pointer="/kind")
+    reached: dict[str, Retrieval] = {}
+    left_out: dict[str, str] = {}
+    for kind in kinds:
+        try:
+            _check_fits(kind, pairs, old)
+            reached[kind] = measure(fit(kind, inner)(inner.new_QM, inner.old_QN), inner, old)
+        except InvalidArgument as error:
+            left_out[kind] = error.message
+    if not reached:
+        raise InvalidArgument(f"no kind can be fitted: {left_out}", pointer="/kind")
+    found = Choice("", reached, left_out)
+    return replace(found, kind=max(reached, key=lambda kind: best_of(found, kind)))
+
+
+def learning_curve(kind: str, fit: Fit, pairs: Pairs, old: Card, whole: Retrieval) -> LearningCurve:
+    """Fit on a quarter and on half of the pairs, and measure with the same queries that measured the edge.
+
+    Nothing is chosen by the curve, so the queries stay unbiased.
+
+    Args:
+        kind: what was fitted.
+        fit: of one kind.
+        pairs: what it was fitted on and measured with.
+        old: the older version's card.
+        whole: what the edge, fitted on all of them, reached.
+    """
+    points: dict[int, Retrieval] = {}
+    for count in (len(pairs.new_SM) // share for share in SHARES):
+        if count >= 2:
+            labels_S = None if pairs.labels_S is None else pairs.labels_S[:count]
+            fewer = replace(pairs, new_SM=pairs.new_SM[:count], old_SN=pairs.old_SN[:count], labels_S=labels_S)
+            points[count] = measure(fit(kind, fewer)(pairs.new_QM, pairs.old_QN), pairs, old)
+    doubled = gained(whole, points[max(points)]) if points else None
+    points[len(pairs.new_SM)] = whole
+    return LearningCurve(
+        {count: measured.interval(METRIC) for count, measured in points.items()}, int(whole.valid.sum()), doubled
+    )
+
+
+def gained(better: Retrieval, worse: Retrieval) -> Score:
+    """Paired bootstrap of a difference in CMC@1 over the queries valid on both sides."""
+    both = better.valid & worse.valid
+    return paired_bootstrap(better.per_query(METRIC)[both], worse.per_query(METRIC)[both])
+
+
+def recommendation(kind: str, new_old: Retrieval, old_old: Retrieval | None) -> str:
+    """What to make of a measured edge.
+
+    Args:
+        kind: what was fitted.
+        new_old: what queries along the edge reached.
+        old_old: what the old version's own queries reached; None without labels, where each finds itself.
+    """
+    cost = " Each query is encoded by both versions." if kind == "slerp" else ""
+    if old_old is None:
+        found = f"{new_old.mean(METRIC):.1%} of held-out queries find their own item first"
+        return f"{found}; labels, or a gate, would tell whether what is alike is found.{cost}"
+    gain = gained(new_old, old_old)
+    told = f"new queries against the old version's own, among old items: {_interval(gain)}"
+    if gain.low > 0:
+        return f"Worth deploying: {told}.{cost}"
+    if gain.high < 0:
+        return f"Old items are found worse until a backfill moves them: {told}.{cost}"
+    return f"As good as before, as far as {int(new_old.valid.sum())} queries tell: {told}.{cost}"
+
+
+def searching(adapter: Affine | SlerpAdapter, old: Card) -> Search:
+    """What the adapter makes of queries once it is served, without its files."""
+    if isinstance(adapter, SlerpAdapter):
+        return adapter
+    space = space_from_json(old.space)
+    return lambda new_QM, _: normalise_or_zero(space, adapter(new_QM))
+
+
+def _check_fits(kind: str, pairs: Pairs, old: Card) -> None:
+    """Raise InvalidArgument where a kind could be fitted but would not serve, or would take too long."""
+    if kind != "slerp":
+        return
+    if not old.encoder:
+        raise InvalidArgument(f"needs queries by the encoder of {old.name!r}, which has none", pointer="/kind")
+    if len(pairs.new_SM) > MOST_COMPARED:
+        raise InvalidArgument(f"takes at most {MOST_COMPARED} pairs", pointer="/kind")
+
+
+def _interval(score: Score) -> str:
+    return f"{score.value:+.1%} [{score.low:+.1%}, {score.high:+.1%}]"

@@ -1,0 +1,110 @@
+"""Choosing among kinds on a part of the fitting share, and what more pairs would gain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from index.errors import InvalidArgument
+from index.evaluation.choosing import Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.fitting import FITS, Pairs, fit_adapter, measure, split_pairs
+from index.evaluation.metrics import Retrieval
+from index.space import Cosine
+from index.version import ENCODER, Card
+
+OLD, NEW = Card("v1", 8, {"kind": "cosine"}, files={ENCODER: "0" * 64}), Card("v2", 8, {"kind": "cosine"})
+BARE = replace(OLD, files={})
+
+
+def search(kind: str, pairs: Pairs) -> Search:
+    return searching(fit_adapter(kind, pairs, NEW, OLD, {"rank": 2} if kind == "low_rank" else {}), OLD)
+
+
+def drawn(linear: Callable[[np.random.Generator], np.ndarray], count: int = 300, labelled: bool = False) -> Pairs:
+    """Pairs whose old side is a linear map of the new one, with some noise."""
+    generator = np.random.default_rng(0)
+    new = generator.standard_normal((count, 8))
+    old = new @ linear(generator) + 0.05 * generator.standard_normal((count, 8))
+    unit = [Cosine().normalise(x.astype(np.float32)) for x in (new, old)]
+    return split_pairs(*unit, np.arange(count) % 3 if labelled else None)
+
+
+def rotation(generator: np.random.Generator) -> np.ndarray:
+    return np.linalg.qr(generator.standard_normal((8, 8)))[0]
+
+
+def stretched(generator: np.random.Generator) -> np.ndarray:
+    return rotation(generator) * np.geomspace(0.2, 5, 8)
+
+
+def test_the_kind_that_suits_is_chosen_and_holds_on_pairs_that_nobody_saw() -> None:
+    for linear, expected in ((rotation, {"procrustes", "ridge"}), (stretched, {"ridge"})):
+        pairs = drawn(linear)
+        choice = choose_kind(FITS, search, pairs, OLD)
+        hidden = {kind: measure(search(kind, pairs)(pairs.new_QM, pairs.old_QN), pairs, OLD) for kind in choice.reached}
+
+        assert choice.kind in expected
+        assert hidden[choice.kind].cmc(1) >= max(measured.cmc(1) for measured in hidden.values()) - 0.02
+        assert set(choice.reached) == {"procrustes", "ridge", "low_rank"}
+        assert "slerp" in choice.left_out
+        assert choice.in_words().startswith(f"{choice.kind} was chosen")
+
+
+def test_the_pairs_that_measure_have_no_say_in_the_choice() -> None:
+    pairs = drawn(stretched)
+    blind = replace(pairs, new_QM=np.zeros_like(pairs.new_QM), new_items_IM=np.zeros_like(pairs.new_items_IM))
+
+    one, other = (choose_kind(FITS, search, some, OLD) for some in (pairs, blind))
+
+    assert one.as_json() == other.as_json()
+    assert len(next(iter(one.reached.values())).valid) == len(pairs.new_SM) // 5
+
+
+def test_what_would_not_serve_is_left_out_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = drawn(rotation, labelled=True)
+    assert set(choose_kind(FITS, search, pairs, OLD).reached) == set(FITS)
+    assert "has none" in choose_kind(FITS, search, pairs, BARE).left_out["slerp"]
+    monkeypatch.setattr("index.evaluation.choosing.MOST_COMPARED", 100)
+    assert "at most 100" in choose_kind(FITS, search, pairs, OLD).left_out["slerp"]
+    lone = replace(pairs, labels_S=np.arange(len(pairs.new_SM)))
+    with pytest.raises(InvalidArgument, match="too few pairs of one label"):
+        choose_kind(FITS, search, lone, OLD)
+    with pytest.raises(InvalidArgument, match="no kind can be fitted"):
+        choose_kind(["slerp"], search, pairs, BARE)
+
+
+def test_a_curve_ends_in_what_was_measured_and_says_whether_more_would_help() -> None:
+    for count, mixed_up, told in ((2000, 0, "hardly help"), (40, 0, "cannot be told"), (2000, 800, "probably help")):
+        pairs = drawn(rotation, count)
+        halved = replace(pairs, new_SM=np.concatenate([pairs.new_SM[:mixed_up][::-1], pairs.new_SM[mixed_up:]]))
+        whole = measure(search("ridge", pairs)(pairs.new_QM, pairs.old_QN), pairs, OLD)
+        curve = learning_curve("ridge", search, halved, OLD, whole)
+
+        fitted = len(pairs.new_SM)
+        assert list(curve.scores) == [fitted // 4, fitted // 2, fitted]
+        assert curve.as_json()[-1]["cmc@1"]["value"] == pytest.approx(whole.cmc(1))
+        assert told in curve.in_words()
+    tiny = replace(pairs, new_SM=pairs.new_SM[:3], old_SN=pairs.old_SN[:3])
+    assert "Too few pairs" in learning_curve("ridge", search, tiny, OLD, whole).in_words()
+
+
+def ranked(right: float) -> Retrieval:
+    hit = np.arange(200) < 200 * right
+    return Retrieval({1: hit}, hit.astype(float), np.ones(200, bool))
+
+
+@pytest.mark.parametrize(
+    ("kind", "new_old", "old_old", "told"),
+    [
+        ("ridge", 0.9, 0.5, "Worth deploying"),
+        ("ridge", 0.5, 0.9, "found worse"),
+        ("ridge", 0.5, 0.5, "As good as before"),
+        ("ridge", 0.5, None, "find their own item first"),
+        ("slerp", 0.9, 0.5, "encoded by both"),
+    ],
+)
+def test_a_measured_edge_is_judged_in_words(kind: str, new_old: float, old_old: float | None, told: str) -> None:
+    assert told in recommendation(kind, ranked(new_old), None if old_old is None else ranked(old_old))
