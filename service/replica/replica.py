@@ -1,9 +1,8 @@
 """The replica: the galleries that were asked for, each loaded then and kept at what the database says.
 
-`refresh` reads one snapshot - current version and changed
-items - and applies it as one step. A
-thread looks for news of other processes; this process calls `refresh` after its own writes, so that
-whoever wrote reads it back.
+`refresh` reads one snapshot - current version and changed items - and applies it as one step. A thread looks for news
+of other processes; this process calls `refresh` after its own writes, so that whoever wrote reads it back, or `take`
+with what it has added, which is then not read.
 """
 
 from __future__ import annotations
