@@ -58,6 +58,14 @@ def read_recipe(path: Path) -> Recipe:
     return replace(recipe, name=name, summary=f"from {path.name}")
 
 
+def base_of(given: str) -> Recipe | None:
+    """The recipe that one starts from, given as for `named_or_read`: itself, or what a file says `from` which."""
+    if not given.endswith(SUFFIX):
+        return find_recipe(given)
+    read = _read(Path(given))
+    return find_recipe(_text(read, "from")) if "from" in read else None
+
+
 def named_or_read(given: str) -> Recipe:
     """The recipe of that name or, where it ends in `.toml`, of that file. Raises as `find_recipe` and `read_recipe`."""
     return read_recipe(Path(given)) if given.endswith(SUFFIX) else find_recipe(given)

@@ -20,6 +20,7 @@ from index.version import CARD
 from training.data import Data
 from training.methods import method_options
 from training.recipes import Recipe
+from training.references import References
 from training.train import recipe_data, train
 from training.validation import hold_out
 
@@ -48,7 +49,13 @@ class Trial:
         return " ".join(f"{name}={value:g}" for name, value in self.recipe.options.items() if name.endswith("weight"))
 
 
-def sweep(recipe: Recipe, trials: int, out: Path, say: Callable[[Trial], None] = lambda _: None) -> list[Trial]:
+def sweep(
+    recipe: Recipe,
+    trials: int,
+    out: Path,
+    say: Callable[[Trial], None] = lambda _: None,
+    references: References | None = None,
+) -> list[Trial]:
     """Train so many settings; what an earlier call trained into `out` is read.
 
     Args:
@@ -56,6 +63,7 @@ def sweep(recipe: Recipe, trials: int, out: Path, say: Callable[[Trial], None] =
         trials: how many settings, the recipe's own among them.
         out: a folder for the versions.
         say: told of each trial when it is measured.
+        references: as for `training.train.train`.
 
     Returns:
         The trials, the best one first.
@@ -76,7 +84,7 @@ def sweep(recipe: Recipe, trials: int, out: Path, say: Callable[[Trial], None] =
     measured_on = Data(kept, held, held, same=True, names=data.names, stored=data.stored)
     made = []
     for place, setting in enumerate(settings(recipe, trials)):
-        made.append(_trial(setting, out / f"trial-{place}", measured_on))
+        made.append(_trial(setting, out / f"trial-{place}", measured_on, references))
         say(made[-1])
     return sorted(made, key=lambda trial: -trial.new_old)
 
@@ -99,8 +107,8 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
         yield replace(recipe, options={**recipe.options, **drawn})
 
 
-def _trial(recipe: Recipe, out: Path, data: Data) -> Trial:
+def _trial(recipe: Recipe, out: Path, data: Data, references: References | None) -> Trial:
     if not ((out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()):
-        train(recipe, out, progress=False, data=data)
+        train(recipe, out, progress=False, data=data, references=references)
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))

@@ -24,6 +24,7 @@ from training.losses import UNKNOWN, class_means, class_radii
 from training.method import Old
 from training.module import PsiTraining, Training
 from training.recipes import RECIPES, Recipe, find_recipe
+from training.references import FIELDS, References, differences, referred
 from training.report import report_version
 from training.side_information import KINDS, Psi, build_psi, recipe_of_psi
 from training.sources import load_data
@@ -35,7 +36,13 @@ RUNS = Path("runs")
 """Where versions go that a recipe needs and names by their recipe."""
 
 
-def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = None) -> Path:
+def train(
+    recipe: Recipe,
+    out: Path,
+    progress: bool = True,
+    data: Data | None = None,
+    references: References | None = None,
+) -> Path:
     """Train a version, measure it, and export it.
 
     A training that was stopped goes on from its last finished epoch, and ends as if it had not been stopped. Processes
@@ -46,6 +53,7 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
         out: the version folder to write; its name becomes the version's. A version folder that exists is replaced.
         progress: show a progress bar, print the report, and keep it (as HTML) and logs (TensorBoard, CSV) beside `out`.
         data: what `recipe_data` gives for the recipe, from whoever has read it already.
+        references: what `training.references` made of the recipes that this one names; None: what goes with it.
 
     Returns:
         `out`.
@@ -56,10 +64,11 @@ def train(recipe: Recipe, out: Path, progress: bool = True, data: Data | None = 
         KeyboardInterrupt: stopped by Ctrl-C; likewise.
     """
     data = data or recipe_data(recipe)
-    old = load_old(recipe, progress)
+    references = {**referred_of(recipe), **(references or {})}
+    old = load_old(recipe, progress, references)
     check_target(out, None if old is None else old.version)
-    check_sizes(recipe, old, data)
-    independent = load_reference(recipe, "independent", progress)
+    check_sizes(recipe, old, data, references)
+    independent = load_reference(recipe, "independent", progress, references)
 
     lightning.seed_everything(recipe.seed, verbose=False)
     described = None if old is None else describe(old, data)
@@ -108,20 +117,23 @@ def recipe_data(recipe: Recipe) -> Data:
     return data
 
 
-def load_old(recipe: Recipe, progress: bool) -> Trained | StoredVersion | None:
+def referred_of(recipe: Recipe) -> References:
+    """The recipes that a recipe names, as they go with it."""
+    return {field: referred(recipe, field) for field in FIELDS if getattr(recipe, field) in RECIPES}
+
+
+def load_old(recipe: Recipe, progress: bool, references: References) -> Trained | StoredVersion | None:
     """The old version, in torch, or as embeddings: a file's, or those its encoder.onnx made where it has no weights.
 
     Raises as `load_reference`.
     """
     if recipe.old_embeddings or encodes_alone(recipe.old):
         return open_stored(recipe.old)
-    return load_reference(recipe, "old", progress)
+    return load_reference(recipe, "old", progress, references)
 
 
-def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None:
+def load_reference(recipe: Recipe, field: str, progress: bool, references: References) -> Trained | None:
     """A version that training looks at: a version folder, or a recipe, trained into `RUNS` unless it is there.
-
-    A recipe on the same source is trained on the same root.
 
     Raises:
         InvalidArgument: neither.
@@ -130,10 +142,8 @@ def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None
     reference: str = getattr(recipe, field)
     if not reference:
         return None
-    if reference in RECIPES:
-        wanted = find_recipe(reference)
-        wanted = replace(wanted, root=recipe.root) if wanted.data == recipe.data else wanted
-        return Trained.load(run_of(wanted, progress))
+    if field in references:
+        return Trained.load(run_of(references[field], progress))
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
             f"{field}={reference} is neither a version folder nor a recipe ({', '.join(RECIPES)}); "
@@ -143,31 +153,41 @@ def load_reference(recipe: Recipe, field: str, progress: bool) -> Trained | None
     return Trained.load(Path(reference))
 
 
-def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data) -> None:
+def check_sizes(recipe: Recipe, old: Trained | StoredVersion | None, data: Data, references: References) -> None:
     """Refuse sizes and options that cannot work before hours go into an independent version.
 
     Raises:
         InvalidArgument: from the method; names what would work.
     """
     blank = None if old is None else blank_old(len(data.classes), old.dim, old.side_dim, old.space)
-    build_method(recipe, len(data.classes), blank, planned_dim(recipe))
+    build_method(recipe, len(data.classes), blank, planned_dim(recipe, references))
 
 
-def planned_dim(recipe: Recipe) -> int | None:
+def planned_dim(recipe: Recipe, references: References) -> int | None:
     """Dimension of the independent version before it is trained; 0 without one, None where nothing tells."""
     if not recipe.independent:
         return 0
-    if recipe.independent in RECIPES:
-        return find_recipe(recipe.independent).dim
+    if "independent" in references:
+        return references["independent"].dim
     folder = Path(recipe.independent)
     return load_version(folder).card.dim if (folder / CARD).is_file() else None
 
 
 def run_of(recipe: Recipe, progress: bool) -> Path:
-    """The recipe's version below `RUNS`, trained now unless the one that is there was made by this very recipe."""
+    """The recipe's version below `RUNS`, trained now unless the one that is there was made by this very recipe.
+
+    With `progress`, says which of both, and what differs: from the one that is there, else from the recipe by name.
+    """
     out = RUNS / recipe.name
-    made = (out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()
-    return out if made else train(recipe, out, progress)
+    there = load_version(out).card.recipe if (out / CARD).is_file() else None
+    if there == recipe.as_json():
+        said = f"{out} is used as it is"
+    else:
+        changed = ", ".join(differences(recipe, there or find_recipe(recipe.name).as_json()))
+        said = f"{out} is trained {'again' if there else 'first'}{f', with {changed}' if changed else ''}"
+    if progress and processes.leads():
+        print(said)
+    return out if there == recipe.as_json() else train(recipe, out, progress)
 
 
 def new_backbone(recipe: Recipe) -> nn.Module:

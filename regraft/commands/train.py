@@ -53,18 +53,20 @@ def train(
 
         own = recipe.endswith(".toml")
         named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
-        from training.overrides import with_overrides
         from training.processes import leads, part
-        from training.recipe_file import read_recipe, write_recipe
+        from training.recipe_file import base_of, read_recipe, write_recipe
+        from training.references import of_others, with_settings
         from training.train import RUNS
         from training.train import train as train_version
 
-        chosen = with_overrides(named or read_recipe(Path(recipe)), settings or [])
+        chosen, references = with_settings(named or read_recipe(Path(recipe)), settings or [], base_of(recipe))
         if save is not None:
+            if of_others(settings or []):
+                raise InvalidArgument(f"--save keeps this recipe alone, without {of_others(settings or [])[0]}")
             out.print(f"wrote {write_recipe(chosen, save)}; `regraft train {save}` trains it")
             return
         try:
-            written = train_version(chosen, target or RUNS / chosen.name)
+            written = train_version(chosen, target or RUNS / chosen.name, references=references)
         except KeyboardInterrupt:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None

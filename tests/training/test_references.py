@@ -1,0 +1,96 @@
+"""What `--set` reaches of the recipes that a recipe depends on, and what is said of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from index.errors import InvalidArgument
+from index.folder import load_version
+from training import train as path
+from training.recipe_file import base_of, read_recipe
+from training.recipes import find_recipe, recipe_from_json
+from training.references import with_settings
+
+
+def test_images_and_machine_are_the_same_for_all_and_the_rest_stays() -> None:
+    name, settings = (
+        "cifar100_small_bt2",
+        ["data=folders", "root=X", "precision=bf16-mixed", "epochs=2", "backbone=small"],
+    )
+    recipe, references = with_settings(find_recipe(name), settings)
+
+    assert set(references) == {"old", "independent"}
+    for field, made in references.items():
+        named = find_recipe(getattr(recipe, field))
+        assert made == replace(named, data="folders", root="X", precision="bf16-mixed")
+
+
+def test_an_encoder_that_is_taken_over_is_trained_as_the_recipe_says() -> None:
+    settings = ["backbone=timm/resnet18", "dim=9", "space=l2", "preprocess.height=40", "rate=7"]
+    recipe, references = with_settings(find_recipe("cifar100_small_fct"), settings)
+    old, new = references["old"], references["independent"]
+
+    assert (new.backbone, new.dim, new.space, new.preprocess) == (recipe.backbone, 9, "l2", recipe.preprocess)
+    assert new.rate == find_recipe(recipe.independent).rate
+    assert old == find_recipe(recipe.old)
+
+
+def test_a_reference_is_set_by_its_field() -> None:
+    settings = ["old.epochs=3", "independent.seed=8", "old.preprocess.height=20", "old.root=elsewhere"]
+    recipe, references = with_settings(find_recipe("folders_bt2"), [*settings, "root=X"])
+
+    assert (references["old"].epochs, references["old"].preprocess.height, references["old"].root) == (
+        3,
+        20,
+        "elsewhere",
+    )
+    assert (references["independent"].seed, references["independent"].root) == (8, "X")
+    assert (recipe.epochs, recipe.seed) == (find_recipe("folders_bt2").epochs, find_recipe("folders_bt2").seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "said"),
+    [
+        ("folders_v1", "old.epochs=3", "old.epochs=3 changes a recipe, and old=.none. names none"),
+        ("digits_bct", "old.epochs=3", "and old=examples/v1 names none"),
+        ("folders_bct", "old.colour=3", "recipe folders_v1 has no field 'colour'; legal: "),
+        ("folders_bct", "old.epochs", "field=value, not 'epochs'"),
+    ],
+)
+def test_what_reaches_nothing_is_refused(name: str, setting: str, said: str) -> None:
+    with pytest.raises(InvalidArgument, match=said):
+        with_settings(find_recipe(name), [setting])
+
+
+def test_a_file_passes_on_what_it_changes(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text('from = "cifar100_small_bct"\ndata = "folders"\nroot = "X"\nepochs = 2\n')
+    _, references = with_settings(read_recipe(file), ["workers=3"], base_of(str(file)))
+
+    old = references["old"]
+    assert (old.data, old.root, old.workers) == ("folders", "X", 3)
+    assert old.epochs == find_recipe("cifar100_small_v1").epochs
+
+
+def test_it_is_said_what_is_trained_first_and_with_what(
+    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = tmp_path / "runs"
+    monkeypatch.setattr(path, "RUNS", runs)
+    monkeypatch.setattr(path, "train", lambda recipe, out, progress: v1)
+    there = recipe_from_json(load_version(v1).card.recipe)
+    path.run_of(replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
+    runs.mkdir()
+    (runs / "digits_v1").symlink_to(v1)
+    path.run_of(replace(there, rate=7.0), progress=True)
+    path.run_of(there, progress=True)
+
+    out = runs / "digits_v1"
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out} is trained first, with root=X, epochs=1",
+        f"{out} is trained again, with rate=7.0",
+        f"{out} is used as it is",
+    ]
