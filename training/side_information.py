@@ -27,6 +27,7 @@ from training.gather import gather
 from training.heads import HEADS
 from training.method import Classifier
 from training.recipes import Recipe
+from training.transforms import blown_up
 
 NONE = "none"
 SIGN_MARGIN = 1e-4
@@ -87,21 +88,32 @@ class SimClr(Objective):
     Args:
         dim: S.
         temperature: of NT-Xent.
+        crops: further views, of which a random quarter is seen, at the size of the whole; each is compared with both
+            whole views (multi-crop, Caron 2020, arXiv 2006.09882, section 3.3).
     """
 
-    views = 2
-
-    def __init__(self, dim: int, temperature: float) -> None:
+    def __init__(self, dim: int, temperature: float, crops: int = 0) -> None:
         super().__init__()
+        self.views = 2 + crops
         self.project = nn.Sequential(nn.ReLU(), nn.Linear(dim, dim))
         self.temperature = temperature
 
     def forward(self, backbone: nn.Module, image_BCHW: Tensor, label_B: Tensor) -> Tensor:
-        """NT-Xent over the images of all processes."""
-        first_BS, second_BS = self.project(backbone(image_BCHW).float()).chunk(2)
+        """NT-Xent over the images of all processes, the mean over the pairs of views."""
+        whole = 2 * (len(image_BCHW) // self.views)
+        seen_BCHW = torch.cat([image_BCHW[:whole], quarters(image_BCHW[whole:])]) if self.views > 2 else image_BCHW
+        views = self.project(backbone(seen_BCHW).float()).chunk(self.views)
         if torch.distributed.is_available() and torch.distributed.is_initialized():
-            first_BS, second_BS = gather(first_BS), gather(second_BS)
-        return nt_xent(first_BS, second_BS, self.temperature)
+            views = tuple(gather(view_BS) for view_BS in views)
+        pairs = [(views[0], views[1]), *itertools.product(views[:2], views[2:])]
+        return torch.stack([nt_xent(one_BS, other_BS, self.temperature) for one_BS, other_BS in pairs]).mean()
+
+
+def quarters(image_BCHW: Tensor) -> Tensor:
+    """A random quarter of each image, half its height and half its width, at the image's size."""
+    top_B, left_B = 0.5 * torch.rand(2, len(image_BCHW), device=image_BCHW.device)
+    half_B = torch.full_like(top_B, 0.5)
+    return blown_up(image_BCHW, top_B, left_B, half_B, half_B)
 
 
 class Autoencoder(Objective):
@@ -157,7 +169,7 @@ class Alternate(Objective):
 def _simclr(recipe: Recipe, classes: int) -> Objective:  # noqa: ARG001
     if recipe.augment == "none":
         raise InvalidArgument("side=simclr needs two views of an image: set side_augment", pointer="/side_augment")
-    return SimClr(dim_of(recipe), recipe.side_temperature)
+    return SimClr(dim_of(recipe), recipe.side_temperature, recipe.side_crops)
 
 
 def _autoencoder(recipe: Recipe, classes: int) -> Objective:  # noqa: ARG001
@@ -189,6 +201,10 @@ def check_side(recipe: Recipe) -> None:
         raise InvalidArgument(f"side must be one of {', '.join((NONE, *KINDS))}, not {recipe.side!r}", pointer="/side")
     if recipe.side_dim < 0:
         raise InvalidArgument(f"side_dim must be 0 (as dim) or more, not {recipe.side_dim}", pointer="/side_dim")
+    if recipe.side_crops < 0 or (recipe.side_crops and recipe.side != "simclr"):
+        raise InvalidArgument(
+            f"side_crops must be 0, or more with side=simclr, not {recipe.side_crops}", pointer="/side_crops"
+        )
     if not recipe.side_temperature > 0:
         raise InvalidArgument(
             f"side_temperature must be above 0, not {recipe.side_temperature}", pointer="/side_temperature"

@@ -22,9 +22,12 @@ from torchvision.transforms import v2
 from index.errors import InvalidArgument
 from index.image import centre
 from index.version import Preprocess
+from training.colours import jitter
 
 TURN, SHIFT, ZOOM = math.radians(10), 0.1, 0.1
 """Largest rotation, shift as a share of the side, and change of size of `shift`."""
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""What part of an image a resized crop shows, and its width over its height; as torchvision's."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,32 @@ def crop_flip(image_BCHW: Tensor) -> Tensor:
     return flip(crop(image_BCHW))
 
 
+def resized_crop(image_BCHW: Tensor) -> Tensor:
+    """A random part of each image, blown up to its size: for images that have the encoder's size already."""
+    count, _, height, width = image_BCHW.shape
+    area_B, ratio_B, across_B, down_B = torch.rand(4, count, device=image_BCHW.device)
+    size_B = (AREA[0] + (AREA[1] - AREA[0]) * area_B).sqrt()
+    skew_B = (math.log(RATIO[0]) + (math.log(RATIO[1]) - math.log(RATIO[0])) * ratio_B).exp()
+    skew_B = (skew_B * height / width).sqrt()  # both sizes are shares of their sides
+    high_B, wide_B = (size_B / skew_B).clamp(max=1), (size_B * skew_B).clamp(max=1)
+    return blown_up(image_BCHW, (1 - high_B) * down_B, (1 - wide_B) * across_B, high_B, wide_B)
+
+
+def resized_crop_flip(image_BCHW: Tensor) -> Tensor:
+    """Random parts, mirrored or not."""
+    return flip(resized_crop(image_BCHW))
+
+
+def resized_crop_jitter(image_BCHW: Tensor) -> Tensor:
+    """Random parts, mirrored or not, in other colours: SimCLR's."""
+    return jitter(flip(resized_crop(image_BCHW)))
+
+
+def flip_jitter(image_BCHW: Tensor) -> Tensor:
+    """Mirrored or not, in other colours."""
+    return jitter(flip(image_BCHW))
+
+
 def shift(image_BCHW: Tensor) -> Tensor:
     """Small rotations, shifts and changes of size, for handwriting: a mirrored 3 is no 3."""
     count = len(image_BCHW)
@@ -102,6 +131,15 @@ def cropped(image_BCHW: Tensor, top_B: Tensor, left_B: Tensor, height: int, widt
     """From each image the window of this size whose first corner is (top, left)."""
     every_window = image_BCHW.unfold(2, height, 1).unfold(3, width, 1)  # (B, C, tops, lefts, H, W), a view
     return every_window[torch.arange(len(image_BCHW), device=top_B.device), :, top_B, left_B]
+
+
+def blown_up(image_BCHW: Tensor, top_B: Tensor, left_B: Tensor, high_B: Tensor, wide_B: Tensor) -> Tensor:
+    """From each image the part with this first corner and size, all as shares of its sides, at the image's size."""
+    zero_B = torch.zeros_like(top_B)
+    x_B3 = torch.stack([wide_B, zero_B, 2 * left_B + wide_B - 1], dim=1)
+    y_B3 = torch.stack([zero_B, high_B, 2 * top_B + high_B - 1], dim=1)
+    grid = F.affine_grid(torch.stack([x_B3, y_B3], dim=1), list(image_BCHW.shape), align_corners=False)
+    return F.grid_sample(image_BCHW, grid, padding_mode="border", align_corners=False)
 
 
 def moved(image_BCHW: Tensor, turn_B: Tensor, zoom_B: Tensor, across_B: Tensor, down_B: Tensor) -> Tensor:
@@ -142,4 +180,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "flip": Augmentation(flip),
     "crop_flip": Augmentation(crop_flip),
     "resized_crop_flip": Augmentation(flip, size=_resized_crop),
+    "resized_crop_jitter": Augmentation(flip_jitter, size=_resized_crop),
+    "small_crop_flip": Augmentation(resized_crop_flip),
+    "small_crop_jitter": Augmentation(resized_crop_jitter),
 }

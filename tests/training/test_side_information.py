@@ -13,6 +13,7 @@ from torch import nn
 from index.errors import InvalidArgument
 from tensors import draw
 from training.batching import training_batches
+from training.contrasts import nt_xent
 from training.heads import Softmax
 from training.method import Classifier
 from training.recipes import Recipe, find_recipe
@@ -48,6 +49,25 @@ def test_simclr_pulls_the_two_views_of_an_image_together() -> None:
         near = {other: np.exp(unit[row] @ unit[other] / 0.5) for other in range(8) if other != row}
         losses.append(-np.log(near[(row + 4) % 8] / sum(near.values())))
     assert made == pytest.approx(np.mean(losses), rel=1e-5)
+
+
+def test_further_crops_are_compared_with_both_whole_views() -> None:
+    torch.manual_seed(0)
+    objective, image_VCHW = SimClr(3, 0.5, crops=2), draw(16, 3, 4, 4)
+    seen: list[torch.Tensor] = []
+
+    def backbone(images: torch.Tensor) -> torch.Tensor:
+        seen.append(images)
+        return images.mean((2, 3))
+
+    made = objective(backbone, image_VCHW, torch.zeros(16, dtype=torch.long))
+    views = objective.project(seen[0].mean((2, 3))).chunk(4)
+
+    assert objective.views == 4
+    assert torch.equal(seen[0][:8], image_VCHW[:8])
+    assert not torch.isclose(seen[0][8:], image_VCHW[8:]).flatten(1).all(1).any()
+    pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3)]
+    torch.testing.assert_close(made, sum(nt_xent(views[a], views[b], 0.5) for a, b in pairs) / 5)
 
 
 def test_the_autoencoder_sees_nothing_but_psi_of_an_image() -> None:
@@ -136,6 +156,8 @@ def test_psi_is_trained_as_the_encoder_but_for_what_the_recipe_says() -> None:
     [
         ({"side": "magic"}, "side must be one of none, simclr, autoencoder, alternate, alternate_mixup, not 'magic'"),
         ({"side_dim": -1}, "side_dim must be 0"),
+        ({"side_crops": -1}, "side_crops must be 0, or more with side=simclr"),
+        ({"side_crops": 2, "side": "autoencoder"}, "side_crops must be 0, or more with side=simclr"),
         ({"side_temperature": 0.0}, "side_temperature must be above 0"),
     ],
 )

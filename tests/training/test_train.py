@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from staging.recipes import quick
 from training import train as path
 from training.module import Training
 from training.recipes import RECIPES
+from training.references import with_settings
 from training.trained import WEIGHTS, Trained
 
 
@@ -44,6 +46,20 @@ def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path
     made = Trained.load(path.train(recipe, tmp_path / "v2", progress=False)).raw.state_dict()
 
     assert all(torch.equal(x, made[name]) for name, x in Trained.load(independent).raw.state_dict().items())
+
+
+@pytest.mark.usefixtures("weights_only")
+def test_fct_ranks_by_l2_where_its_versions_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(path, "RUNS", tmp_path)
+    for name in ("digits_v1", "digits_independent"):
+        monkeypatch.setitem(RECIPES, name, partial(quick, name, epochs=1))
+    monkeypatch.setitem(RECIPES, "digits_v1_side", RECIPES["digits_v1"])
+    settings = ["space=l2", "last_relu=true", "old.space=l2", "old.last_relu=true", "branch=8", "trunk=8"]
+    recipe, references = with_settings(quick("digits_fct_side", epochs=1, side="none"), settings, quick("digits_fct"))
+    made = load_version(path.train(recipe, tmp_path / "v2", progress=False, references=references))
+
+    assert made.card.space == load_version(tmp_path / "digits_v1").card.space == {"kind": "l2"}
+    assert set(made.card.metrics) == {"old/old", "new/old", "new/new"}
 
 
 @pytest.mark.usefixtures("weights_only")

@@ -10,6 +10,7 @@ from index.image import preprocess
 from index.version import Preprocess
 from training.transforms import (
     AUGMENTATIONS,
+    blown_up,
     crop_flip,
     cropped,
     evaluation_transform,
@@ -17,6 +18,7 @@ from training.transforms import (
     flip,
     moved,
     pixels,
+    resized_crop,
     shift,
     sizing,
 )
@@ -73,6 +75,27 @@ def test_a_crop_is_v2s_crop_at_the_same_place() -> None:
     corners = zip(image_BCHW, top_B.tolist(), left_B.tolist(), strict=True)
     expected = [functional.crop(image, top, left, 20, 16) for image, top, left in corners]
     assert torch.equal(made, torch.stack(expected))
+
+
+def test_a_part_blown_up_is_v2s_resized_crop() -> None:
+    image_BCHW = batch(2, 24, 20)
+    made = blown_up(image_BCHW, *(torch.full((2,), share) for share in (4 / 24, 6 / 20, 12 / 24, 10 / 20)))
+
+    expected = functional.resized_crop(image_BCHW, 4, 6, 12, 10, [24, 20], antialias=False)
+    # At the border of the part one reads what lies beyond it, the other stops there.
+    torch.testing.assert_close(made[..., 1:-1, 1:-1], expected[..., 1:-1, 1:-1])
+
+
+def test_resized_crops_show_parts_from_a_twelfth_to_all_of_an_image() -> None:
+    torch.manual_seed(0)
+    slope_W = torch.linspace(0, 1, 64)
+    made = resized_crop(slope_W.expand(500, 1, 64, 64).clone())
+    wide_B = made[:, 0, 32, -2] - made[:, 0, 32, 1]
+
+    assert 0.2 < wide_B.min() < 0.35
+    assert 0.9 < wide_B.max() <= 1
+    assert made[:, 0, 32, 0].min() < 0.02
+    assert made[:, 0, 32, -1].max() > 0.98
 
 
 def test_crops_reach_every_corner_of_a_black_border_of_an_eighth() -> None:

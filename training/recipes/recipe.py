@@ -12,7 +12,7 @@ from index.errors import InvalidArgument
 from index.version import Preprocess
 
 Option = str | float | int | bool
-LATER = {"old_embeddings", "milestones", "last_relu", "held_out", "patience"}
+LATER = {"old_embeddings", "milestones", "last_relu", "held_out", "patience", "side_crops"}
 """Fields younger than the first cards: left out where empty, so that those cards still equal their recipes."""
 
 
@@ -54,6 +54,7 @@ class Recipe:
         side_epochs: how long it is trained; 0: `epochs`.
         side_augment: what it is trained with; "": `augment`.
         side_temperature: of the contrast of side=simclr.
+        side_crops: further views of an image that side=simclr compares, small parts of it; 0: two whole views.
         optimiser: "adam" or "sgd" (momentum 0.9).
         rate: the highest learning rate; it rises for `warmup_epochs`, then falls as a cosine.
         milestones: epochs after each of which the rate falls to a tenth, in place of the cosine; as 60,120,160.
@@ -104,6 +105,7 @@ class Recipe:
     side_epochs: int = 0
     side_augment: str = ""
     side_temperature: float = 0.5
+    side_crops: int = 0
     optimiser: str = "adam"
     rate: float = 1e-3
     milestones: tuple[int, ...] = ()
