@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from index.errors import InvalidArgument
+from service.registry.placement import PlacedItems
 from service.registry.rollout_records import CanaryIn, ShadowIn
 from service.schemas import Body, Name, Number, Reason
 from service.upgrades.deployments.history import DeploymentState
-from service.upgrades.deployments.lifecycle import Moving, TransitionRequest
+from service.upgrades.deployments.lifecycle import TransitionRequest
 
 OPTIONS: dict[str, set[DeploymentState]] = {
     "gate": {DeploymentState.GATED},
@@ -68,7 +69,7 @@ def check_options(body: StepIn, steps: Sequence[DeploymentState]) -> None:
 
 
 def order_of(
-    body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], moving: Moving
+    body: StepIn, who: str, to: DeploymentState, if_match: str | None, checked: dict[str, Any], placed: PlacedItems
 ) -> TransitionRequest:
     """The steps' order; of a trial's settings those that were given, null included."""
     settings = {DeploymentState.SHADOW: body.shadow, DeploymentState.CANARY: body.canary}.get(to)
@@ -80,5 +81,5 @@ def order_of(
         override=body.override,
         settings=settings.model_dump(exclude_unset=True) if settings else {},
         checked=checked,
-        moving=moving,
+        placed=placed,
     )

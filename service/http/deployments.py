@@ -63,7 +63,7 @@ def create(
     # Slow, so before the transaction: it holds the lock that writers of this gallery wait for.
     checked = {} if until is DeploymentState.REGISTERED else check_folder(service, version)
     with _change(service, name, response, context) as (connection, gallery_id):
-        order = order_of(body, context.who, until, context.if_match, checked, service.replica.moving)
+        order = order_of(body, context.who, until, context.if_match, checked, service.replica)
         transition = begin(connection, service.registry, gallery_id, version, order)
         for step in steps:
             move(transition, step)
@@ -111,7 +111,7 @@ def advance(
     checked = check_folder(service, service.registry.by_id(row.version_id)) if to is DeploymentState.VERIFIED else {}
     with _change(service, name, response, context) as (connection, gallery_id):
         locked = lock(connection, gallery_id, context.if_match)
-        order = order_of(body, context.who, to, None, checked, service.replica.moving)
+        order = order_of(body, context.who, to, None, checked, service.replica)
         row = deployment_row(connection, locked.id, number)
         transition = TransitionContext(connection, service.registry, locked, row, order)
         move(transition, to)
@@ -130,8 +130,9 @@ def create_rollback(
     """
     body = body or RollbackIn()
     with _change(service, name, response, context) as (connection, gallery_id):
-        moving = service.replica.moving
-        order = TransitionRequest(context.who, body.reason, context.if_match, force=body.force, moving=moving)
+        order = TransitionRequest(
+            context.who, service.replica, body.reason, if_match=context.if_match, force=body.force
+        )
         row = roll_back(connection, service.registry, gallery_id, order)
         lost = transitions(connection, row.id)[-1].evidence.get("out_of_reach", {})
     answer = _answer(service, response, gallery_id, row, context)
@@ -146,7 +147,7 @@ def create_retirement(
     service.registry.sync()
     version = service.registry.named(body.version)
     with _change(service, name, response, context) as (connection, gallery_id):
-        order = TransitionRequest(context.who, body.reason, context.if_match)
+        order = TransitionRequest(context.who, service.replica, body.reason, context.if_match)
         numbers = retire(connection, service.registry, gallery_id, version, order)
         freed = transitions(connection, numbers[-1])[-1].evidence
     if not context.dry_run:

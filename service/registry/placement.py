@@ -7,18 +7,18 @@ the edges and what the item holds: a deployment rewrites no item, and a rollback
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Protocol
 
-from sqlalchemy import ColumnElement, Connection, exists
+from sqlalchemy import Connection
 
 from index.errors import NoRoute, RegraftError
 from index.graph import Graph, Route
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import live_items_by_version, versions_held
+from service.store.repository import versions_held
 from service.store.rows import GalleryRow
-from service.store.tables import embedding, item
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -91,26 +91,43 @@ def preference(registry: Registry, current: LoadedVersion | None, graph: Graph |
     return sorted(everyone, key=rank)
 
 
-def check_reachable(connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion) -> None:
+class PlacedItems(Protocol):
+    """What memory counts of a gallery's live items, by everything committed."""
+
+    def moving(self, gallery_id: int, current: LoadedVersion) -> int:
+        """Items that another embedding would serve if this version were current."""
+
+    def items_by_version(self, gallery_id: int, order: Sequence[str]) -> Mapping[str, int]:
+        """Items per version that would serve them in this order of versions, versions without any left out."""
+
+
+def check_reachable(
+    connection: Connection, registry: Registry, gallery_id: int, current: LoadedVersion, placed: PlacedItems
+) -> None:
     """Raise NoRoute, naming where they lie, when queries of `current` could not reach some live items.
 
     An item that holds an embedding in reach is served by it once `current` is current, whatever serves it now.
     """
-    if lost := _out_of_reach(connection, registry, gallery_id, current):
+    if lost := _out_of_reach(connection, registry, placed, gallery_id, current):
         raise NoRoute(
             f"no route leads from queries of {current.name!r} to items of {_in_words(lost)}", pointer="/version"
         )
 
 
 def check_kept(
-    connection: Connection, registry: Registry, gallery: GalleryRow, after: LoadedVersion, force: bool
+    connection: Connection,
+    registry: Registry,
+    gallery: GalleryRow,
+    after: LoadedVersion,
+    placed: PlacedItems,
+    force: bool,
 ) -> dict[str, dict[str, int]]:
     """What of a gallery gets out of reach when it goes back to a version, as the evidence of that step.
 
     Raises:
         ReachLost: something does, and it is not forced.
     """
-    lost = _out_of_reach(connection, registry, gallery.id, after, registry.current_of(gallery))
+    lost = _out_of_reach(connection, registry, placed, gallery.id, after, registry.current_of(gallery))
     if lost and not force:
         raise ReachLost(
             f"queries of {after.name!r} would not reach items of {_in_words(lost)}: first send embeddings of them by "
@@ -123,6 +140,7 @@ def check_kept(
 def _out_of_reach(
     connection: Connection,
     registry: Registry,
+    placed: PlacedItems,
     gallery_id: int,
     current: LoadedVersion,
     before: LoadedVersion | None = None,
@@ -136,13 +154,11 @@ def _out_of_reach(
     asked = asked if before is None else asked & places.reached
     if asked <= reached:  # as a rule, and it saves a look at every item
         return {}
-    stuck = live_items_by_version(connection, gallery_id, places.order, _holding(asked), ~_holding(reached))
-    return {registry.by_id(version_id).name: items for version_id, items in stuck.items()}
-
-
-def _holding(versions: Collection[int]) -> ColumnElement[bool]:
-    """Whether a row of `item` holds an embedding of one of these."""
-    return exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id.in_(versions))
+    # What is reached first: then the others serve only items that hold none of those.
+    order = sorted(places.order, key=lambda version_id: version_id not in reached)
+    counted = placed.items_by_version(gallery_id, [registry.by_id(version_id).name for version_id in order])
+    lost = {registry.by_id(version_id).name for version_id in asked - reached}
+    return {name: items for name, items in counted.items() if name in lost}
 
 
 def _in_words(lost: Mapping[str, int]) -> str:

@@ -12,7 +12,7 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -144,6 +144,11 @@ class Replica:
         """Live items that another embedding would serve if this version were current, by everything committed."""
         self.refresh(gallery_id)
         return self.get(gallery_id).moving(current)
+
+    def items_by_version(self, gallery_id: int, order: Sequence[str]) -> Mapping[str, int]:
+        """Live items per version that would serve them in this order of versions, by everything committed."""
+        self.refresh(gallery_id)
+        return self.get(gallery_id).gallery.items_by_version(order)
 
     def sweep_indexes(self) -> None:
         """Remove the segments of galleries that there are not."""

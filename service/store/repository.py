@@ -237,14 +237,12 @@ def items_after(
     return all_of(ItemRow, connection.execute(statement))
 
 
-def live_items_by_version(
-    connection: Connection, gallery_id: int, order: Sequence[int], *which: ColumnElement[bool]
-) -> dict[int, int]:
-    """Version id -> live items, of those that `which` holds for, that it serves in this order, oldest version first.
+def live_items_by_version(connection: Connection, gallery_id: int, order: Sequence[int]) -> dict[int, int]:
+    """Version id -> live items that it serves in this order, oldest version first.
 
     It looks at every item; what is in memory counts faster.
     """
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), *which)
+    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
     each = select(first_held(order).label("version_id")).where(*live).subquery()
     counted = select(each.c.version_id, func.count()).where(each.c.version_id.is_not(None)).group_by(each.c.version_id)
     return {row[0]: row[1] for row in connection.execute(counted.order_by(each.c.version_id))}

@@ -21,7 +21,7 @@ from sqlalchemy import Connection, delete, insert, select, update
 from index.errors import InvalidArgument, NoEncoder, RegraftError
 from service.backfills.planner import cancel_backfills
 from service.errors import NoCurrentVersion
-from service.registry.placement import check_kept, check_reachable
+from service.registry.placement import PlacedItems, check_kept, check_reachable
 from service.registry.registry import LoadedVersion, Registry, registered_sha256
 from service.registry.rollout_records import CanaryIn, ShadowIn, summary
 from service.store.repository import gallery_row, take_seq
@@ -31,7 +31,6 @@ from service.upgrades.deployments.history import DeploymentState, etag, history,
 from service.upgrades.deployments.verdicts import REFUSE, deciding_report, named_report, weigh
 
 Evidence = Mapping[str, Any]
-Moving = Callable[[int, LoadedVersion], int]
 
 
 class AlreadyCurrent(RegraftError):
@@ -73,11 +72,11 @@ class ChangedMeanwhile(RegraftError):
 class TransitionRequest:
     """Who wants a step and why, and what it needs: `gate`, `checked` of the folder, the `settings` given of a trial.
 
-    `force`: go back, whatever gets out of reach. `moving`: how many items of a gallery another embedding would serve if
-    a version were current.
+    `force`: go back, whatever gets out of reach. `placed`: counts what a change does to a gallery's items.
     """
 
     who: str
+    placed: PlacedItems
     why: str = ""
     if_match: str | None = None
     gate: int | None = None
@@ -85,7 +84,6 @@ class TransitionRequest:
     settings: Mapping[str, Any] = field(default_factory=dict)
     checked: Evidence = field(default_factory=dict)
     force: bool = False
-    moving: Moving = lambda _, __: 0
 
 
 @dataclass
@@ -124,8 +122,9 @@ def register(transition: TransitionContext) -> Evidence:
 
 def verify(transition: TransitionContext) -> Evidence:
     """The folder is what was registered, and queries of the version will reach every live item."""
-    check_reachable(transition.connection, transition.registry, transition.gallery.id, transition.version)
-    return transition.request.checked
+    gallery_id, request = transition.gallery.id, transition.request
+    check_reachable(transition.connection, transition.registry, gallery_id, transition.version, request.placed)
+    return request.checked
 
 
 def pass_gate(transition: TransitionContext) -> Evidence:
@@ -163,13 +162,14 @@ def become_current(transition: TransitionContext) -> Evidence:
     stopped = cancel_backfills(connection, transition.gallery.id, transition.row.version_id)
     # Whoever removes an edge locks every gallery first: what is there now stays until this commit.
     registry.sync_edges()
-    lost = {}
+    lost, placed = {}, transition.request.placed
     if transition.row.undoes_id is not None:
-        lost = check_kept(connection, registry, transition.gallery, transition.version, transition.request.force)
-    moved = transition.request.moving(transition.gallery.id, transition.version)
+        forced = transition.request.force
+        lost = check_kept(connection, registry, transition.gallery, transition.version, placed, forced)
+    moved = placed.moving(transition.gallery.id, transition.version)
     transition.change(since=now, previous_id=transition.gallery.current_id, activated=moved)
     if transition.row.undoes_id is None:
-        check_reachable(connection, registry, transition.gallery.id, transition.version)
+        check_reachable(connection, registry, transition.gallery.id, transition.version, placed)
     return {**said, "activated": moved, "backfills_cancelled": stopped, **lost, **_measured(transition)}
 
 

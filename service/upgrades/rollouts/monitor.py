@@ -247,7 +247,7 @@ class RolloutMonitor:
             row = on_its_way(connection, gallery_id)
             if row is None or (row.id, row.state) != (number, DeploymentState.CANARY):
                 return
-            roll_back(connection, self._registry, gallery_id, TransitionRequest(WHO, why))
+            roll_back(connection, self._registry, gallery_id, TransitionRequest(WHO, self._replica, why))
         logger.warning(Event("canary_rolled_back", deployment=number, why=why))
         self._replica.refresh(gallery_id)
 

@@ -114,17 +114,20 @@ class TestDeploy:
             keys = list(connection.execute(mine.order_by(item.c.id)).scalars())
             vectors = np.arange(60, dtype=np.float32).reshape(20, 3)
             plain = served.runtime.registry.named("plain").id
-            put_embeddings(connection, plain, "supplied", keys[1:], vectors[1:])
+            gallery_id = connection.execute(select(item.c.gallery_id).where(item.c.id == keys[0])).scalar_one()
 
+        def put(rows: slice) -> None:
+            with served.runtime.database.write() as connection:
+                seq = take_seq(connection, gallery_id, 20)
+                put_embeddings(connection, plain, "supplied", keys[rows], vectors[rows])
+                mine = update(item).where(item.c.gallery_id == gallery_id)
+                connection.execute(mine.values(seq=seq + item.c.id - keys[0]))
+
+        put(slice(1, None))
         refused = deploy(served, filled, "plain")
         assert refusal(refused) == (409, "no_route", ["/version"])
         assert "'v1' (1 items)" in refused.json()["detail"]
-        with served.runtime.database.write() as connection:
-            put_embeddings(connection, plain, "supplied", keys[:1], vectors[:1])
-            row = connection.execute(select(item.c.gallery_id).where(item.c.id == keys[0])).one()
-            seq = take_seq(connection, row.gallery_id, 20)
-            told = update(item).where(item.c.gallery_id == row.gallery_id)
-            connection.execute(told.values(seq=seq + item.c.id - keys[0]))
+        put(slice(0, 1))
         verified = deploy(served, filled, "plain", until="verified").json()
         current = served.http.post(f"{filled}/deployments/{verified['id']}/advance", json={"to": "current"}).json()
 
