@@ -103,7 +103,8 @@ def timm_trunk(name: str, channels: int, start: str) -> tuple[nn.Module, int]:
         trunk = timm.create_model(name, in_chans=channels, num_classes=0)
     else:
         trunk = _pretrained(name, channels, start)
-    return trunk, int(trunk.num_features)
+    # Some heads widen what the layers before them give: mobilenetv3's, ghostnet's.
+    return trunk, int(getattr(trunk, "head_hidden_size", None) or trunk.num_features)
 
 
 def _pretrained(name: str, channels: int, start: str) -> nn.Module:

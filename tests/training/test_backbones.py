@@ -12,7 +12,10 @@ from training.backbones import Enlarged, Frozen, build_backbone
 from training.trained import Trained
 
 
-@pytest.mark.parametrize("name", ["small_cnn", "quick_cnn_28", "small_cnn_32", "resnet18_32", "timm/test_resnet"])
+@pytest.mark.parametrize(
+    "name",
+    ["small_cnn", "quick_cnn_28", "small_cnn_32", "resnet18_32", "timm/test_resnet", "timm/mobilenetv3_small_050"],
+)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_backbone_gives_one_raw_embedding_an_image(name: str, channels: int) -> None:
     made = build_backbone(name, channels, 5).eval()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def test_fct_ships_the_independent_encoder_as_it_was(v1: Path, independent: Path
 def test_fct_ranks_by_l2_where_its_versions_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(path, "RUNS", tmp_path)
     for name in ("digits_v1", "digits_independent"):
-        monkeypatch.setitem(RECIPES, name, partial(quick, name, epochs=1))
+        monkeypatch.setitem(RECIPES, name, partial(replace, quick(name, epochs=1)))
     monkeypatch.setitem(RECIPES, "digits_v1_side", RECIPES["digits_v1"])
     settings = ["space=l2", "last_relu=true", "old.space=l2", "old.last_relu=true", "branch=8", "trunk=8"]
     recipe, references = with_settings(quick("digits_fct_side", epochs=1, side="none"), settings, quick("digits_fct"))
