@@ -80,5 +80,8 @@ def referred(recipe: Recipe, field: str, base: Recipe | None = None) -> Recipe:
 def differences(recipe: Recipe, other: Mapping[str, Any]) -> Iterator[str]:
     """`field=value` for each field of a recipe that a card's recipe has otherwise, or not at all."""
     for name, value in recipe.as_json().items():
-        if name not in other or other[name] != value:
+        before = other.get(name)
+        if isinstance(value, Mapping) and isinstance(before, Mapping):
+            yield from (f"{name}.{part}={x}" for part, x in value.items() if part not in before or before[part] != x)
+        elif name not in other or before != value:
             yield f"{name}={value}"

@@ -85,12 +85,13 @@ def test_it_is_said_what_is_trained_first_and_with_what(
     path.run_of(replace(find_recipe("digits_v1"), epochs=1, root="X"), progress=True)
     runs.mkdir()
     (runs / "digits_v1").symlink_to(v1)
-    path.run_of(replace(there, rate=7.0), progress=True)
+    smaller = replace(there.preprocess, height=9)
+    path.run_of(replace(there, rate=7.0, preprocess=smaller), progress=True)
     path.run_of(there, progress=True)
 
     out = runs / "digits_v1"
     assert capsys.readouterr().out.splitlines() == [
         f"{out} is trained first, with root=X, epochs=1",
-        f"{out} is trained again, with rate=7.0",
+        f"{out} is trained again, with preprocess.height=9, rate=7.0",
         f"{out} is used as it is",
     ]
