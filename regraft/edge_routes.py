@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -48,14 +49,22 @@ class EdgeRoutes(Connection):
         body = {"new": new, "old": old, "kind": kind, "replace": replace, **checked}
         return self._ask(EdgeInfo, "POST", "edges", params=change_params(dry_run), json=body)
 
-    def fit_edge(self, new: str, old: str, kind: str, *, dry_run: bool = False, **asked: Any) -> EdgeInfo:
+    def fit_edge(
+        self, new: str, old: str, kind: str, *, pairs: Path | None = None, dry_run: bool = False, **asked: Any
+    ) -> EdgeInfo:
         """POST /v1/edges:fit: procrustes, ridge, low_rank, slerp or auto, on items that hold both embeddings.
 
-        `asked`: gallery, options, sample, label, seed, replace.
+        `pairs`: on those of an .npz instead: `new` (S, M), `old` (S, N) of the same inputs, and `labels` (S,) if known.
+        `asked`: options, seed, replace, and without `pairs` gallery, sample, label.
         """
         # Without the slash httpx would take "edges" for a scheme.
-        body = {"new": new, "old": old, "kind": kind, **asked}
-        return self._ask(EdgeInfo, "POST", "/edges:fit", params=change_params(dry_run), json=body)
+        path, params = "/edges:fit", change_params(dry_run)
+        named = {"new": new, "old": old, "kind": kind}
+        if pairs is None:
+            return self._ask(EdgeInfo, "POST", path, params=params, json={**named, **asked})
+        data = {**named, **{name: json.dumps(value) for name, value in asked.items()}}
+        with pairs.open("rb") as stream:
+            return self._ask(EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)})
 
     def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -73,6 +73,16 @@ def fit(
     new: New,
     old: Old,
     kind: Annotated[str, typer.Option("--kind", help="procrustes, ridge, low_rank or slerp; auto: the best of them.")],
+    pairs: Annotated[
+        Path | None,
+        typer.Option(
+            "--pairs",
+            metavar="FILE",
+            help="An .npz of embeddings `new` and `old`, and `labels` if known, instead of stored items.",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None,
     gallery: InGallery = None,
     label: Annotated[
         str | None, typer.Option("--label", help="Metadata field of the class, to measure by.", show_default=False)
@@ -87,7 +97,7 @@ def fit(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Fit an edge on stored items that hold embeddings by both versions.
+    """Fit an edge on stored items that hold embeddings by both versions, or on a file of pairs.
 
     For version folders on this machine, and for the kinds mlp and zero_pad, there is `regraft fit-edge OLD NEW`.
 
@@ -99,7 +109,10 @@ def fit(
             "`regraft edges add`; a service fits procrustes, ridge, low_rank and slerp",
             pointer="/kind",
         )
-    asked = {"gallery": gallery, "label": label, "sample": sample, "options": _numbers(settings or [])}
+    if pairs is not None and (gallery or label):
+        raise InvalidArgument("--pairs takes no --gallery and no --label: labels are an array of the file")
+    stored = {"gallery": gallery, "label": label, "sample": sample} if pairs is None else {"pairs": pairs}
+    asked: dict[str, Any] = {**stored, "options": _numbers(settings or [])}
     with connect(url, api_key) as client:
         fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)
     _print_edge(would(dry_run, "fitted", "add"), fitted)

@@ -1,4 +1,4 @@
-"""Edges: list with their evidence, add, fit on stored items, remove. `upgrades.edges.changes` makes the changes."""
+"""Edges: list with their evidence, add, remove. `upgrades.edges.changes` makes the changes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import ChangeContext
 from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
-from service.upgrades.edges.fitting import FitIn, fit
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
 
@@ -100,13 +99,6 @@ async def add(request: Request, response: Response, service: Service, context: R
     names = {"new", "old", "replace"}
     async with read_form(request, files="archive", fields=names, max_files=1, max_field_bytes=1024) as form:
         return describe(await service.in_thread(add_archive, service, form, context))
-
-
-@router.post("/edges:fit", status_code=201)
-def create_fit(body: FitIn, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
-    """Fit an edge on items that hold embeddings by both versions, and measure it on some it was not fitted on."""
-    response.status_code = context.status(201)
-    return describe(fit(service.database, service.registry, service.replica, body, context))
 
 
 @router.delete("/edges/{new}/{old}/{kind}", dependencies=[CONFIRMED])

@@ -18,6 +18,10 @@ MAX_HEADER = 1024
 _HEADER = re.compile(
     rb"\{'descr': '([<>]f[248])', 'fortran_order': (True|False), 'shape': \((\d{1,15}), (\d{1,15})\), ?\}[ \n]*"
 )
+_LABELS = re.compile(
+    rb"\{'descr': '([<>|](?:[biu][1248]|[SU][1-9]\d{0,3}))', 'fortran_order': (?:True|False), "
+    rb"'shape': \((\d{1,15}),\), ?\}[ \n]*"
+)
 
 
 def read_npy(raw: bytes, pointer: str) -> NDArray[Any]:
@@ -26,17 +30,38 @@ def read_npy(raw: bytes, pointer: str) -> NDArray[Any]:
     Raises:
         InvalidBody: something else, or more or fewer numbers than the header tells.
     """
+    header, end = _header(raw, _HEADER, "a matrix (N, D) of float16, float32 or float64", pointer)
+    numbers = _elements(raw, end, header[1], (int(header[3]), int(header[4])), pointer)
+    return numbers.reshape((int(header[3]), int(header[4])), order="F" if header[2] == b"True" else "C")
+
+
+def read_npy_labels(raw: bytes, pointer: str) -> NDArray[Any]:
+    """The labels (N,) that `raw` holds, whole numbers or texts; nothing is copied.
+
+    Raises:
+        InvalidBody: something else, or more or fewer labels than the header tells.
+    """
+    header, end = _header(raw, _LABELS, "labels (N,), whole numbers or texts", pointer)
+    return _elements(raw, end, header[1], (int(header[2]),), pointer)
+
+
+def _header(raw: bytes, legal: re.Pattern[bytes], needed: str, pointer: str) -> tuple[re.Match[bytes], int]:
+    """What the header says, and where it ends."""
     long = raw[6:8] == b"\x02\x00"
     start = 12 if long else 10
     end = start + int.from_bytes(raw[8:start], "little")
     if not raw.startswith(MAGIC) or not (long or raw[6:8] == b"\x01\x00") or end - start > MAX_HEADER:
         raise InvalidBody("this is no array in NumPy's format (.npy, version 1 or 2)", pointer=pointer)
-    header = _HEADER.fullmatch(raw[start:end])
+    header = legal.fullmatch(raw[start:end])
     if header is None:
-        raise InvalidBody("the array must be a matrix (N, D) of float16, float32 or float64", pointer=pointer)
-    kind, shape = np.dtype(header[1].decode()), (int(header[3]), int(header[4]))
+        raise InvalidBody(f"the array must be {needed}", pointer=pointer)
+    return header, end
+
+
+def _elements(raw: bytes, end: int, kind_told: bytes, shape: tuple[int, ...], pointer: str) -> NDArray[Any]:
+    """What follows the header, in one row."""
+    kind = np.dtype(kind_told.decode())
     if math.prod(shape) * kind.itemsize != len(raw) - end:
         told = f"{math.prod(shape) * kind.itemsize} bytes of numbers, and {len(raw) - end} follow"
         raise InvalidBody(f"the array's header tells of {told}", pointer=pointer)
-    numbers = np.frombuffer(raw, kind, offset=end)
-    return numbers.reshape(shape, order="F" if header[2] == b"True" else "C")
+    return np.frombuffer(raw, kind, offset=end)

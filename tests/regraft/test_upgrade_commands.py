@@ -294,6 +294,20 @@ def test_a_fit_of_the_best_kind_tells_what_each_reached_and_what_to_make_of_it(r
     assert "More pairs would hardly help." in output
 
 
+def test_a_fit_on_a_file_of_pairs_sends_the_file_and_nothing_of_stored_items(run, service, tmp_path):
+    service.answers["POST /v1/edges:fit"] = EDGE
+    (pairs := tmp_path / "pairs.npz").write_bytes(b"arrays")
+    asked = ("edges", "fit", "v2", "v1", "--kind", "ridge", "--set", "strength=0.5", "--pairs", pairs)
+
+    assert run(*asked)[0] == 0
+    sent = service.requests[0].content
+    assert b'name="pairs"; filename="pairs.npz"' in sent
+    assert b'{"strength": 0.5}' in sent
+    assert b"sample" not in sent
+    code, _, errors = run(*asked, "--gallery", "g")
+    assert (code, "--pairs takes no --gallery" in errors, len(service.requests)) == (1, True, 1)
+
+
 def test_an_edge_is_added_from_its_folder_or_by_its_kind(run, service, tmp_path):
     service.answers["POST /v1/edges"] = {**EDGE, "made": {"items": {"images": 5, "distance": 2e-7}}}
     v1 = make_version(tmp_path / "v1", "v1", 4)

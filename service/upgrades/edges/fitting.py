@@ -184,6 +184,8 @@ def _pairs(
     database: Database, new: LoadedVersion, old: LoadedVersion, asked: FitIn, given: PairArrays | None
 ) -> tuple[PairArrays, int]:
     """What to fit on and measure with, and how many there are to draw from."""
+    if given is not None and len(given.new) > MOST_PAIRS:
+        raise InvalidArgument(f"{len(given.new)} pairs; at most {MOST_PAIRS}", pointer="/pairs")
     if given is not None:
         return check_given(given, new.card, old.card, MIN_PAIRS), len(given.new)
     if asked.kind == "slerp" and asked.sample > MOST_COMPARED:

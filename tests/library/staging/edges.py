@@ -34,6 +34,18 @@ def fit(served: Any, **body: Any) -> Any:
     return served.http.post("/edges:fit", json={"new": "other", "old": "v1", "kind": "procrustes", **body})
 
 
+def fit_file(served: Any, arrays: dict[str, Any] | bytes, **fields: str) -> Any:
+    """Ask for a fit on pairs in a file, of these arrays or, if there are no arrays, of these bytes."""
+    raw = arrays if isinstance(arrays, bytes) else npz(**arrays)
+    data = {"new": "other", "old": "v1", "kind": "ridge", **fields}
+    return served.http.post("/edges:fit", data=data, files={"pairs": ("pairs.npz", raw)})
+
+
+def npz(**arrays: Any) -> bytes:
+    np.savez_compressed(stream := io.BytesIO(), **arrays)
+    return stream.getvalue()
+
+
 def add(served: Any, new: str, old: str, kind: str, **body: Any) -> Any:
     return served.http.post("/edges", json={"new": new, "old": old, "kind": kind, **body})
 

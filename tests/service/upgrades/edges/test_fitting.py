@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from service.registry.incoming import INCOMING
-from staging.edges import edges, fit, key, routes
+from staging.edges import edges, fit, fit_file, key, npz, routes, zipped
 from staging.served import problem
 from staging.working import SteppedWorker
 
@@ -92,6 +93,71 @@ class TestFit:
             worker.drain()
 
         problem(fit(served, new="fct", gallery=path.rpartition("/")[2]), 422, "too_few_pairs")
+
+
+def drawn(count: int = 100, **change: Any) -> dict[str, Any]:
+    """Pairs of `other` (5 numbers) and v1 (4), of which None leaves an array out."""
+    new = np.random.default_rng(0).standard_normal((count, 5))
+    arrays = {"new": new, "old": new[:, :4].astype("<f4"), "labels": np.arange(count) % 7, **change}
+    return {name: array for name, array in arrays.items() if array is not None}
+
+
+@pytest.mark.parametrize("labels", [None, np.arange(100) % 7, np.array(["a", "beta"] * 50)])
+def test_pairs_of_a_file_are_fitted_on_and_measured_as_stored_ones_are(served: Any, labels: Any) -> None:
+    fitted = fit_file(served, drawn(labels=labels), kind="auto", seed="3", options="{}")
+
+    assert fitted.status_code == 201, fitted.text
+    edge = fitted.json()
+    made = edge["made"]
+    assert (edge["support"], made["held"], made["queries"], made["source"], made["seed"]) == (80, 100, 20, "file", 3)
+    assert (edge["calibration"] is None) is (labels is None)
+    assert "slerp" in made["left_out" if labels is None else "tried"]
+    problem(fit_file(served, drawn(), kind="auto"), 409, "edge_exists", "/kind")
+    assert fit_file(served, drawn(), replace="true", options='{"strength": 0.5}').json()["made"]["fit"] == "ridge"
+
+
+NAN = np.full((100, 4), np.nan)
+BAD_FILES: list[tuple[Any, dict[str, str], str]] = [
+    (b"no archive", {}, "/pairs"),
+    (npz(**drawn())[:-40], {}, "/pairs"),
+    (npz(**drawn())[:200] + bytes(9) + npz(**drawn())[209:], {}, "/pairs"),
+    (zipped({"new.npy": b"x", "old.npy": b""}), {}, "/pairs/new"),
+    (drawn(new=None), {}, "/pairs/new"),
+    (drawn(old=None), {}, "/pairs/old"),
+    (drawn(more=np.eye(2)), {}, "/pairs"),
+    (drawn(new=np.ones((100, 6))), {}, "/pairs"),
+    (drawn(old=np.ones((99, 4))), {}, "/pairs"),
+    (drawn(19), {}, "/pairs"),
+    (drawn(old=NAN), {}, "/pairs/old/0"),
+    (drawn(new=np.zeros((100, 5))), {}, "/pairs/new/0"),
+    (drawn(new=np.ones(100)), {}, "/pairs/new"),
+    (drawn(labels=np.arange(99)), {}, "/pairs/labels"),
+    (drawn(labels=np.arange(100)), {}, "/pairs/labels"),
+    (drawn(labels=np.arange(100) / 3), {}, "/pairs/labels"),
+    (drawn(labels=np.array([{}] * 100, object)), {}, "/pairs/labels"),
+    (drawn(), {"gallery": "g"}, "/gallery"),
+    (drawn(), {"seed": "x"}, "/seed"),
+    (drawn(), {"seed": "-1"}, "/seed"),
+    (drawn(), {"replace": '"true"'}, "/replace"),
+    (drawn(), {"kind": "magic"}, "/kind"),
+    (drawn(labels=None), {"kind": "slerp"}, "/kind"),
+]
+
+
+@pytest.mark.parametrize(("file", "fields", "pointer"), BAD_FILES)
+def test_a_bad_file_of_pairs_is_refused_by_name(served: Any, file: Any, fields: dict[str, str], pointer: str) -> None:
+    refused = fit_file(served, file, **fields)
+
+    assert refused.status_code in {400, 422}, refused.text
+    assert problem(refused, refused.status_code, refused.json()["code"], pointer)
+    assert edges(served, new="other") == []
+
+
+def test_more_pairs_than_are_allowed_are_refused(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = npz(**drawn(40_000, new=np.zeros((40_000, 5))))
+    problem(fit_file(served, small), 413, "body_too_large", "/pairs")
+    monkeypatch.setattr("service.upgrades.edges.fitting.MOST_PAIRS", 99)
+    assert "at most 99" in problem(fit_file(served, drawn()), 422, "invalid_argument", "/pairs")["detail"]
 
 
 BAD_FITS: list[tuple[dict[str, Any], int, str, str]] = [

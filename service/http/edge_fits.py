@@ -1,0 +1,87 @@
+"""The route that fits edges: on stored items, asked for in JSON, or on pairs that come as a file of a form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+
+from regraft.models import EdgeInfo
+from service.errors import InvalidBody
+from service.http.body_schemas import FILE, fields, reads
+from service.http.edges import describe
+from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.npz import read_pairs
+from service.http.parsing import parse_json
+from service.http.request_context import RequestContext
+from service.http.requests import CheckedRoute, Service, read_body
+from service.runtime import Runtime
+from service.store.audit import ChangeContext
+from service.upgrades.edges.fitting import FitIn, fit
+
+router = APIRouter(route_class=CheckedRoute, tags=["edges"])
+
+TEXTS = {"new", "old", "kind"}
+"""Fields of a form that are text; others are JSON."""
+OF_A_FILE = (*sorted(TEXTS), "options", "seed", "replace")
+"""What can be said of a fit on a file of pairs; the rest is about stored items."""
+ASKED = FitIn.model_json_schema()
+SENT = {**FILE, "description": "an .npz: `new` (S, M), `old` (S, N), row by row, and `labels` (S,) if known"}
+BODY = reads(
+    json=ASKED,
+    form=fields(
+        {"pairs": SENT, **{name: ASKED["properties"][name] for name in OF_A_FILE}},
+        required=("pairs", "new", "old", "kind"),
+    ),
+)
+
+
+@router.post("/edges:fit", status_code=201, openapi_extra=BODY)
+async def create_fit(request: Request, response: Response, service: Service, context: RequestContext) -> EdgeInfo:
+    """Fit an edge and measure it on pairs it was not fitted on.
+
+    As JSON on items that hold embeddings by both versions; as a form on the file `pairs`, an .npz as NumPy writes it.
+    """
+    response.status_code = context.status(201)
+    if media_type(request, JSON, FORM) == JSON:
+        raw = await read_body(request, service.settings.max_model_bytes)
+        return await service.in_thread(fit_items, service, raw, context)
+    most = service.settings.max_model_bytes
+    async with read_form(request, files="pairs", fields={*OF_A_FILE}, max_files=1, max_field_bytes=most) as form:
+        return await service.in_thread(fit_file, service, form, context)
+
+
+def fit_items(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeInfo:
+    """Fit on stored items. Raises RequestValidationError for a body that is no `FitIn`, and what `fit` raises."""
+    asked = _asked(parse_json(raw))
+    return describe(fit(service.database, service.registry, service.replica, asked, context))
+
+
+def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
+    """Fit on pairs that were sent.
+
+    Raises:
+        InvalidBody: the file is missing or no .npz of pairs, or a field is not JSON.
+        RequestValidationError: a field is missing or wrong.
+    """
+    if not form.files:
+        raise InvalidBody("the form needs one file in the field 'pairs', an .npz", pointer="/pairs")
+    asked = _asked({name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()})
+    pairs = read_pairs(form.files[0].file, service.settings.max_body_bytes)
+    return describe(fit(service.database, service.registry, service.replica, asked, context, pairs))
+
+
+def _asked(value: object) -> FitIn:
+    try:
+        return FitIn.model_validate(value)
+    except ValidationError as error:
+        raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
+
+
+def _json(name: str, text: str) -> Any:
+    try:
+        return parse_json(text)
+    except InvalidBody as error:
+        raise InvalidBody(error.message, pointer=f"/{name}") from error

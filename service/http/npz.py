@@ -1,0 +1,50 @@
+"""Pairs of embeddings in an archive of arrays (.npz), as `numpy.savez` and `numpy.savez_compressed` write them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import BinaryIO
+from zipfile import ZIP_DEFLATED, ZIP_STORED, BadZipFile, ZipFile
+
+from index.evaluation.fitting import PairArrays
+from service.errors import BodyTooLarge, InvalidBody
+from service.http.npy import read_npy, read_npy_labels
+
+NEEDED, KNOWN = ("new", "old"), ("new", "old", "labels")
+POINTER = "/pairs"
+
+
+def read_pairs(stream: BinaryIO, most: int) -> PairArrays:
+    """The arrays `new`, `old` and, if there, `labels`.
+
+    Args:
+        stream: of the file.
+        most: bytes that they may take unpacked.
+
+    Raises:
+        InvalidBody: no such file, or an array that is missing, unknown or of another type.
+        BodyTooLarge: they would take more.
+    """
+    held = _unpacked(stream, most)
+    if missing := next((name for name in NEEDED if name not in held), None):
+        raise InvalidBody(f"the pairs lack the array {missing!r}", pointer=f"{POINTER}/{missing}")
+    new, old = (read_npy(held[name], f"{POINTER}/{name}") for name in NEEDED)
+    labels = read_npy_labels(held["labels"], f"{POINTER}/labels") if "labels" in held else None
+    return PairArrays(new, old, labels)
+
+
+def _unpacked(stream: BinaryIO, most: int) -> dict[str, bytes]:
+    """The content of each array's file, by the array's name."""
+    try:
+        with ZipFile(stream) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            if unknown := next((name for name in members if name not in KNOWN), None):
+                raise InvalidBody(f"unknown array {unknown!r}; legal: {', '.join(KNOWN)}", pointer=POINTER)
+            # Other methods have no bound on what a small part becomes.
+            if any(info.compress_type not in {ZIP_STORED, ZIP_DEFLATED} for info in members.values()):
+                raise InvalidBody("the pairs are compressed in another way than NumPy's", pointer=POINTER)
+            if (size := sum(info.file_size for info in members.values())) > most:
+                raise BodyTooLarge(f"the pairs take {size} bytes unpacked; at most {most}", pointer=POINTER)
+            return {name: archive.read(info) for name, info in members.items()}
+    except (BadZipFile, zlib.error, EOFError, OSError, RuntimeError, ValueError) as error:
+        raise InvalidBody(f"the pairs are no .npz that can be read: {error}", pointer=POINTER) from error
