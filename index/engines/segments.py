@@ -30,6 +30,8 @@ SEAL_ROWS = 32_768
 """A head of so many rows is sealed: a scan of it takes a millisecond."""
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
+FEWEST_ASKED = 64
+"""So many different queries, of the last ones, say how good an index is; fewer are no sample."""
 MERGED_TOGETHER = 4
 """So many segments of about one size become one."""
 MOST_DEAD = 0.3
@@ -169,8 +171,14 @@ class SegmentedShard:
         due = self._due()
         if not due:
             return None
-        queries_QD = np.array(self._asked, np.float32) if len(self._asked) == SAMPLES else None
-        return Job(due, self.config, queries_QD, self._files)
+        return Job(due, self.config, self._asked_lately(), self._files)
+
+    def _asked_lately(self) -> Vectors | None:
+        """What an index is to be measured with, None: too few. A query that is repeated is one query."""
+        if len(self._asked) < FEWEST_ASKED:
+            return None
+        queries_QD: Vectors = np.unique(np.array(self._asked, np.float32), axis=0)
+        return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
 
     def finish(self, job: Job) -> None:
         """Swap in what was built; what died meanwhile is dead in it too."""

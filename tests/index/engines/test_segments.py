@@ -154,6 +154,25 @@ def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact(monkeypatch: pyt
     assert recall(shard, vectors(Cosine(), 5, seed=3)) == 1.0
 
 
+def test_one_query_asked_again_and_again_is_no_sample_to_measure_an_index_with() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    for _ in range(300):
+        shard.search(vectors(Cosine(), 1, seed=3), 10)
+    shard.upsert(range(100, 200), vectors(Cosine(), 100, seed=1))
+    repeated = shard.freeze()
+    for query in vectors(Cosine(), 200, seed=4):
+        shard.search(query[None], 10)
+    different = shard.freeze()
+
+    assert repeated is not None
+    assert repeated.queries_QD is None
+    assert different is not None
+    assert different.queries_QD is not None
+    assert len(different.queries_QD) == 201
+
+
 def test_the_same_vectors_again_only_move_their_slots() -> None:
     shard, x = SegmentedShard(DIM, Cosine(), IndexConfig()), vectors(Cosine(), 100)
     shard.upsert(range(100), x)
