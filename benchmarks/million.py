@@ -25,7 +25,8 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
-from http_speed import DIM, about, clustered, served
+from http_speed import DIM, about, served
+from index_speed import draw
 from ingest import answers
 
 from index.archive import pack_version
@@ -38,7 +39,7 @@ SEALING_SECONDS = 1_800.0
 
 
 def main(items: str = "1000000", index: str = "auto") -> None:
-    vectors, queries = clustered(int(items))
+    vectors, queries = draw(int(items), ASKED, DIM)
     right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
