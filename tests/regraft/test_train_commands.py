@@ -158,7 +158,7 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
     from training import train as path
 
     trained = []
-    monkeypatch.setattr(path, "train", lambda recipe, out: trained.append((recipe, out)) or out)
+    monkeypatch.setattr(path, "train", lambda recipe, out, **_: trained.append((recipe, out)) or out)
     mine = tmp_path / "mine.toml"
 
     code, shown, _ = run("train", "digits_bct", "--set", "weight=7", "--set", "preprocess.height=9", "--save", mine)

@@ -134,7 +134,8 @@ def test_a_training_killed_in_an_epoch_goes_on_to_the_very_same_weights(
 def test_ctrl_c_is_one_line_and_leaves_only_what_is_needed_to_go_on(
     undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.recipes.find_recipe", lambda _: RECIPE)
+    for module in ("training.recipes", "training.recipe_file"):
+        monkeypatch.setattr(f"{module}.find_recipe", lambda _: RECIPE)
     out, before = tmp_path / "v", signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context():
         at_step(17, interrupt)
