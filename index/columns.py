@@ -36,7 +36,7 @@ MIN_NEWEST = 1_000
 """Up to so many new words, or an eighth of the others, wait until they are put in order."""
 
 
-class Column:
+class GrowingArray:
     """A NumPy array that grows. What was appended can be read after `flush`."""
 
     __slots__ = ("_added", "_array", "_count")
@@ -74,8 +74,8 @@ class Entries:
     __slots__ = ("_aligned", "_appended", "_slots", "_values")
 
     def __init__(self, dtype: Any) -> None:
-        self._slots = Column(np.int32)
-        self._values = Column(dtype)
+        self._slots = GrowingArray(np.int32)
+        self._values = GrowingArray(dtype)
         # Whether entry n is of slot n, as in a gallery whose every item has one value here and never changed.
         self._aligned = True
         self._appended = 0
@@ -130,7 +130,7 @@ class StringColumn(Entries):
         self._ordered: list[str] = []
         # By code, of the words in `_ordered`: they have the first codes.
         self._rank_V = np.empty(0, np.int32)
-        self._newest = Column(np.dtypes.StringDType())
+        self._newest = GrowingArray(np.dtypes.StringDType())
 
     def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
         """Add strings and constants."""
@@ -184,7 +184,7 @@ class StringColumn(Entries):
         """Take the newest words in; sorting what is mostly sorted is quick."""
         newest = islice(self._code_of, len(self._ordered), None)  # in the order of their codes
         self._ordered = sorted([*self._ordered, *newest])
-        self._newest = Column(np.dtypes.StringDType())
+        self._newest = GrowingArray(np.dtypes.StringDType())
         codes_V = np.fromiter(map(self._code_of.__getitem__, self._ordered), np.int64, len(self._ordered))
         self._rank_V = np.empty(len(codes_V), np.int32)
         self._rank_V[codes_V - FIRST_WORD] = np.arange(len(codes_V))

@@ -21,7 +21,7 @@ from index.search_result import Degraded
 from index.topology import Topology
 
 Found = TypeVar("Found")
-Asked = TypeVarTuple("Asked")
+Key = TypeVarTuple("Key")
 
 REMEMBERED = 256
 """Plans a view keeps: one for each version that asks, what can embed for it, and each mode."""
@@ -98,9 +98,9 @@ class View:
         return Plan(reach.routes, live, [self.sizes[key] for key in live], spaces, chosen, used)
 
 
-def _remembered(known: dict[tuple[*Asked], Found], asked: tuple[*Asked], make: Callable[[*Asked], Found]) -> Found:
-    if (found := known.get(asked)) is None:
+def _remembered(known: dict[tuple[*Key], Found], key: tuple[*Key], make: Callable[[*Key], Found]) -> Found:
+    if (found := known.get(key)) is None:
         if len(known) >= REMEMBERED:
             known.clear()
-        found = known[asked] = make(*asked)
+        found = known[key] = make(*key)
     return found

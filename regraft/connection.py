@@ -15,7 +15,7 @@ from index.errors import InvalidArgument, RegraftError
 from regraft.models.base import ApiModel
 
 Json = dict[str, Any]
-Model = TypeVar("Model", bound=ApiModel)
+Answer = TypeVar("Answer", bound=ApiModel)
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 CONNECT_ATTEMPTS = 3
@@ -89,7 +89,7 @@ class Connection:
         """Close the connections."""
         self._http.close()
 
-    def _ask(self, answer: type[Model], method: str, path: str, **request: Any) -> Model:
+    def _ask(self, answer: type[Answer], method: str, path: str, **request: Any) -> Answer:
         return read(answer, self._send(method, path, **request).content)
 
     def _send(self, method: str, path: str, **request: Any) -> httpx.Response:
@@ -116,7 +116,7 @@ class Connection:
             raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
 
 
-def read(answer: type[Model], body: str | bytes) -> Model:
+def read(answer: type[Answer], body: str | bytes) -> Answer:
     """What the service answered, as its model.
 
     Raises:

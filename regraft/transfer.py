@@ -20,7 +20,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from regraft.client import Client, Problem
 from regraft.models import IngestResult, ItemError
-from regraft.sources.base import Batch, Column, Source
+from regraft.sources.base import Batch, Column, ItemSource
 
 PAGE = 1000
 NO_ROUTE = "no_route"
@@ -48,7 +48,7 @@ class Progress:
             self.examples.setdefault(why, example)
 
 
-def resume(state: Path, source: Source, gallery: str) -> Progress:
+def resume(state: Path, source: ItemSource, gallery: str) -> Progress:
     """Where an import stands that was broken off, or the start of one.
 
     Raises:
@@ -71,7 +71,7 @@ def resume(state: Path, source: Source, gallery: str) -> Progress:
 def import_gallery(
     client: Client,
     gallery: str,
-    source: Source,
+    source: ItemSource,
     state: Path,
     *,
     size: int = PAGE,

@@ -36,7 +36,7 @@ COMPARED: Mapping[str, Family] = {**FAMILIES, digits.FAMILY.name: digits.FAMILY}
 PAIRS = ("old/old", "new/old", "new/new")
 METRICS = ("cmc@1", MEAN_AP)
 
-PerQuery = dict[str, NDArray[np.float64]]
+MetricValues = dict[str, NDArray[np.float64]]
 """ "<pair> <metric>" -> (Q,) values of the queries that have an item to find."""
 
 
@@ -127,7 +127,7 @@ class Run:
         values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
         np.savez(self.measured(part), **values)
 
-    def results(self, part: str) -> PerQuery | None:
+    def results(self, part: str) -> MetricValues | None:
         """What was measured; None before it is."""
         if not self.measured(part).is_file():
             return None

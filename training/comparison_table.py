@@ -15,7 +15,7 @@ import numpy as np
 from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import Score
-from training.comparison import METRICS, PAIRS, PerQuery, Run, independent_of
+from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_of
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
 COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd new/old", "sd new/new", "training, s")
@@ -59,13 +59,13 @@ def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:
     return [mean_interval(np.mean([found[f"{pair} cmc@1"] for found in seeds], axis=0)) for pair in PAIRS]
 
 
-def deviation(seeds: Sequence[PerQuery], pair: str) -> str:
+def deviation(seeds: Sequence[MetricValues], pair: str) -> str:
     """Standard deviation over training seeds of CMC-1, in points; nothing with one seed."""
     values = [100 * found[f"{pair} cmc@1"].mean() for found in seeds if f"{pair} cmc@1" in found]
     return f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 
-def cell(mean: PerQuery, pair: str) -> str:
+def cell(mean: MetricValues, pair: str) -> str:
     """CMC-1 with its interval, and mAP in brackets, in percent as in the papers' tables."""
     if f"{pair} cmc@1" not in mean:
         return ""

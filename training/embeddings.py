@@ -21,7 +21,7 @@ from training.data import Data, ImageSet
 from training.evaluate import embed, embed_side
 from training.trained import WEIGHTS, Trained
 
-Encode = Callable[[ImageSet], tuple[Vectors, Vectors | None]]
+EncodeImages = Callable[[ImageSet], tuple[Vectors, Vectors | None]]
 """Images -> embeddings (N, D), and side-information (N, S) where the version has it."""
 
 
@@ -63,7 +63,7 @@ def embed_version(version: Version, data: Data) -> VersionEmbeddings:
     return VersionEmbeddings(version, items_ND if data.same else encode(data.query)[0], items_ND, side_NS)
 
 
-def open_encoder(version: Version) -> Encode:
+def open_encoder(version: Version) -> EncodeImages:
     """The version's encoder: its ONNX models, else its weights in torch. Raises as `embed_version`."""
     return _onnx_encoder(version) if version.card.encoder and has_onnxruntime() else _torch_encoder(version)
 
@@ -73,7 +73,7 @@ def has_onnxruntime() -> bool:
     return all(importlib.util.find_spec(package) is not None for package in ("onnx", "onnxruntime"))
 
 
-def _onnx_encoder(version: Version) -> Encode:
+def _onnx_encoder(version: Version) -> EncodeImages:
     from index.encoder import BATCH, Encoder
 
     encoder = Encoder(version, Execution(threads=os.cpu_count() or 1))
@@ -89,7 +89,7 @@ def _onnx_encoder(version: Version) -> Encode:
     return encode
 
 
-def _torch_encoder(version: Version) -> Encode:
+def _torch_encoder(version: Version) -> EncodeImages:
     if WEIGHTS not in version.card.files:
         missing = "onnxruntime is not installed" if version.card.encoder else "it has no encoder.onnx"
         raise NoEncoder(f"version {version.name!r} cannot embed images here: {missing}, and it holds no {WEIGHTS}")

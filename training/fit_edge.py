@@ -16,7 +16,7 @@ import torch
 
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
-from index.evaluation.choosing import AUTO, Choice, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.choosing import AUTO, ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
@@ -44,7 +44,7 @@ class Fitted:
     edge: Edge
     new_old: Retrieval
     old_old: Retrieval | None
-    choice: Choice | None = None
+    choice: ChosenKind | None = None
     advice: tuple[str, ...] = ()
 
     def lines(self) -> Iterator[str]:

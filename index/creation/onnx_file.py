@@ -69,7 +69,7 @@ class OnnxFile:
         )
 
 
-def _read(path: Path) -> onnx_graph.Onnx:
+def _read(path: Path) -> onnx_graph.ModelProto:
     try:
         model = onnx.load(path)
     except Exception as error:  # the file, files of weights beside it, or whatever broken bytes lead protobuf to

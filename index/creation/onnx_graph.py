@@ -19,10 +19,10 @@ from index.artifacts import legal_opsets
 from index.errors import InvalidArgument, raise_if_out_of_memory
 from index.version import Preprocess
 
-Onnx = Any
-"""An onnx.ModelProto; the package has no types."""
+ModelProto = Any
+"""onnx.ModelProto: the package has no types."""
 
-Run = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 POOLS = ("none", "mean", "cls")
 FREE = "N"
@@ -32,7 +32,7 @@ RELATIVE = 1e-3
 """Largest difference, as a share of the largest number, between a model and what it became."""
 
 
-def opened(model: Onnx) -> Run:
+def opened(model: ModelProto) -> RunModel:
     """A model of one input and one output, ready to run on images.
 
     Raises:
@@ -52,7 +52,7 @@ def opened(model: Onnx) -> Run:
     return run
 
 
-def one_by_one(run: Run, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
+def one_by_one(run: RunModel, images_NCHW: NDArray[np.float32]) -> NDArray[np.float32]:
     """What a model gives for each image alone, (N, ...)."""
     return np.concatenate([run(image_CHW[None])[:1] for image_CHW in images_NCHW])
 
@@ -66,7 +66,7 @@ def _refusing() -> Iterator[None]:
         raise InvalidArgument(f"the model does not run ({error})", pointer="/onnx") from error
 
 
-def with_one_output(model: Onnx, name: str) -> Onnx:
+def with_one_output(model: ModelProto, name: str) -> ModelProto:
     """Keep one output: `name`, or the only one there is. Constants are no inputs, as newer files have it.
 
     Raises:
@@ -88,7 +88,7 @@ def with_one_output(model: Onnx, name: str) -> Onnx:
     return model
 
 
-def reading(model: Onnx, spec: Preprocess) -> Onnx:
+def reading(model: ModelProto, spec: Preprocess) -> ModelProto:
     """A model of float32 (N, C, H, W): one of half precision or of (N, H, W, C) is led to it.
 
     Raises:
@@ -124,7 +124,7 @@ def reading(model: Onnx, spec: Preprocess) -> Onnx:
     return model
 
 
-def batch_free(model: Onnx, images_NCHW: NDArray[np.float32]) -> Onnx:
+def batch_free(model: ModelProto, images_NCHW: NDArray[np.float32]) -> ModelProto:
     """A model whose first axis is free: as it is, with that axis declared free, or run image by image in a loop.
 
     Args:
@@ -151,7 +151,7 @@ def batch_free(model: Onnx, images_NCHW: NDArray[np.float32]) -> Onnx:
     raise InvalidArgument("the model gives other numbers for an image beside others than alone", pointer="/onnx")
 
 
-def pooled(model: Onnx, shape: Sequence[int], pool: str) -> Onnx:
+def pooled(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
     """A model that gives (N, D): its output (N, D), (N, T, D) or (N, D, H, W) pooled.
 
     Args:
@@ -184,7 +184,7 @@ def pooled(model: Onnx, shape: Sequence[int], pool: str) -> Onnx:
     return _ending(model, steps)
 
 
-def comparable(model: Onnx, dim: int, *, unit: bool) -> Onnx:
+def comparable(model: ModelProto, dim: int, *, unit: bool) -> ModelProto:
     """A model whose output is declared float32 (N, `dim`), of length 1 if `unit`."""
     steps, last = [], model.graph.output[0].name
     if model.graph.output[0].type.tensor_type.elem_type != TensorProto.FLOAT:
@@ -198,7 +198,7 @@ def comparable(model: Onnx, dim: int, *, unit: bool) -> Onnx:
     return model
 
 
-def _ending(model: Onnx, steps: Sequence[Any], kind: int | None = None) -> Onnx:
+def _ending(model: ModelProto, steps: Sequence[Any], kind: int | None = None) -> ModelProto:
     """The model with nodes behind its output; the last one's is its output then."""
     kind = kind or model.graph.output[0].type.tensor_type.elem_type
     model.graph.node.extend(steps)
@@ -207,7 +207,7 @@ def _ending(model: Onnx, steps: Sequence[Any], kind: int | None = None) -> Onnx:
     return model
 
 
-def _declared_free(model: Onnx) -> Onnx:
+def _declared_free(model: ModelProto) -> ModelProto:
     """Only what is declared changes; where numbers inside are fixed as well, running it tells."""
     made = _copy(model)
     sides = _declared(made.graph.input[0])
@@ -217,7 +217,7 @@ def _declared_free(model: Onnx) -> Onnx:
     return made
 
 
-def _looped(model: Onnx, image: Sequence[int], made: Sequence[int]) -> Onnx:
+def _looped(model: ModelProto, image: Sequence[int], made: Sequence[int]) -> ModelProto:
     """A model that runs `model` on each image of a batch: exact whatever is fixed in it, and slower in batches."""
     body, domains = _copy(model).graph, list(model.opset_import)
     given, gives = body.input[0].name, body.output[0]
@@ -262,7 +262,7 @@ def _keep(values: Any, wanted: Any) -> None:
     values.extend(kept)
 
 
-def _copy(model: Onnx) -> Onnx:
+def _copy(model: ModelProto) -> ModelProto:
     copied = onnx.ModelProto()
     copied.CopyFrom(model)
     return copied

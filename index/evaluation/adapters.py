@@ -23,7 +23,7 @@ from index.version import EDGE_ARRAYS, EdgeKind
 FEW_PAIRS = 4_000
 """Below so many pairs Drift-Adapter (Vejendla 2025, arXiv 2509.23471) sees the recall of the old index fall."""
 
-Matrix = NDArray[np.float64]
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -133,7 +133,7 @@ def few_pairs(count: int) -> str | None:
     return f"{count} pairs: fewer than {FEW_PAIRS} leave an adapter's score uncertain" if count < FEW_PAIRS else None
 
 
-def check_pairs(new_SM: Any, old_SN: Any) -> tuple[Matrix, Matrix]:
+def check_pairs(new_SM: Any, old_SN: Any) -> tuple[Floats, Floats]:
     """The pairs in float64.
 
     Raises:
@@ -150,13 +150,13 @@ def check_pairs(new_SM: Any, old_SN: Any) -> tuple[Matrix, Matrix]:
     return new, old
 
 
-def orthogonal(new: Matrix, old: Matrix) -> Matrix:
+def orthogonal(new: Floats, old: Floats) -> Floats:
     """(M, N) with orthonormal columns or rows: U V^T of the singular value decomposition of new^T old."""
     left, _, right = np.linalg.svd(new.T @ old, full_matrices=False)
     return np.asarray(left @ right)
 
 
-def _ridge(new: Matrix, old: Matrix, strength: float) -> tuple[Matrix, Matrix]:
+def _ridge(new: Floats, old: Floats, strength: float) -> tuple[Floats, Floats]:
     """W (M, N), and a root R (M, M) of the penalised covariance R^T R."""
     new, old = new - new.mean(0), old - old.mean(0)
     gram_MM = new.T @ new
@@ -164,7 +164,7 @@ def _ridge(new: Matrix, old: Matrix, strength: float) -> tuple[Matrix, Matrix]:
     return np.asarray(np.linalg.solve(gram_MM, new.T @ old)), np.asarray(np.linalg.cholesky(gram_MM).T)
 
 
-def _affine(weight: Matrix, new: Matrix, old: Matrix) -> Affine:
+def _affine(weight: Floats, new: Floats, old: Floats) -> Affine:
     return Affine(weight.astype(np.float32), (old.mean(0) - new.mean(0) @ weight).astype(np.float32))
 
 

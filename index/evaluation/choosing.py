@@ -35,7 +35,7 @@ Fit = Callable[[str, Pairs], Search]
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenKind:
     """The kind chosen, what each reached on the pairs held out to choose by, and why the others were not tried."""
 
     kind: str
@@ -93,13 +93,13 @@ class LearningCurve:
         return f"Whether more pairs would help cannot be told: {told}."
 
 
-def best_of(choice: Choice, kind: str) -> tuple[float, float]:
+def best_of(choice: ChosenKind, kind: str) -> tuple[float, float]:
     """What kinds are ordered by: CMC@1, ties by mAP."""
     measured = choice.reached[kind]
     return measured.mean(METRIC), measured.mean(MEAN_AP)
 
 
-def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: int = 0) -> Choice:
+def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: int = 0) -> ChosenKind:
     """Fit every kind on four fifths of the fitting share and measure it with the fifth; best by CMC@1, ties by mAP.
 
     Args:
@@ -125,7 +125,7 @@ def choose_kind(kinds: Iterable[str], fit: Fit, pairs: Pairs, old: Card, seed: i
             left_out[kind] = error.message
     if not reached:
         raise InvalidArgument(f"no kind can be fitted: {left_out}", pointer="/kind")
-    found = Choice("", reached, left_out)
+    found = ChosenKind("", reached, left_out)
     return replace(found, kind=max(reached, key=lambda kind: best_of(found, kind)))
 
 

@@ -32,7 +32,7 @@ QUERIES, ITEMS, POINTS = 500, 2_000, 6
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenMode:
     """The mode that is kept, and what it rests on.
 
     Attributes:
@@ -52,7 +52,7 @@ class Choice:
 
 def choose(
     before: Compared, after: Compared, right: Right, *, safe: Mode, metric: str = "cmc@1", seed: int = 0
-) -> Choice | None:
+) -> ChosenMode | None:
     """Simulate a backfill, and keep the mode that serves it best.
 
     Args:
@@ -81,7 +81,7 @@ def choose(
     return decide(areas, safe if safe in areas[metric] else Mode.CALIBRATED, seed)
 
 
-def decide(areas: Mapping[str, Mapping[Mode, Floats]], safe: Mode, seed: int = 0) -> Choice:
+def decide(areas: Mapping[str, Mapping[Mode, Floats]], safe: Mode, seed: int = 0) -> ChosenMode:
     """The mode to keep.
 
     Args:
@@ -97,7 +97,9 @@ def decide(areas: Mapping[str, Mapping[Mode, Floats]], safe: Mode, seed: int = 0
             best = mode
     area = areas[metric]
     gained = {mode.value: paired_bootstrap(area[best], area[mode], seed) for mode in area if mode is not best}
-    return Choice(best, metric, {mode.value: float(own.mean()) for mode, own in area.items()}, gained, len(area[best]))
+    return ChosenMode(
+        best, metric, {mode.value: float(own.mean()) for mode, own in area.items()}, gained, len(area[best])
+    )
 
 
 def _half_widths(gain: Score) -> float:

@@ -44,7 +44,7 @@ class Batch:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-class Source(Protocol):
+class ItemSource(Protocol):
     """Rows to be imported, in an order that is the same each time."""
 
     @property

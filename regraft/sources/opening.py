@@ -6,7 +6,7 @@ from pathlib import Path
 
 from index.errors import InvalidArgument
 from regraft.sources.arrays import OPEN, ArrayFile
-from regraft.sources.base import Source, Wanted
+from regraft.sources.base import ItemSource, Wanted
 
 TABLES = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
 INDEXES = (".faiss", ".index")
@@ -41,7 +41,7 @@ def extra_of(source: str) -> str:
     return EXTRA.get(kind) or ("index" if kind in INDEXES else "arrow")
 
 
-def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: str | None = None) -> Source:
+def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: str | None = None) -> ItemSource:
     """Open a source; `ids`: of a file of vectors, `key`: what a live one wants to be shown.
 
     Raises:
@@ -68,7 +68,7 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
     return TableFile(path, wanted)
 
 
-def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> Source:
+def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | None) -> ItemSource:
     if kind == "pgvector":
         from regraft.sources.pgvector import PgvectorTable
 

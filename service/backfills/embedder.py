@@ -85,7 +85,7 @@ class Pictured(Read, Protocol):
     def blob(self) -> str: ...
 
 
-class StoredEmbedding(Read, Protocol):
+class HeldEmbedding(Read, Protocol):
     """A row of `chunks.read_embeddings`."""
 
     @property
@@ -134,7 +134,7 @@ class Embedder:
             readable, failed = self._read_all(rows[start : start + BATCH], encoder.spec)
             yield partial(_with, failed, readable, encode)
 
-    def transform(self, target: Known, rows: Sequence[StoredEmbedding]) -> Iterator[Compute]:
+    def transform(self, target: Known, rows: Sequence[HeldEmbedding]) -> Iterator[Compute]:
         """The item edges from the versions of stored embeddings to the target."""
         for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
             yield partial(_embed, [(row, row) for row in group], self._forward(self._registry.by_id(old_id), target))
@@ -176,12 +176,12 @@ class Embedder:
             raise MissingImage("the stored image is missing") from error
         return self._decoder.pixels(data, spec)
 
-    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[StoredEmbedding]], Carried]:
+    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[HeldEmbedding]], Carried]:
         transform = self.forward(old, new)
         assert transform is not None, "the plan holds items of versions with an item edge only"
         space = space_from_json(dict(new.card.space))
 
-        def apply(rows: Sequence[StoredEmbedding]) -> Carried:
+        def apply(rows: Sequence[HeldEmbedding]) -> Carried:
             given = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
             return Carried(check_vectors(given.vectors_ND, new.card.dim, space), given.side_NS, given.variance_N)
 

@@ -16,11 +16,11 @@ MOST_NAME = 40
 
 BETTER, OPEN, WORSE = "#1a7f37", "#9a6700", "#cf222e"
 
-Score = Mapping[str, float]
+Interval = Mapping[str, float]
 """`value`, `low` and `high`."""
 
 
-def bars(rows: Sequence[tuple[str, Score]], axis: str) -> Markup:
+def bars(rows: Sequence[tuple[str, Interval]], axis: str) -> Markup:
     """Bars from 0 to 1 with their intervals."""
     shapes = _axis([n / 4 for n in range(5)], len(rows), axis, lambda share: LEFT + WIDTH * share, "{:.0%}")
     for number, (name, score) in enumerate(rows):
@@ -33,7 +33,7 @@ def bars(rows: Sequence[tuple[str, Score]], axis: str) -> Markup:
     return _svg(shapes, len(rows), axis)
 
 
-def differences(rows: Sequence[tuple[str, Score]], axis: str) -> Markup:
+def differences(rows: Sequence[tuple[str, Interval]], axis: str) -> Markup:
     """Differences around 0, in percentage points, on the scale of the widest."""
     most = 100 * max((abs(score[field]) for _, score in rows for field in ("low", "high")), default=0) or 1.0
 

@@ -37,7 +37,7 @@ from service.upgrades.gates.samples import (
     read_embeddings,
     read_entries,
 )
-from service.upgrades.gates.sides import Wanted, draw_sides, embed_sides
+from service.upgrades.gates.sides import DrawOptions, draw_sides, embed_sides
 
 router = APIRouter(route_class=CheckedRoute, tags=["gates"])
 
@@ -144,8 +144,8 @@ def take(
     helping = {version: None for version, _ in places if version.card.encoder and version not in (old, new)}
     with service.database.read() as connection:
         if asked.evaluation is None:
-            wanted = Wanted(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
-            drawn = draw_sides(connection, gallery_id, old, new, wanted)
+            options = DrawOptions(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
+            drawn = draw_sides(connection, gallery_id, old, new, options)
             _check_slice(asked, drawn.entries)
         else:
             held = evaluation_row(connection, gallery_id, asked.evaluation)

@@ -58,7 +58,7 @@ class Ingested:
 
 
 @dataclass(frozen=True)
-class Asked:
+class IngestOptions:
     """How a batch is stored: all or nothing, what of items that are there, and how its embeddings came about.
 
     Vectors that a transform made stay known as such where they are brought from another gallery: `reencode` and
@@ -74,8 +74,8 @@ class _CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def ingest_images(service: Runtime, name: str, form: Form, asked: Asked) -> Ingested:
-    """Store images, embedded by the gallery's current version; `asked` says how.
+def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
+    """Store images, embedded by the gallery's current version; `options` say how.
 
     Raises:
         UnknownGallery: there is no such gallery.
@@ -89,13 +89,13 @@ def ingest_images(service: Runtime, name: str, form: Form, asked: Asked) -> Inge
         gallery_id, current = _open(service, name)
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
-        _leave_out(service, gallery_id, batch, asked)
+        _leave_out(service, gallery_id, batch, options)
         items = _encode(batch, files, current, service.decoder)
-        batch.settle(asked.atomic)
+        batch.settle(options.atomic)
         keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
         stored = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
         try:
-            return _store(service, gallery_id, current, current, stored, batch, asked)
+            return _store(service, gallery_id, current, current, stored, batch, options)
         except (_CurrentChanged, RegraftError):
             service.blobs.remove(keys)
             raise
@@ -103,7 +103,7 @@ def ingest_images(service: Runtime, name: str, form: Form, asked: Asked) -> Inge
     return _while_current_holds(attempt)
 
 
-def ingest_embeddings(service: Runtime, name: str, raw: bytes, asked: Asked) -> Ingested:
+def ingest_embeddings(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
     """Store embeddings made elsewhere, of the named version or else the gallery's current one.
 
     Raises:
@@ -115,25 +115,25 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, asked: Asked) -> 
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
-        version, batch = _described(service, raw, current, asked)
-        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space), asked.origin)
-        batch.settle(asked.atomic)
-        return _store(service, gallery_id, current, version, items, batch, asked)
+        version, batch = _described(service, raw, current, options)
+        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space), options.origin)
+        batch.settle(options.atomic)
+        return _store(service, gallery_id, current, version, items, batch, options)
 
     return _while_current_holds(attempt)
 
 
-def ingest_array(service: Runtime, name: str, form: Form, asked: Asked) -> Ingested:
+def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
     """The same of a form with an array, whose rows are the embeddings of the items."""
     assert form.array is not None
     given, listed = read_npy(_read(form.array), "/embeddings"), parse_any_json(_listed(form))
-    return _ingest_rows(service, name, form.fields.get("version"), listed, given, "/embeddings", asked)
+    return _ingest_rows(service, name, form.fields.get("version"), listed, given, "/embeddings", options)
 
 
-def ingest_table(service: Runtime, name: str, raw: bytes, version: str | None, asked: Asked) -> Ingested:
+def ingest_table(service: Runtime, name: str, raw: bytes, version: str | None, options: IngestOptions) -> Ingested:
     """The same of a table in Arrow's format."""
     listed, given = read_items(raw, service.settings.max_batch)
-    return _ingest_rows(service, name, version, listed, given, "/embedding", asked)
+    return _ingest_rows(service, name, version, listed, given, "/embedding", options)
 
 
 def _ingest_rows(
@@ -143,35 +143,37 @@ def _ingest_rows(
     listed: object,
     given: NDArray[Any],
     pointer: str,
-    asked: Asked,
+    options: IngestOptions,
 ) -> Ingested:
     """Items `listed` as JSON has them, without embeddings, and those: the rows of `given` (N, D)."""
 
     def attempt() -> Ingested:
         gallery_id, current = _open(service, name)
         version = _version(service, current.name if version_name is None else version_name)
-        batch = _embedded(listed, "", service, asked)
+        batch = _embedded(listed, "", service, options)
         if len(given) != batch.size or given.shape[1] != version.card.dim:
             needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
             raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer=pointer)
-        items = _check_embeddings(batch, version.card.dim, version.space, asked.origin, given)
-        batch.settle(asked.atomic)
-        return _store(service, gallery_id, current, version, items, batch, asked)
+        items = _check_embeddings(batch, version.card.dim, version.space, options.origin, given)
+        batch.settle(options.atomic)
+        return _store(service, gallery_id, current, version, items, batch, options)
 
     return _while_current_holds(attempt)
 
 
-def _described(service: Runtime, raw: bytes, current: LoadedVersion, asked: Asked) -> tuple[LoadedVersion, IngestBatch]:
+def _described(
+    service: Runtime, raw: bytes, current: LoadedVersion, options: IngestOptions
+) -> tuple[LoadedVersion, IngestBatch]:
     """The version of a batch in JSON, and the batch."""
     body = take_object(parse_any_json(raw), {"version", "items"}, "")
     version = _version(service, body.get("version", current.name))
-    return version, _embedded(body.get("items"), "embedding", service, asked)
+    return version, _embedded(body.get("items"), "embedding", service, options)
 
 
-def _embedded(listed: object, content: str, service: Runtime, asked: Asked) -> IngestBatch:
+def _embedded(listed: object, content: str, service: Runtime, options: IngestOptions) -> IngestBatch:
     """A batch of embeddings. Those that are only to be added to what is there come without metadata."""
     batch = read_batch(listed, content, service.settings)
-    if asked.mode is UpdateMode.UPDATE_ONLY:
+    if options.mode is UpdateMode.UPDATE_ONLY:
         for draft in (draft for draft in batch.drafts if draft.metadata is not None):
             batch.refuse(
                 draft.index, draft.id, InvalidItem("metadata stay as they are: leave them out", pointer="/metadata")
@@ -213,9 +215,9 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     return files
 
 
-def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, asked: Asked) -> None:
+def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: IngestOptions) -> None:
     """Refuse the items that are there before they are encoded, where they would be in the end."""
-    if asked.mode is not UpdateMode.INSERT_ONLY:
+    if options.mode is not UpdateMode.INSERT_ONLY:
         return
     with service.database.read() as connection:
         rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
@@ -312,7 +314,7 @@ def _store(
     version: LoadedVersion,
     items: Sequence[tuple[ItemDraft, NewItem]],
     batch: IngestBatch,
-    asked: Asked,
+    options: IngestOptions,
 ) -> Ingested:
     with service.database.write() as connection:
         first = take_seq(connection, gallery_id, len(items))
@@ -321,11 +323,11 @@ def _store(
             raise _CurrentChanged
         new = [item for _, item in items]
         with counting(connection, gallery_id, [item.external_id for item in new]):
-            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=asked.mode)
+            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=options.mode)
         for draft, _ in items:
             if draft.id in stored.refused:
                 batch.refuse(draft.index, draft.id, stored.refused[draft.id])
-        batch.settle(asked.atomic)
+        batch.settle(options.atomic)
     service.blobs.remove(stored.orphans)
     service.replica.take(gallery_id, stored.added)
     return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())

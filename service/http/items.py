@@ -20,7 +20,7 @@ from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import Asked, ingest_array, ingest_embeddings, ingest_images, ingest_table
+from service.http.ingest import IngestOptions, ingest_array, ingest_embeddings, ingest_images, ingest_table
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
@@ -87,7 +87,7 @@ async def ingest(
     An embedding for an item that is there is put beside those by other versions, an image takes the place of whatever
     the item holds, and metadata that are not named stay.
     """
-    settings, asked = service.settings, Asked(atomic, MODES[replace], Origin(origin))
+    settings, asked = service.settings, IngestOptions(atomic, MODES[replace], Origin(origin))
     kind = media_type(request, JSON, FORM, ARROW)
     if kind == ARROW:
         raw = await read_body(request, settings.max_body_bytes)

@@ -72,7 +72,7 @@ def _raising(error: Exception) -> ASGIApp:
     return fail
 
 
-class Asked(NamedTuple):
+class RawQuery(NamedTuple):
     """A query as it came: how its body is read, what keeps its client on one version, whether it wants a table."""
 
     name: str
@@ -91,7 +91,7 @@ async def _answered(scope: Scope, receive: Receive) -> Response:
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
     name, table = scope["path"].split("/")[3], _type_of(headers.get("accept", "")) == ARROW
-    return await _response(service, Asked(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table))
+    return await _response(service, RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table))
 
 
 def _reading(service: Runtime, request: Request, kind: str) -> ReadFields:
@@ -116,7 +116,7 @@ async def _body(receive: Receive) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _response(service: Runtime, asked: Asked) -> Response:
+async def _response(service: Runtime, asked: RawQuery) -> Response:
     name, read, raw, key, table = asked
     await service.loaded(name)
     live, write = service.replica.known(name), as_table if table else as_json

@@ -14,7 +14,7 @@ from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, Form, media_type, read_form
-from service.http.ingest import Asked, ingest_array, ingest_embeddings, ingest_table
+from service.http.ingest import IngestOptions, ingest_array, ingest_embeddings, ingest_table
 from service.http.items import MAX_PAGE, MadeBy, describe_item, respond
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import places_in
@@ -63,7 +63,7 @@ async def put(
 
     An embedding takes the place of one by the same version and lies beside those by others; metadata stay.
     """
-    settings, asked = service.settings, Asked(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
+    settings, asked = service.settings, IngestOptions(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
     kind = media_type(request, JSON, FORM, ARROW)
     if version is not None and kind != ARROW:
         raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")

@@ -31,7 +31,7 @@ class Reference:
 
 
 @dataclass(frozen=True)
-class Source:
+class BlobColumn:
     """A `column` that names images, `of` such a thing.
 
     `owner` is what a user calls a row of `rows`, with the values of `columns` in it; those last written have the
@@ -46,9 +46,9 @@ class Source:
     newest: Column[Any]
 
 
-SOURCES = (
-    Source(item.c.blob, "item", item.join(gallery), "{}/{}", (gallery.c.name, item.c.external_id), item.c.id),
-    Source(
+BLOB_COLUMNS = (
+    BlobColumn(item.c.blob, "item", item.join(gallery), "{}/{}", (gallery.c.name, item.c.external_id), item.c.id),
+    BlobColumn(
         evaluation_entry.c.blob,
         "evaluation",
         evaluation_entry.join(evaluation).join(gallery),
@@ -62,10 +62,10 @@ SOURCES = (
 
 def references(connection: Connection) -> Iterator[Reference]:
     """Every row that names an image; one snapshot if the connection is in one."""
-    for source in SOURCES:
-        named = select(source.column, *source.columns).select_from(source.rows).where(_there(source))
+    for place in BLOB_COLUMNS:
+        named = select(place.column, *place.columns).select_from(place.rows).where(_there(place))
         for key, *columns in connection.execute(named, execution_options=STREAMED):
-            yield Reference(key, source.of, source.owner.format(*columns))
+            yield Reference(key, place.of, place.owner.format(*columns))
 
 
 def open_blobs(database: Database, url: str) -> Blobs:
@@ -73,16 +73,16 @@ def open_blobs(database: Database, url: str) -> Blobs:
 
     def named() -> list[str]:
         with database.lookup() as connection:
-            return [key for source in SOURCES for key in connection.execute(_newest(source)).scalars()]
+            return [key for place in BLOB_COLUMNS for key in connection.execute(_newest(place)).scalars()]
 
     return Blobs(url, named)
 
 
-def _newest(source: Source) -> Select[str]:
-    named = select(source.column).select_from(source.rows).where(_there(source))
-    return named.order_by(source.newest.desc()).limit(SOME)
+def _newest(place: BlobColumn) -> Select[str]:
+    named = select(place.column).select_from(place.rows).where(_there(place))
+    return named.order_by(place.newest.desc()).limit(SOME)
 
 
-def _there(source: Source) -> ColumnElement[bool]:
-    """Of the source's rows: those that name an image which has to be there. Those of a deleted gallery may be gone."""
-    return and_(source.column.is_not(None), IS_THERE)
+def _there(place: BlobColumn) -> ColumnElement[bool]:
+    """Of its rows: those that name an image which has to be there. Those of a deleted gallery may be gone."""
+    return and_(place.column.is_not(None), IS_THERE)

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Source, Wanted, as_json
+from regraft.sources.base import ItemSource, Wanted, as_json
 from regraft.sources.opening import open_source
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -151,7 +151,7 @@ FAKES = {
 }
 
 
-def read(source: Source, after: Any = None) -> tuple[list[str], list[list[float]], list[Any], list[Any]]:
+def read(source: ItemSource, after: Any = None) -> tuple[list[str], list[list[float]], list[Any], list[Any]]:
     batches = list(source.batches(3, after))
     vectors = [row for batch in batches for row in batch.columns[0].vectors.tolist()]
     ids = [i for batch in batches for i in batch.ids]
@@ -159,7 +159,7 @@ def read(source: Source, after: Any = None) -> tuple[list[str], list[list[float]
     return ids, vectors, metadata, [json.loads(json.dumps(batch.cursor)) for batch in batches]
 
 
-def check(source: Source, wanted: list[Any]) -> None:
+def check(source: ItemSource, wanted: list[Any]) -> None:
     ids, vectors, metadata, cursors = read(source)
     assert (ids, vectors, metadata) == (IDS, ROWS.tolist(), wanted)
     assert source.count in (10, None)

@@ -38,7 +38,7 @@ MAX_BYTES = 1 << 31
 BATCH = 10
 """Probes in one run."""
 
-Reference = Callable[[Image.Image], Tensor]
+PrepareImage = Callable[[Image.Image], Tensor]
 """How the library that a model is from prepares an image: to (C, H, W)."""
 Embed = Callable[[list[str]], Tensor]
 """How it embeds texts: to (N, D)."""
@@ -71,7 +71,7 @@ class Texts(nn.Module):
 
 
 def write_images(
-    folder: Path, module: nn.Module, spec: Preprocess, space: Space, source: str, reference: Reference | None = None
+    folder: Path, module: nn.Module, spec: Preprocess, space: Space, source: str, reference: PrepareImage | None = None
 ) -> tuple[int, Parity]:
     """Write encoder.onnx and probe.npz, and hold them against the source on the probe images.
 

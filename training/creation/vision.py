@@ -23,7 +23,7 @@ from index.folder import parse_preprocess, sha256
 from index.space import space_from_json
 from index.version import Card, Preprocess
 from training.backbones import DOWNLOAD, timm_trunk
-from training.creation.entrances import Reference, write_images
+from training.creation.entrances import PrepareImage, write_images
 
 COSINE = {"kind": "cosine"}
 
@@ -124,7 +124,7 @@ class TorchModule:
     preprocess: Preprocess
     space: Mapping[str, Any] = field(default_factory=lambda: dict(COSINE))
     source: str = f"torch {torch.__version__}"
-    reference: Reference | None = None
+    reference: PrepareImage | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path, name: str) -> Card:

@@ -25,7 +25,7 @@ FORGETTING = 1.05
 X = TypeVar("X")
 
 
-class Rows(Protocol):
+class Sliceable(Protocol):
     """One row an input: an array, or a list."""
 
     def __len__(self) -> int: ...
@@ -33,7 +33,7 @@ class Rows(Protocol):
     def __getitem__(self, rows: slice, /) -> Self: ...
 
 
-R = TypeVar("R", bound=Rows)
+R = TypeVar("R", bound=Sliceable)
 
 
 class _Request(Generic[X, R]):

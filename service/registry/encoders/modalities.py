@@ -22,7 +22,7 @@ from service.settings import Settings
 
 T = TypeVar("T")
 
-Row = tuple[Vectors, Vectors | None]
+Embedded = tuple[Vectors, Vectors | None]
 """The vector (D,) and the side-information (S,) of one item."""
 
 
@@ -33,9 +33,9 @@ class ImageModality:
         """Load it. Raises NoEncoder, InvalidVersionFolder."""
         self.encoder = encoder = Encoder(version, settings.execution)
         self.queries: Batcher[Pixels, Vectors] = _batcher(lambda px: encoder.vectors(np.stack(px)), settings)
-        self.items: Batcher[Pixels, list[Row]] = _batcher(self._rows, settings)
+        self.items: Batcher[Pixels, list[Embedded]] = _batcher(self._rows, settings)
 
-    def _rows(self, pixels: Sequence[Pixels]) -> list[Row]:
+    def _rows(self, pixels: Sequence[Pixels]) -> list[Embedded]:
         given = self.encoder.encode_arrays(np.stack(pixels))
         sides = [None] * len(pixels) if given.side is None else given.side
         return list(zip(given.vectors, sides, strict=True))

@@ -188,22 +188,22 @@ def retire(transition: TransitionContext) -> Evidence:
     return transition.request.checked
 
 
-Step = Callable[[TransitionContext], Evidence]
+Transition = Callable[[TransitionContext], Evidence]
 
-BEGINNINGS: dict[DeploymentState, Step] = {
+BEGINNINGS: dict[DeploymentState, Transition] = {
     DeploymentState.REGISTERED: register,
     DeploymentState.CURRENT: become_current,
     DeploymentState.RETIRED: retire,
 }
 """A deployment begins as registered; a rollback as current; as retired, what frees embeddings that items brought."""
 
-_ENDS: dict[DeploymentState, Step] = {
+_ENDS: dict[DeploymentState, Transition] = {
     DeploymentState.CURRENT: become_current,
     DeploymentState.ROLLED_BACK: abandon,
 }
-_TRIALS: dict[DeploymentState, Step] = {DeploymentState.SHADOW: shadow, DeploymentState.CANARY: canary}
+_TRIALS: dict[DeploymentState, Transition] = {DeploymentState.SHADOW: shadow, DeploymentState.CANARY: canary}
 
-TRANSITIONS: dict[DeploymentState, dict[DeploymentState, Step]] = {
+TRANSITIONS: dict[DeploymentState, dict[DeploymentState, Transition]] = {
     DeploymentState.REGISTERED: {DeploymentState.VERIFIED: verify, DeploymentState.ROLLED_BACK: abandon},
     DeploymentState.VERIFIED: {DeploymentState.GATED: pass_gate, **_TRIALS, **_ENDS},
     DeploymentState.GATED: {**_TRIALS, **_ENDS},

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
-from index.evaluation.choosing import AUTO, Choice, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.choosing import AUTO, ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
 from index.evaluation.fitting import (
     FITS,
     MOST_COMPARED,
@@ -167,7 +167,9 @@ class _Fitter:
         return searching(self.adapter(kind, pairs), self.old)
 
 
-def _evidence(fitter: _Fitter, kind: str, choice: Choice | None, pairs: Pairs, measured: Retrieval) -> dict[str, Any]:
+def _evidence(
+    fitter: _Fitter, kind: str, choice: ChosenKind | None, pairs: Pairs, measured: Retrieval
+) -> dict[str, Any]:
     """Of `made`: what is beside the edge's own scores, and what they say in words."""
     old_old = measure(pairs.old_QN, pairs, fitter.old) if pairs.labelled else None
     curve = learning_curve(kind, fitter.search, pairs, fitter.old, measured)

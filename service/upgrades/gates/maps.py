@@ -17,7 +17,7 @@ from index.edge_maps import MapKey, map_key, safe_mode
 from index.evaluation.matching import Matching, Nearest, Right, fit_evalue_maps, fit_maps
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
-from index.evaluation.modes import Choice, choose
+from index.evaluation.modes import ChosenMode, choose
 from index.graph import Route
 from index.space import Vectors, space_from_json
 from index.version import Origin
@@ -75,7 +75,7 @@ def fit(
 
 def choose_mode(
     registry: Registry, old: LoadedVersion, new: LoadedVersion, sample: Sample, metric: str, seed: int
-) -> tuple[MapKey, Choice] | None:
+) -> tuple[MapKey, ChosenMode] | None:
     """The merge mode that serves a backfill from `old` to `new` best, and the route it was measured along.
 
     None where serving would not reach what `old` has stored, or nothing has anything to find.

@@ -63,7 +63,7 @@ class Drawn:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DrawOptions:
     """What to draw: up to `sample` queries by `seed`, with the metadata fields that are the label and the slice.
 
     `paired`: only items that the new version embeds too are of use.
@@ -77,26 +77,26 @@ class Wanted:
 
 
 def draw_sides(
-    connection: Connection, gallery_id: int, old: LoadedVersion, new: LoadedVersion, wanted: Wanted
+    connection: Connection, gallery_id: int, old: LoadedVersion, new: LoadedVersion, options: DrawOptions
 ) -> Drawn:
     """Draw items of a gallery as queries and as items.
 
     Raises:
         InvalidArgument: fewer than two can ask.
     """
-    drawn = Drawn(stored={old.name: {}, new.name: {}}, paired=wanted.paired)
-    most = max(wanted.sample, MOST_PAIRS // wanted.sample)
+    drawn = Drawn(stored={old.name: {}, new.name: {}}, paired=options.paired)
+    most = max(options.sample, MOST_PAIRS // options.sample)
     made = dict.fromkeys(drawn.stored, 0)
-    for entry in _entries(connection, gallery_id, (old, new), wanted, drawn):
+    for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
         asks = has_new or entry.blob is not None
-        if (not has_old and entry.blob is None) or (wanted.paired and not asks):
+        if (not has_old and entry.blob is None) or (options.paired and not asks):
             continue
         room = has_new or made[new.name] < MOST_MADE
-        if len(drawn.asking) < wanted.sample:
+        if len(drawn.asking) < options.sample:
             room = True
             drawn.asking.update([entry.number] if asks else [])
-        elif _beyond(len(drawn.entries), most, has_old or made[old.name] < MOST_MADE, room or not wanted.paired):
+        elif _beyond(len(drawn.entries), most, has_old or made[old.name] < MOST_MADE, room or not options.paired):
             drawn.whole = drawn.exhausted = False
             break
         else:
@@ -108,7 +108,7 @@ def draw_sides(
         drawn.entries.append(entry)
     if len(drawn.asking) < 2:
         have = f"with an image or an embedding by {new.name!r}"
-        labelled = f" and metadata field {wanted.label!r}" if wanted.label else ""
+        labelled = f" and metadata field {options.label!r}" if options.label else ""
         found = len(drawn.asking)
         raise InvalidArgument(f"measuring needs two items {have}{labelled}; the gallery has {found}", pointer="/label")
     return drawn
@@ -175,20 +175,20 @@ def embed_sides(
 
 
 def _entries(
-    connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], wanted: Wanted, drawn: Drawn
+    connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: Drawn
 ) -> Iterator[Entry]:
     """Live items in the order drawn; their stored embeddings are noted on the way."""
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
     ids = np.fromiter(connection.execute(select(item.c.id).where(*live).order_by(item.c.id)).scalars(), np.int64)
-    for block in blocks(np.random.default_rng(wanted.seed).permutation(ids).tolist(), READ_BLOCK):
+    for block in blocks(np.random.default_rng(options.seed).permutation(ids).tolist(), READ_BLOCK):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
         rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
         for version in versions:
             drawn.stored[version.name] |= _stored(connection, version, block, {i for i in rows if rows[i].blob})
         for number in block:
             row = rows[number]
-            label, part = (field_text(row.metadata, name) for name in (wanted.label, wanted.slice))
-            if wanted.label is not None and label is None:
+            label, part = (field_text(row.metadata, name) for name in (options.label, options.slice))
+            if options.label is not None and label is None:
                 drawn.unlabelled += 1
             else:
                 yield Entry(row.id, row.blob, label, part, row.external_id)
