@@ -25,9 +25,9 @@ from regraft.commands import (
     upgrades,
     versions,
 )
-from regraft.commands.options import err
+from regraft.commands.answers import Commands, err, run, wanted
 
-app = typer.Typer(
+app = Commands(
     name="regraft",
     help="A retrieval service whose gallery outlives its embedding model.",
     no_args_is_help=True,
@@ -80,6 +80,8 @@ def _root(
 
 def main() -> None:
     """Run the command; an error the user can cause is one line on standard error and exit code 1."""
+    if wanted(sys.argv[1:]):
+        sys.exit(run(app))
     try:
         app()
     except (RegraftError, OSError) as error:

@@ -47,6 +47,22 @@ class Fitted:
     choice: ChosenKind | None = None
     advice: tuple[str, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """The result as JSON values; `gain` is new/old - old/old on cmc@1, null without labels."""
+        edge = self.edge
+        known = None if self.old_old is None else vars(gain(self.new_old, self.old_old))
+        return {
+            "new": edge.new,
+            "old": edge.old,
+            "kind": edge.kind.value,
+            "support": edge.support,
+            "gain": known,
+            "scores": {metric: vars(score) for metric, score in edge.scores.items()},
+            "queries": len(self.new_old.valid),
+            **({} if self.choice is None else self.choice.as_json()),
+            "advice": list(self.advice),
+        }
+
     def lines(self) -> Iterator[str]:
         """The result as text."""
         edge = self.edge

@@ -48,6 +48,10 @@ class Trial:
         """The weights as `--set` takes them."""
         return " ".join(f"{name}={value:g}" for name, value in self.recipe.options.items() if name.endswith("weight"))
 
+    def as_json(self) -> dict[str, str | float]:
+        """The weights and what came of them."""
+        return {"weights": self.weights, **{x: getattr(self, x) for x in ("old_old", "new_old", "new_new")}}
+
 
 def sweep(
     recipe: Recipe,

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from regraft.commands.answers import answer
 from regraft.commands.options import URL, ApiKey, Url, connect, print_table
 
 
@@ -18,6 +19,7 @@ def audit(
     """List who changed what outside deployments, when and why."""
     with connect(url, api_key) as client:
         found = client.audit(limit=limit)
+    answer(found)
     rows = [
         [time.strftime("%F %T", time.localtime(row.at)), row.who, row.action, row.subject, row.why] for row in found
     ]

@@ -10,6 +10,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.backfill_routes import BackfillOptions
 from regraft.client import Client, Json
+from regraft.commands.answers import Commands, answer, out
 from regraft.commands.curves import (
     Evaluation,
     K,
@@ -22,11 +23,11 @@ from regraft.commands.curves import (
     in_short,
     print_curve,
 )
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, progress, would
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, progress, would
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 
-backfill = typer.Typer(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
+backfill = Commands(no_args_is_help=True, help="Start, watch, pause, resume and cancel backfills.")
 ITEMS_FAILED = 3
 """Exit code of a watched backfill that ended with items it could not move."""
 Number = Annotated[int, typer.Argument(metavar="BACKFILL", help="Number of the backfill.")]
@@ -134,6 +135,7 @@ def list_backfills(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> Non
     columns = ["id", "version", "kind", "state", "total", "done", "skipped", "failed"]
     with connect(url, api_key) as client:
         found = client.backfills(name)
+    answer(found)
     print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
@@ -190,11 +192,13 @@ def _parsed(given: str | None) -> Json | None:
 
 def _show(client: Client, shown: BackfillInfo, watch: bool) -> None:
     shown = _watch(client, shown) if watch else shown
-    _print(shown)
+    failures = list(client.backfill_failures(shown.id)) if shown.failed else []
+    answer({**shown.model_dump(), "failures": failures})
+    _tell(shown)
     if shown.curve is not None:
         print_curve(shown.curve)
     if shown.failed:
-        for failure in client.backfill_failures(shown.id):
+        for failure in failures:
             out.print(f"  {failure.item}: {failure.reason}")
         if watch:
             raise typer.Exit(ITEMS_FAILED)
@@ -205,6 +209,7 @@ def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
         task = bar.add_task(f"backfill {watched.id} to {watched.version}", total=watched.total)
         newest = watched
         for newest in client.watch_backfill(watched.id):
+            answer(newest)
             bar.update(task, completed=newest.total - newest.remaining, total=newest.total)
             if newest.curve is not None:
                 bar.update(task, description=f"backfill {watched.id}: {in_short(newest.curve)}")
@@ -212,6 +217,11 @@ def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
 
 
 def _print(shown: BackfillInfo, dry_run: bool = False) -> None:
+    answer(shown)
+    _tell(shown, dry_run)
+
+
+def _tell(shown: BackfillInfo, dry_run: bool = False) -> None:
     counts = ", ".join(f"{getattr(shown, name)} {name}" for name in ("done", "skipped", "failed", "remaining"))
     state = would(dry_run, "is", "be")
     out.print(f"backfill {shown.id}: {shown.kind} to {shown.version} {state} {shown.state} ({counts})")

@@ -11,7 +11,8 @@ import typer
 
 from index.errors import InvalidArgument
 from index.folder import parse_preprocess
-from regraft.commands.options import needs, out
+from regraft.commands.answers import answer, out
+from regraft.commands.options import needs
 
 if TYPE_CHECKING:
     from index.creation.create import Source
@@ -101,6 +102,18 @@ def create(
         from regraft.version import Version
 
         made = Version.create(into / name, _source(kind, given), overwrite=overwrite)
+    card = made.card
+    answer(
+        {
+            "folder": made.folder,
+            "name": card.name,
+            "dim": card.dim,
+            "space": card.space,
+            "images": bool(card.encoder),
+            "texts": bool(card.text),
+            "parity": card.metrics.get("parity", {}),
+        }
+    )
     for line in told(made.card, made.folder):
         out.print(line)
 

@@ -7,7 +7,8 @@ from typing import Annotated, cast
 import typer
 
 from regraft.backfill_routes import CurveOptions
-from regraft.commands.options import out, print_table, score
+from regraft.commands.answers import out
+from regraft.commands.options import print_table, score
 from regraft.models import CurveInfo
 
 BARS = "▁▂▃▄▅▆▇█"

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from regraft.commands.options import err, needs, out
+from regraft.commands.answers import answer, err, out
+from regraft.commands.options import needs
 
 DATA_HELP = "Folder of the database, images and versions."
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
@@ -36,6 +37,7 @@ def doctor(
             findings = Doctor(settings, database).examine(fix=fix)
         finally:
             database.close()
+    answer(findings)
     for finding in findings:
         severity = Text(finding.severity, COLOURS[finding.severity])
         out.print(severity, f"{finding.code}: {finding.count} {finding.what}")

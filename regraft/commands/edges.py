@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from index.errors import InvalidArgument
-from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, err, out, print_table, score, would
+from regraft.commands.answers import Commands, answer, err, out
+from regraft.commands.options import URL, ApiKey, DryRun, Url, connect, print_table, score, would
 from regraft.models import EdgeInfo, ScoreInterval
 
-edges = typer.Typer(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
+edges = Commands(no_args_is_help=True, help="List, add, fit and remove edges between versions.")
 New = Annotated[str, typer.Argument(metavar="NEW", help="The version queries come from.")]
 Old = Annotated[str, typer.Argument(metavar="OLD", help="The version whose items they search.")]
 Kind = Annotated[str, typer.Argument(metavar="KIND")]
@@ -32,6 +33,7 @@ def list_edges(
     """List the edges the service knows, with what was measured."""
     with connect(url, api_key) as client:
         found = client.edges(new=new, old=old)
+    answer(found)
     print_table(["new", "old", "kind", "origin", "cmc@1", "pairs", "calibrated"], [_row(edge) for edge in found])
 
 
@@ -132,6 +134,7 @@ def remove(
     """Remove an edge, after a check of what depends on it."""
     with connect(url, api_key) as client:
         removal = client.remove_edge(new, old, kind, dry_run=dry_run, force=force, reason=reason)
+    answer(removal)
     for number in removal.blocked_by:
         out.print(f"backfill {number} applies it")
     for gallery in removal.dependents:
@@ -150,6 +153,7 @@ def _row(edge: EdgeInfo) -> list[object]:
 
 
 def _print_edge(done: str, edge: EdgeInfo) -> None:
+    answer(edge)
     out.print(f"{done} {edge.new} -> {edge.old}, {edge.kind}")
     for metric, measured in edge.scores.items():
         out.print(f"{metric}: {score(measured)}")

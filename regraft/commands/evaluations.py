@@ -14,11 +14,12 @@ import typer
 
 from index.errors import InvalidArgument, InvalidImage
 from regraft import given
+from regraft.commands.answers import Commands, answer, out
 from regraft.commands.galleries import IMAGE_SUFFIXES
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, out, print_table, would
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, would
 from regraft.connection import Problem
 
-evaluation = typer.Typer(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
+evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
 COLUMNS = ["id", "name", "kind", "size", "labelled", "versions"]
 
@@ -65,6 +66,7 @@ def add(
             with _naming(images):
                 files = [path.read_bytes() for path in images]
                 added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
+    answer(added)
     number = "(dry run)" if added.id is None else added.id
     out.print(f"{name}: evaluation set {number} of {added.size} {'images' if folder else 'embeddings'}")
 
@@ -74,6 +76,7 @@ def list_evaluations(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
     """List a gallery's evaluation sets."""
     with connect(url, api_key) as client:
         found = client.evaluations(name)
+    answer(found)
     print_table(COLUMNS, [[getattr(one, column) for column in COLUMNS] for one in found])
 
 
@@ -82,6 +85,7 @@ def delete(name: Gallery, number: Number, dry_run: DryRun = False, url: Url = UR
     """Delete one; reports measured on it stay."""
     with connect(url, api_key) as client:
         client.delete_evaluation(name, number, dry_run=dry_run)
+    answer({"gallery": name, "evaluation": number, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{name}: {would(dry_run, 'deleted', 'delete')} evaluation set {number}")
 
 

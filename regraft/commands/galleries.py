@@ -14,6 +14,7 @@ import typer
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
 from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
+from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -23,8 +24,6 @@ from regraft.commands.options import (
     Yes,
     connect,
     delete_named,
-    err,
-    out,
     print_table,
     progress,
     would,
@@ -34,14 +33,15 @@ from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, It
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
 
-gallery = typer.Typer(no_args_is_help=True, help="Create, list, show and delete galleries.")
+gallery = Commands(no_args_is_help=True, help="Create, list, show and delete galleries.")
 
 
 @gallery.command("create")
 def create(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
     """Create an empty gallery."""
     with connect(url, api_key) as client:
-        client.create_gallery(name)
+        created = client.create_gallery(name)
+    answer(created)
     out.print(f"created gallery {name}")
 
 
@@ -58,7 +58,8 @@ def index(
     """Index a gallery otherwise from now on, while it serves."""
     options = {"kind": kind.value, "storage": storage.value, "recall": recall}
     with connect(url, api_key) as client:
-        client.change_gallery(name, index=options, dry_run=dry_run)
+        changed = client.change_gallery(name, index=options, dry_run=dry_run)
+    answer(changed)
     done = would(dry_run, "indexes", "index")
     out.print(f"{done} gallery {name} by {kind.value}, {storage.value}, at recall {recall:g} from now on")
 
@@ -68,6 +69,7 @@ def list_galleries(url: Url = URL, api_key: ApiKey = None) -> None:
     """List the galleries."""
     with connect(url, api_key) as client:
         found = client.galleries()
+    answer(found)
     print_table(["gallery", "current", "items", "mix"], [[g.name, g.current, g.items, _mix(g)] for g in found])
 
 
@@ -76,6 +78,7 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
     """Show a gallery: its version, its items, and which versions they are stored in."""
     with connect(url, api_key) as client:
         found = client.gallery(name)
+    answer(found)
     out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
     out.print(f"index {found.index.kind}: {found.indexed} items by it, the others are compared one by one")
 
@@ -115,15 +118,18 @@ def ingest(
     files = [(prefix + key, path) for key, path in find_images(paths)]
     counts: Counter[str] = Counter()
     lost: dict[tuple[str, str], ImageWarning] = {}
+    errors: list[dict[str, object]] = []
     with connect(url, api_key) as client, progress() as bar:
         task = bar.add_task(f"ingest into {name}", total=len(files))
         for chunk in batches(files, batch):
-            answer = _store(client, name, chunk, replace)
-            _add_up(lost, answer.warnings)
-            for error in answer.errors:
+            done = _store(client, name, chunk, replace)
+            _add_up(lost, done.warnings)
+            for error in done.errors:
                 err.print(f"{chunk[error.index][1]}: {error.detail}")
-            counts.update({kind: getattr(answer, kind) for kind in ("stored", "new", "replaced", "failed")})
+                errors.append({"file": chunk[error.index][1], "code": error.code, "detail": error.detail})
+            counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
             bar.advance(task, len(chunk))
+    answer({"gallery": name, **counts, "errors": errors, "warnings": list(lost.values())})
     counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
     out.print(f"stored {counts['stored']} images in {name}, {counted}")
     _print_warnings(lost.values())
@@ -184,15 +190,16 @@ def query(
     with connect(url, api_key) as client:
         images = [] if image is None else [image.read_bytes()]
         texts, items = ([] if one is None else [one] for one in (text, like))
-        answer = client.query(name, images, k, texts=texts, items=items, **options)
-    matches = answer.results[0].matches
+        found = client.query(name, images, k, texts=texts, items=items, **options)
+    answer(found)
+    matches = found.results[0].matches
     rows = [[m.id, f"{m.score:.4f}", m.version, "+".join(m.route) or "same", m.metadata] for m in matches]
     print_table(["item", "score", "version", "route", "metadata"], rows)
-    if answer.explain is not None:
-        _print_shards(answer.explain.shards, answer.mode)
-    for missing in answer.degraded:
+    if found.explain is not None:
+        _print_shards(found.explain.shards, found.mode)
+    for missing in found.degraded:
         err.print(f"not searched: {missing.items} items of {missing.version}: {missing.reason}")
-    _print_warnings(answer.warnings)
+    _print_warnings(found.warnings)
 
 
 def _read_filter(text: str) -> Any:

@@ -13,7 +13,8 @@ from rich.table import Table
 
 from index.errors import InvalidArgument, RegraftError, nearest
 from regraft.client import DEFAULT_URL, Client, Problem
-from regraft.commands.console import Description, PlainConsole, visible
+from regraft.commands.answers import answer, err, out
+from regraft.commands.console import Description, visible
 from regraft.models import ScoreInterval
 from regraft.own_packages import OWN, check_not_hidden
 
@@ -28,9 +29,6 @@ Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be, change nothing.")]
 Gallery = Annotated[str, typer.Argument(metavar="GALLERY", help="Name of the gallery.")]
 URL = DEFAULT_URL
-
-out = PlainConsole()
-err = PlainConsole(stderr=True)
 
 
 class MissingExtra(RegraftError):
@@ -55,11 +53,14 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
 
 def delete_named(what: str, name: str, rest: str, *, yes: bool, dry_run: bool, url: str, api_key: str | None) -> None:
     """Delete a gallery or a version, after asking unless `yes`, and say so; `rest` is what goes with it."""
+    if answer.expected and not (yes or dry_run):
+        raise InvalidArgument(f"with --json nothing is asked: --yes deletes {what} {name} and {rest}", pointer="/yes")
     if not yes and not dry_run:
         typer.confirm(f"Delete {what} {visible(name)} and {rest}?", abort=True)
     with connect(url, api_key) as client:
         delete = {"gallery": client.delete_gallery, "version": client.delete_version}[what]
         delete(name, dry_run=dry_run)
+    answer({what: name, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{would(dry_run, 'deleted', 'delete')} {what} {name}")
 
 

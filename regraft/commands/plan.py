@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from index.errors import InvalidArgument
-from regraft.commands.options import needs, out, print_table
+from regraft.commands.answers import answer, out
+from regraft.commands.options import needs, print_table
 from regraft.models import BackfillEstimate
 
 if TYPE_CHECKING:
@@ -50,21 +51,26 @@ def plan(
     from index.folder import load_version
 
     before, after = load_version(old), load_version(new)
-    rows = []
+    rows, told = [], []
     for way, cost in (
         ("reencode", _reencode(after, reencode_rate)),
         ("transform", _transform(before, after, transform_rate)),
     ):
         if cost is not None:
-            rows.append(_row(way, cost, before, after, items, workers, image_bytes if way == "reencode" else 0))
+            read = items * image_bytes if way == "reencode" else 0
+            reckoned = _reckon(cost, before, after, items, workers)
+            rows.append(_row(way, cost, reckoned, read))
+            told.append({"way": way, **vars(reckoned), "bytes_read": read, "macs_per_item": cost.macs})
     if not rows:
         raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
+    answer({"old": before.name, "new": after.name, "workers": workers, "ways": told})
     print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
 
 
 def print_estimate(shown: BackfillEstimate) -> None:
     """An estimate of the service, in words."""
+    answer(shown)
     macs = shown.macs_per_item
     no_image = f" ({shown.without_image:,} more have no image)" if shown.without_image else ""
     ways = f"{_count(macs.reencode)} to reencode, {_count(macs.transform)} to transform"
@@ -129,20 +135,23 @@ def _measure(run: Callable[[], object]) -> float:
     return (time.perf_counter() - started) / (batches * BATCH)
 
 
-def _row(way: str, cost: Cost, old: Version, new: Version, items: int, workers: int, image_bytes: int) -> list[str]:
+def _reckon(cost: Cost, old: Version, new: Version, items: int, workers: int) -> Reckoned:
     from index.evaluation.cost import reckon
 
-    reckoned: Reckoned = reckon(
+    return reckon(
         items,
         cost,
         old_floats=old.card.dim + old.card.side_dim,
         new_floats=new.card.dim + new.card.side_dim,
         workers=workers,
     )
+
+
+def _row(way: str, cost: Cost, reckoned: Reckoned, bytes_read: int) -> list[str]:
     return [
         way,
         _seconds(reckoned.seconds),
-        _bytes(items * image_bytes),
+        _bytes(bytes_read),
         _count(cost.macs),
         _count(reckoned.macs),
         _bytes(reckoned.bytes_before),

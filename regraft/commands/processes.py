@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Self
 import typer
 
 from index.errors import InvalidArgument, RegraftError
-from regraft.commands.options import err, needs, out
+from regraft.commands.answers import answer, err, out
+from regraft.commands.options import needs
 from regraft.own_packages import HERE
 
 if TYPE_CHECKING:
@@ -69,17 +70,23 @@ def serve(
         if settings.processes > 1:
             _serve_together(settings, workers)
             return
-        out.print(f"Regraft: http://{settings.host}:{settings.port}, {workers} worker(s), data in {settings.data}")
+        _announce(settings, settings.port, workers)
         run_service(settings)
 
 
 def _serve_together(settings: Settings, workers: int) -> None:
     """Run the service in several processes that accept from one socket, until this one is stopped."""
     with _listening(settings.host, settings.port) as listener:
-        told = f"{settings.host}:{listener.getsockname()[1]}, {settings.processes} processes, {workers} worker(s)"
-        out.print(f"Regraft: http://{told}, data in {settings.data}")
+        _announce(settings, listener.getsockname()[1], workers)
         with Servers(settings.processes, listener), suppress(KeyboardInterrupt):
             threading.Event().wait()
+
+
+def _announce(settings: Settings, port: int, workers: int) -> None:
+    url, processes = f"http://{settings.host}:{port}", settings.processes
+    answer({"url": url, "processes": processes, "workers": workers, "data": settings.data})
+    together = f"{processes} processes, " if processes > 1 else ""
+    out.print(f"Regraft: {url}, {together}{workers} worker(s), data in {settings.data}")
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -113,6 +120,7 @@ def worker(
             threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
         settings = checked_settings()
         settings.execution.check()
+        answer({"data": settings.data})
         with usable_database():
             run(settings, stop)
 
@@ -127,6 +135,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
     settings.execution.check()
     configure(settings.log_format, settings.log_level)
     folder = (data or settings.data) / "worker"
+    answer({"url": url, "data": folder})
     with Client(url, key) as client:
         RemoteWorker(
             client,
@@ -146,6 +155,7 @@ def migrate(data: Data = None) -> None:
     settings = checked_settings()
     with usable_database():
         upgrade(settings)
+    answer({"database": settings.database_url, "up_to_date": True})
     out.print(f"{settings.database_url} is up to date")
 
 

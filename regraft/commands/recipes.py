@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from index.errors import InvalidArgument, nearest
-from regraft.commands.options import needs, out, print_table
+from regraft.commands.answers import answer, out
+from regraft.commands.options import needs, print_table
 
 if TYPE_CHECKING:
     from training.recipes import Group, Recipe
@@ -26,14 +27,17 @@ def recipes(
         from training.recipes import GROUPS, PLAIN, RECIPES, meanings
 
     if everything:
+        answer([{"family": family, **row} for family, group in GROUPS.items() for row in _recipes(group)])
         for group in GROUPS.values():
             _print_group(group)
     elif name is None:
         _print_families(GROUPS, PLAIN)
     elif name in GROUPS:
+        answer(_recipes(GROUPS[name]))
         _print_group(GROUPS[name])
         out.print(f"`regraft recipes {next(iter(GROUPS[name].recipes))}` shows and explains every field of one.")
     elif name in RECIPES:
+        answer({"name": name, "fields": vars(RECIPES[name]()), "meanings": meanings()})
         _print_fields(RECIPES[name](), meanings())
     else:
         near = nearest(name, [*GROUPS, *RECIPES])
@@ -46,7 +50,9 @@ def _print_families(groups: dict[str, Group], plain: str) -> None:
         old = group.recipes[f"{family}_v1"]()
         size = f"{old.preprocess.height} x {old.preprocess.width}"
         rows.append([family, group.title, size, old.backbone.removeprefix("timm/"), old.dim, old.epochs])
-    print_table(["family", "trained on", "pixels", "backbone", "dim", "epochs"], rows)
+    columns = ["family", "trained on", "pixels", "backbone", "dim", "epochs"]
+    answer([dict(zip(columns, row, strict=True)) for row in rows])
+    print_table(columns, rows)
     out.print("Pixels to epochs are the first version's: numbers in an embedding, times over all images.")
     out.print()
     out.print("Your own images, a folder for each label, and a later version compatible with the first:")
@@ -58,10 +64,16 @@ def _print_families(groups: dict[str, Group], plain: str) -> None:
     )
 
 
-def _print_group(group: Group) -> None:
+def _recipes(group: Group) -> list[dict[str, Any]]:
     made = {name: make() for name, make in group.recipes.items()}
-    rows = [[name, r.method, r.dim, r.epochs, r.summary.partition(": ")[2]] for name, r in made.items()]
-    print_table(["recipe", "method", "dim", "epochs", group.title], rows)
+    return [
+        {"recipe": name, "method": r.method, "dim": r.dim, "epochs": r.epochs, "summary": r.summary.partition(": ")[2]}
+        for name, r in made.items()
+    ]
+
+
+def _print_group(group: Group) -> None:
+    print_table(["recipe", "method", "dim", "epochs", group.title], [[*row.values()] for row in _recipes(group)])
 
 
 def _print_fields(recipe: Recipe, meanings: dict[str, str]) -> None:

@@ -9,7 +9,8 @@ from typing import Annotated
 import typer
 
 from index.errors import InvalidArgument
-from regraft.commands.options import err, needs, out
+from regraft.commands.answers import answer, err, out
+from regraft.commands.options import needs
 
 INTERRUPTED = 130
 """What a shell reports of a command that Ctrl-C stopped."""
@@ -50,11 +51,14 @@ def reproduce(
                 compare_methods(runs, parts, lambda: _keep(folder / "table.md", table(runs, parts)), out.print)
         except KeyboardInterrupt:
             ended = False
+        ordered = list(ordering(wanted, runs, parts))
+        texts = {"beside": beside(wanted, runs, parts), "table": table(runs, parts)}
+        answer({"protocol": protocol, "folder": folder, "complete": ended, **texts, "ordering": ordered})
         out.print(wanted.title)
-        for text in (beside(wanted, runs, parts), table(runs, parts)):
+        for text in texts.values():
             out.print(text, soft_wrap=True)
             out.print()
-        for line in ordering(wanted, runs, parts):
+        for line in ordered:
             out.print(f"by P_com, {line}", soft_wrap=True)
         if not ended:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")

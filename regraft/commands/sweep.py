@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from regraft.commands.options import needs, out, print_table
+from regraft.commands.answers import answer, out
+from regraft.commands.options import needs, print_table
 
 
 def sweep(
@@ -37,7 +38,9 @@ def sweep(
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
         ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say, references)
+        best = None if save is None else write_recipe(ranked[0].recipe, save)
+        answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
         print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)
-        if save is not None:
-            out.print(f"wrote {write_recipe(ranked[0].recipe, save)}; `regraft train {save}` trains it")
+        if best is not None:
+            out.print(f"wrote {best}; `regraft train {save}` trains it")

@@ -10,7 +10,8 @@ import typer
 
 from index.errors import InvalidArgument
 from index.folder import load_version
-from regraft.commands.options import err, needs, out
+from regraft.commands.answers import answer, err, out
+from regraft.commands.options import needs
 
 if TYPE_CHECKING:
     from index.version import Version
@@ -63,7 +64,9 @@ def train(
         if save is not None:
             if of_others(settings or []):
                 raise InvalidArgument(f"--save keeps this recipe alone, without {of_others(settings or [])[0]}")
-            out.print(f"wrote {write_recipe(chosen, save)}; `regraft train {save}` trains it")
+            saved = write_recipe(chosen, save)
+            answer({"recipe": saved})
+            out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return
         try:
             written = train_version(chosen, target or RUNS / chosen.name, references=references)
@@ -71,6 +74,7 @@ def train(
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None
         if leads():
+            answer({"folder": written})
             out.print(f"wrote {written}")
         part()
 
@@ -117,7 +121,7 @@ def evaluate(
         from training.matrix import ORDERS
         from training.matrix import evaluate as evaluate_versions
         from training.report import write_evaluation
-        from training.tables import lines
+        from training.tables import as_json, lines
 
         measured = evaluate_versions(
             versions,
@@ -127,9 +131,11 @@ def evaluate(
             metric=metric,
             verification=verification,
         )
+        files = [] if target is None else write_evaluation(measured, target)
+        answer({**as_json(measured), "files": files})
         for line in lines(measured):
             out.print(line)
-        for path in [] if target is None else write_evaluation(measured, target):
+        for path in files:
             out.print(f"wrote {path}")
 
 
@@ -175,6 +181,7 @@ def fit_edge(
             fitted = fit(older, newer, given, kind, options, overwrite=overwrite)
     for warning in said:
         err.print(f"regraft: {warning.message}", style="yellow")
+    answer(fitted.as_json())
     for line in fitted.lines():
         out.print(line)
 
@@ -188,6 +195,7 @@ def export(
         from training.export import export as export_version
 
         written = export_version(folder, target)
+    answer({"folder": written})
     out.print(f"wrote {written}")
 
 

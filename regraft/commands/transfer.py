@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from index.errors import InvalidArgument
+from regraft.commands.answers import answer, err, out
 from regraft.commands.galleries import gallery
-from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, err, needs, out, progress
+from regraft.commands.options import URL, ApiKey, Gallery, Url, connect, needs, progress
 from regraft.sources.base import Wanted
 from regraft.transfer import PAGE, Progress, export_gallery, import_gallery, resume
 
@@ -38,6 +40,7 @@ def export(
         rows = int(bar.tasks[0].completed)
     if changed:
         err.print(f"warning: {name} was written to meanwhile: the file is of several moments")
+    answer({"gallery": name, "file": file, "items": rows, "changed": changed})
     out.print(f"wrote {rows} items of {name} to {file}")
 
 
@@ -124,6 +127,7 @@ def _beside(source: str, name: str) -> Path:
 
 def _print(done: Progress) -> None:
     skipped = sum(done.skipped.values())
+    answer({name: value for name, value in asdict(done).items() if name != "cursor"})
     out.print(f"stored {done.stored} items of {done.read} rows in {done.gallery}, {skipped} skipped")
     for why, count in sorted(done.skipped.items(), key=lambda one: -one[1]):
         err.print(f"skipped {count}: {why}" + (f", such as {done.examples[why]}" if why in done.examples else ""))

@@ -11,10 +11,11 @@ import typer
 
 from index.errors import InvalidArgument
 from regraft.client import Json
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, err, out, print_table, score, would
+from regraft.commands.answers import Commands, answer, err, out
+from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, score, would
 from regraft.models import DeploymentInfo, GateReport
 
-deployment = typer.Typer(no_args_is_help=True, help="Show deployments, and take them step by step.")
+deployment = Commands(no_args_is_help=True, help="Show deployments, and take them step by step.")
 
 Number = Annotated[int, typer.Argument(metavar="DEPLOYMENT", help="Number of the deployment.")]
 Gate = Annotated[int | None, typer.Option(help="Number of the gate report.", show_default=False)]
@@ -84,6 +85,7 @@ def gate(
         )
         if page is not None and report.id is not None:
             page.write_text(client.gate_page(name, report.id))
+    answer(report)
     _print_report(report)
     if report.verdict == "refuse":
         raise typer.Exit(1)
@@ -132,6 +134,7 @@ def list_deployments(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> N
     columns = ["id", "version", "previous", "state", "gate", "activated", "reason"]
     with connect(url, api_key) as client:
         found = client.deployments(name)
+    answer(found)
     print_table(columns, [[getattr(one, column) for column in columns] for one in found])
 
 
@@ -140,6 +143,7 @@ def show(name: Gallery, number: Number, url: Url = URL, api_key: ApiKey = None) 
     """Show every step of one, and what its shadow or canary has counted."""
     with connect(url, api_key) as client:
         found = client.deployment(name, number)
+    answer(found)
     out.print(f"{name}: deployment {number} of {found.version} is {found.state}")
     rows = [
         [time.strftime("%F %T", time.localtime(s.at)), s.after, s.who, s.why, _counted(s.evidence)]
@@ -212,6 +216,7 @@ def retire(
     """Free the embeddings of a version that no item depends on."""
     with connect(url, api_key) as client:
         freed = client.retire(name, version, reason, dry_run=dry_run)
+    answer(freed)
     done = would(dry_run, "freed", "free")
     out.print(f"{name}: {done} {freed.embeddings} embeddings of {version}, {freed.bytes} bytes")
 
@@ -256,6 +261,7 @@ def _print_report(report: GateReport) -> None:
 
 
 def _print_deployment(name: str, deployed: DeploymentInfo) -> None:
+    answer(deployed)
     back = f", {deployed.activated} items moved to embeddings they held" if deployed.activated else ""
     state = "" if deployed.state == "current" else f" is {deployed.state}"
     would = "" if deployed.id else " (dry run)"

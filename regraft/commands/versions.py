@@ -9,22 +9,11 @@ import typer
 
 from index.archive import pack_version
 from index.folder import load_version
+from regraft.commands.answers import Commands, answer, out
 from regraft.commands.create import create
-from regraft.commands.options import (
-    URL,
-    ApiKey,
-    DryRun,
-    Url,
-    Yes,
-    connect,
-    delete_named,
-    needs,
-    out,
-    print_table,
-    would,
-)
+from regraft.commands.options import URL, ApiKey, DryRun, Url, Yes, connect, delete_named, needs, print_table, would
 
-version = typer.Typer(no_args_is_help=True, help="Create, verify, pack, register, list and delete versions.")
+version = Commands(no_args_is_help=True, help="Create, verify, pack, register, list and delete versions.")
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A version folder.", exists=True, file_okay=False)]
 
 
@@ -38,6 +27,8 @@ def verify(folder: Folder) -> None:
         from index.encoder import verify_version
     checked = verify_version(folder)
     card = checked.card
+    held = [{"kind": edge.kind.value, "old": edge.old} for edge in checked.edges]
+    answer({"name": card.name, "dim": card.dim, "space": card.space, "method": card.method, "edges": held})
     edges = ", ".join(f"{edge.kind.value} to {edge.old}" for edge in checked.edges) or "none"
     out.print(f"{card.name}: {card.dim} numbers, {card.space['kind']}, method {card.method}; edges: {edges}")
 
@@ -51,6 +42,7 @@ def pack(
     checked = load_version(folder)
     target = archive or Path(f"{checked.name}.zip")
     pack_version(folder, target)
+    answer({"name": checked.name, "file": target})
     out.print(f"wrote {target}")
 
 
@@ -64,6 +56,7 @@ def register(
     """Send a version to the service."""
     with connect(url, api_key) as client:
         registered = client.register_version(folder, dry_run=dry_run)
+    answer(registered)
     out.print(f"{would(dry_run, 'registered', 'register')} {registered.name}")
 
 
@@ -84,6 +77,7 @@ def list_versions(url: Url = URL, api_key: ApiKey = None) -> None:
     """List the versions the service knows."""
     with connect(url, api_key) as client:
         found = client.versions()
+    answer(found)
     rows = [[v.name, v.dim, v.space["kind"], v.method, " ".join(f"{e.kind}->{e.old}" for e in v.edges)] for v in found]
     print_table(["version", "dim", "space", "method", "edges"], rows)
     for v in found:

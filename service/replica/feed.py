@@ -20,7 +20,7 @@ from index.metadata import Item
 from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
-from service.store.contents import Contents, vectors_of_version
+from service.store.contents import Contents, vectors_of
 from service.store.repository import FeedRow
 from service.store.vector_codec import all_whole, digests_from_hex, from_bytes, is_whole
 
@@ -125,7 +125,7 @@ def _sealed(
     vectors, known = gallery.sealed((version.name, origin), np.array(keys, np.int64), digests_from_hex(digits))
     if known.all():
         return keys, vectors, ()
-    missing = vectors_of_version(connection, version.id, list(compress(keys, ~known)))
+    missing = vectors_of(connection, version.id, list(compress(keys, ~known)))
     kept, read, bad = usable(list(missing), list(missing.values()), version.card.dim)
     return [*compress(keys, known), *kept], np.concatenate([vectors[known], read]), bad
 

@@ -24,10 +24,7 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 LOOKED_AT_SECONDS = SETTLED_SECONDS + 5 * PAUSE_SECONDS
-"""So long after its last change a gallery is built: until its head has settled.
-
-An idle one is no work for the database: each look lists its folder, for what another process has built.
-"""
+"""So long after its last change a gallery is looked at: until its head has settled. Idle ones cost nothing."""
 STOP_SECONDS = 2.0
 """How long a stop waits for it: what it builds is lost anyway, and FAISS is asked between thousands of rows."""
 
@@ -39,8 +36,6 @@ class Indexer:
         self._replica = replica
         # Gallery -> its feed number, and when it was first seen to stand there.
         self._stands: dict[int, tuple[int, float]] = {}
-        # Whether nothing lies there of galleries that went since; at the start nobody knows.
-        self._swept = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
 
@@ -54,25 +49,19 @@ class Indexer:
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
+        first = True
         while not self._stop.wait(PAUSE_SECONDS):
-            try:
-                self._look()
-            except Exception:  # as below: what failed is tried again by the next look
-                logger.exception(Event("index_failed"))
-
-    def _look(self) -> None:
-        galleries = {live.id: live for live in self._replica.all()}
-        self._swept = self._swept and self._stands.keys() <= galleries.keys()
-        self._stands = {number: self._stood(live) for number, live in galleries.items()}
-        for live in galleries.values():
-            try:
-                self._look_at(live)
-            except Exception:  # queries go on by what there is; the next look tries again
-                logger.exception(Event("index_failed", gallery=live.name))
-                del self._stands[live.id]
-        if not self._swept:
-            self._replica.sweep_indexes()
-            self._swept = True
+            galleries = {live.id: live for live in self._replica.all()}
+            if first or self._stands.keys() - galleries.keys():
+                self._replica.sweep_indexes()
+            first = False
+            self._stands = {number: self._stood(live) for number, live in galleries.items()}
+            for live in galleries.values():
+                try:
+                    self._look_at(live)
+                except Exception:  # queries go on by what there is; the next look tries again
+                    logger.exception(Event("index_failed", gallery=live.name))
+                    del self._stands[live.id]
 
     def _stood(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._stands.get(live.id), live.seq

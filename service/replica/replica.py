@@ -249,7 +249,7 @@ class Replica:
     def _build(self, connection: Connection, live: LoadedGallery) -> None:
         """Take in all that a gallery holds; nobody watches yet, so that a block at a time bounds the memory."""
         # Without sealed segments every vector is read: at once, then, with what is known of the items.
-        sealed = any(live.folder.glob("*/*/*"))
+        sealed = any((self._indexes / str(live.id)).glob("*/*/*"))
         live.declare()
         found = (
             (sort_sealed(self._registry, block, live.gallery, connection) for block in contents(connection, live.id))

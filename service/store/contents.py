@@ -47,7 +47,7 @@ def contents(connection: Connection, gallery_id: int) -> Iterator[Contents]:
         after = block.keys[-1]
 
 
-def vectors_of_version(connection: Connection, version_id: int, keys: Sequence[int]) -> dict[int, bytes]:
+def vectors_of(connection: Connection, version_id: int, keys: Sequence[int]) -> dict[int, bytes]:
     """Key -> the vector it holds of a version."""
     mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(listed(connection, keys).keys))
     found = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*mine))

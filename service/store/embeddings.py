@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Integer,
     LargeBinary,
-    Row,
     Select,
     bindparam,
     case,
@@ -132,23 +130,21 @@ def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
 
 def embeddings_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, str]]:
     """Item -> version id -> origin of each embedding these items hold, oldest version first."""
-    rows = _rows_of(connection, item_ids, embedding.c.origin)
-    return {key: {row.version_id: row.origin for row in held} for key, held in rows.items()}
+    held: dict[int, dict[int, str]] = {key: {} for key in item_ids}
+    columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin)
+    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    for key, version_id, origin in connection.execute(mine.order_by(embedding.c.version_id)):
+        held[key][version_id] = origin
+    return held
 
 
 def vectors_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, tuple[str, bytes]]]:
     """Item -> version id -> (origin, vector) of each embedding these items hold, oldest version first."""
-    rows = _rows_of(connection, item_ids, embedding.c.origin, embedding.c.vector)
-    return {key: {row.version_id: (row.origin, row.vector) for row in held} for key, held in rows.items()}
-
-
-def _rows_of(connection: Connection, item_ids: Sequence[int], *columns: Column[Any]) -> dict[int, list[Row[Any]]]:
-    """Item -> these columns of each embedding it holds, oldest version first."""
-    held: dict[int, list[Row[Any]]] = {key: [] for key in item_ids}
-    mine = select(embedding.c.item_id, embedding.c.version_id, *columns)
-    mine = mine.where(embedding.c.item_id.in_(listed(connection, item_ids).keys)).order_by(embedding.c.version_id)
-    for row in connection.execute(mine):
-        held[row.item_id].append(row)
+    held: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
+    columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, embedding.c.vector)
+    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    for key, version_id, origin, vector in connection.execute(mine.order_by(embedding.c.version_id)):
+        held[key][version_id] = origin, vector
     return held
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 
 import httpx
+import numpy as np
 import pytest
 
 from regraft import cli
 from regraft.client import Client
 from regraft.commands import options
 from staging.answers import whole
+from staging.builders import make_image, make_version
 
 
 class Service:
@@ -62,3 +64,25 @@ def folder(tmp_path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode())
     return tmp_path / "images"
+
+
+@pytest.fixture
+def places(tmp_path):
+    """What commands that need something on this machine are given."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "[bold]\x1b[2J.png").write_bytes(b"x")
+    np.save(tmp_path / "v.npy", np.eye(2, dtype=np.float32))
+    given = {"folder": tmp_path / "folder", "vectors": tmp_path / "v.npy"}
+    return given | {"version": make_version(tmp_path / "v1", "v1", 2).folder}
+
+
+@pytest.fixture
+def image_set(tmp_path):
+    """An arrays data set: 60 training images, 20 queries, 30 items."""
+    arrays = {}
+    for part, count, seed in (("train", 60, 0), ("query", 20, 1000), ("gallery", 30, 2000)):
+        labels = np.arange(count) % 5
+        arrays[f"{part}_labels"] = labels
+        arrays[f"{part}_images"] = np.stack([np.asarray(make_image(int(c), seed + n)) for n, c in enumerate(labels)])
+    np.savez(tmp_path / "images.npz", **arrays)
+    return tmp_path / "images.npz"

@@ -14,15 +14,8 @@ from training.recipes import GROUPS, RECIPES
 
 
 @pytest.fixture
-def images(tmp_path):
-    """An arrays data set: 60 training images, 20 queries, 30 items."""
-    arrays = {}
-    for part, count, seed in (("train", 60, 0), ("query", 20, 1000), ("gallery", 30, 2000)):
-        labels = np.arange(count) % 5
-        arrays[f"{part}_labels"] = labels
-        arrays[f"{part}_images"] = np.stack([np.asarray(make_image(int(c), seed + n)) for n, c in enumerate(labels)])
-    np.savez(tmp_path / "images.npz", **arrays)
-    return ["--data", "arrays", "--root", tmp_path / "images.npz"]
+def images(image_set):
+    return ["--data", "arrays", "--root", image_set]
 
 
 @pytest.fixture

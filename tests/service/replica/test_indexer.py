@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
 from service.replica import indexer
@@ -36,27 +35,6 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 def indexed(replica: Replica, name: str) -> bool:
     return replica.find(name).gallery.indexed() == ROWS
-
-
-def test_an_index_is_built_and_swept_after_the_database_was_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    replica, gone = world.new_replica(), world.settings.indexes / "999"
-    gone.mkdir(parents=True)
-    failures = iter([OperationalError("select", {}, Exception("away"))] * 2)
-    sweep = replica.sweep_indexes
-
-    def fails_twice() -> None:
-        for failure in failures:
-            raise failure
-        sweep()
-
-    monkeypatch.setattr(replica, "sweep_indexes", fails_twice)
-    replica.find("a")
-    looking = Indexer(replica)
-    looking.start()
-    try:
-        until(lambda: indexed(replica, "a") and not gone.exists(), seconds=5)
-    finally:
-        looking.stop()
 
 
 def test_what_only_one_process_has_loaded_is_sealed_by_it(world: World) -> None:

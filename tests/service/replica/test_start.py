@@ -43,13 +43,13 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
     """The gallery after another start, and the keys of the vectors that were read for it."""
     read: list[int] = []
-    vectors_of_version = feed.vectors_of_version
+    vectors_of = feed.vectors_of
 
     def noting(connection: Any, version: int, keys: Sequence[int]) -> dict[int, bytes]:
         read.extend(keys)
-        return vectors_of_version(connection, version, keys)
+        return vectors_of(connection, version, keys)
 
-    monkeypatch.setattr(feed, "vectors_of_version", noting)
+    monkeypatch.setattr(feed, "vectors_of", noting)
     return world.new_replica().find("g").gallery, sorted(read)
 
 

@@ -1,0 +1,131 @@
+"""What commands answer to programs: `--json` on every command, by one mechanism.
+
+With it, standard output holds one JSON document on one line and nothing else; a stream (a watched backfill) holds one
+object a line. What is told to people on standard output is left out; progress and notes stay on standard error, and an
+error is one JSON object there, its last line, with the exit code it has without `--json`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from functools import wraps
+from typing import Annotated, Any, TextIO
+
+import typer
+from pydantic_core import to_jsonable_python
+
+from index.errors import RegraftError
+from regraft.commands.console import PlainConsole
+from regraft.connection import Problem
+
+OPTION = "--json"
+Wanted = Annotated[bool, typer.Option(OPTION, help="Answer in JSON on standard output.")]
+USAGE: type[Exception] = typer.BadParameter.__mro__[2]
+"""Click's own error, of which wrong usage is one kind; releases of typer keep it in different places."""
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
+
+
+class Answers:
+    """Where the answer of the command that runs goes, if a program asked for it."""
+
+    def __init__(self) -> None:
+        self._stdout: TextIO | None = None
+
+    @property
+    def expected(self) -> bool:
+        """Whether a program waits for one."""
+        return self._stdout is not None
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        """Let nothing but answers reach standard output, whoever prints: libraries find standard error in its place."""
+        self._stdout, out.quiet = sys.stdout, True
+        try:
+            with redirect_stdout(sys.stderr):
+                yield
+        finally:
+            self._stdout, out.quiet = None, False
+
+    def __call__(self, value: object) -> None:
+        """Print an answer, where one was asked for: models, dataclasses, paths and arrays as JSON, NaN as null."""
+        if self.expected:
+            print(as_json(value), file=self._stdout, flush=True)
+
+
+answer = Answers()
+"""Called once by each command, or once for each line of a stream."""
+
+
+class Commands(typer.Typer):
+    """Commands of which each takes `--json`."""
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, **options: Any
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """As typer's."""
+        register = super().command(name, **options)
+
+        def add(command: Callable[..., Any]) -> Callable[..., Any]:
+            register(_answering(command))
+            return command
+
+        return add
+
+
+def as_json(value: object) -> str:
+    """One line of plain ASCII, so that nothing in it acts on a terminal."""
+    return json.dumps(to_jsonable_python(value, inf_nan_mode="null", fallback=_plain), allow_nan=False)
+
+
+def wanted(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, also one that cannot be parsed."""
+    return OPTION in arguments
+
+
+def run(app: typer.Typer) -> int:
+    """Run a command for a program: what goes wrong is one JSON object on standard error. Returns the exit code."""
+    try:
+        return int(app(standalone_mode=False) or 0)
+    except RegraftError as error:
+        told: dict[str, Any] = {"code": error.code, "detail": str(error)}
+        told |= {"pointer": error.pointer} if error.pointer else {}
+        if isinstance(error, Problem):
+            told |= {"status": error.status, "errors": error.errors, "request_id": error.request_id}
+        return _tell(told, 1)
+    except OSError as error:
+        return _tell({"code": "os_error", "detail": str(error)}, 1)
+    except USAGE as error:
+        return _tell({"code": "usage", "detail": error.format_message()}, error.exit_code)  # type: ignore[attr-defined]
+
+
+def _answering(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with one option more."""
+
+    @wraps(command)
+    def run_command(*given: Any, json_wanted: bool, **options: Any) -> None:
+        if json_wanted:
+            with answer.asked():
+                command(*given, **options)
+        else:
+            command(*given, **options)
+
+    signature = inspect.signature(command, eval_str=True)
+    option = inspect.Parameter("json_wanted", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Wanted)
+    run_command.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
+    return run_command
+
+
+def _plain(value: Any) -> Any:
+    """What pydantic knows no JSON of: arrays and numbers of numpy as lists and numbers, others as text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _tell(told: dict[str, Any], code: int) -> int:
+    print(as_json({**told, "exit_code": code}), file=sys.stderr, flush=True)
+    return code
