@@ -67,7 +67,7 @@ def measure(count: int, asked: int, dim: int, config: IndexConfig, folder: Path)
     print(f"{len(shard.segments)} segments, {shard.indexed()} items in an index, effort {tuned.effort}")
     ways: dict[str, Find] = {
         "gallery": ours,
-        "shard": lambda query: shard.search(query, K).keys_QK[0],
+        "shard": lambda query: shard.search(query, K).slots_QK[0],
         f"FAISS {config.kind}": lambda query: tuned.index.index.search(query, K, params=params)[1][0],
         "FAISS flat": lambda query: flat.search(query, K)[1][0],
     }

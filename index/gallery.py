@@ -95,9 +95,11 @@ class Gallery:
             ModeUnavailable: the shards cannot be merged in this mode.
         """
         # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
-        embedded = [self._embed(version, ask) for version, ask in asks]
-        if any(ask.params.filter is not None for _, ask in asks):
-            self._make_filterable()
+        embedded = []
+        for version, ask in asks:
+            embedded.append(self._embed(version, ask))
+            if ask.params.filter is not None:
+                self._make_filterable()
         found = []
         with self._lock.read():
             view = self._now()
@@ -107,9 +109,10 @@ class Gallery:
 
     def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
         """The queries by every version that the routes of now need."""
-        with self._lock.read():
-            view = self._now()
-            needed = view.reach(version or view.current, ask.encoders).encoders
+        if (view := self._view) is None:
+            with self._lock.read():
+                view = self._now()
+        needed = view.reach(version or view.current, ask.encoders).encoders
         made = EmbeddedQueries()
         for name in needed:
             made.vectors[name], made.seconds[name] = _timed(ask.encode, name)
@@ -141,12 +144,16 @@ class Gallery:
         started = time.perf_counter()
         merged = plan.merge(scanned, len(next(iter(embedded.vectors.values()))), depth)
         merge_seconds = time.perf_counter() - started
+        keys_QK, items = self._metadata.found(merged.keys_QK)
         return SearchResult(
             query_version,
             plan.mode,
-            **vars(merged),
+            merged.scores_QK,
+            merged.raw_QK,
+            keys_QK,
+            merged.shards_QK,
             shards=tuple(traces),
-            items=self._metadata.of(merged.keys_QK.ravel().tolist()),
+            items=items,
             seq=view.seq,
             items_by_version=view.items_by_version,
             degraded=degraded,
@@ -162,7 +169,7 @@ class Gallery:
         if ask.depth < 1:
             raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
         reach = view.reach(query_version, ask.encoders)
-        if any(self._written(key) != seq for key, seq in ask.stored.items()):
+        if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
             raise GalleryChanged
         if not reach.encoders <= embedded.vectors.keys():
             raise GalleryChanged

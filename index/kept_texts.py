@@ -7,11 +7,28 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 MIN_FREED = 1 << 20
 """So many bytes of freed texts are worth packing the others, where they are more than those."""
+
+
+class NotedTexts(NamedTuple):
+    """Both texts of some slots (N,), as they were when it was noted where they lie.
+
+    That stays true: texts are only ever put behind all others, or packed into other memory.
+    """
+
+    kept: bytearray
+    places_N3: NDArray[np.int64]
+
+    def both(self) -> list[tuple[str, str]]:
+        """The texts (N,)."""
+        kept = self.kept
+        return [(kept[a:b].decode(), kept[b:c].decode()) for a, b, c in self.places_N3.tolist()]
 
 
 class KeptTexts:
@@ -51,6 +68,10 @@ class KeptTexts:
         """Both texts of a slot."""
         start, middle, end = self._places[3 * slot : 3 * slot + 3]
         return self._bytes[start:middle].decode(), self._bytes[middle:end].decode()
+
+    def noted(self, slots_N: NDArray[np.int64]) -> NotedTexts:
+        """Both texts of slots, to be read later, whatever is written meanwhile."""
+        return NotedTexts(self._bytes, np.asarray(self._places).reshape(-1, 3).take(slots_N, axis=0))
 
     def free(self, slot: int) -> None:
         """Forget the texts of a slot."""

@@ -11,7 +11,8 @@ class ReadWriteLock:
     """Many readers or one writer; a waiting writer goes before new readers."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._alone = threading.Lock()
+        self._changed = threading.Condition(self._alone)
         self._readers = 0
         self._writers_waiting = 0
 
@@ -39,13 +40,13 @@ class ReadWriteLock:
 
     def __enter__(self) -> None:
         """What `read` gives is the lock itself: a query enters twice, and a generator costs as much as all of this."""
-        with self._changed:
+        with self._alone:  # the condition's own, without its methods
             while self._writers_waiting:
                 self._changed.wait()
             self._readers += 1
 
     def __exit__(self, *_: object) -> None:
-        with self._changed:
+        with self._alone:
             self._readers -= 1
             if self._writers_waiting:
                 self._changed.notify_all()

@@ -14,8 +14,8 @@ shards, then of their own results. Shape suffixes: Q queries, K results wanted, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +27,7 @@ from index.space import Space, Vectors
 
 Floats = NDArray[np.float64]
 ShardResults = Sequence[tuple[Vectors, Keys]]
-"""Per shard the scores (Q, k), best first, and keys (Q, k) of `Shard.search`, padded with MISSING."""
+"""Per shard the scores (Q, k), best first, and numbers (Q, k) that tell items apart, padded with MISSING."""
 
 K0 = 60
 """Reciprocal rank fusion's constant, as in its paper."""
@@ -41,14 +41,13 @@ class Mode(StrEnum):
     RANK = "rank"
 
 
-@dataclass(frozen=True)
-class Merged:
+class Merged(NamedTuple):
     """One ranked list a query, (Q, K) each, best first; rows with fewer results are padded.
 
     Attributes:
         scores_QK: what the list is ranked by, as its mode defines it.
         raw_QK: the score in the space of the item's version.
-        keys_QK: MISSING where there is no result.
+        keys_QK: the items by the shards' own numbers; MISSING where there is no result.
         shards_QK: the number of the shard each came from, -1 where there is no result.
     """
 
@@ -147,5 +146,6 @@ def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
 
 def _alone(scores_QK: Floats, raw_QK: Vectors, keys_QK: Keys, k: int) -> Merged:
     """What a single shard found."""
-    shards_QK = -(keys_QK == MISSING).astype(np.int64)
-    return Merged(scores_QK[:, :k], raw_QK[:, :k], keys_QK[:, :k], shards_QK[:, :k])
+    if keys_QK.shape[1] > k:
+        scores_QK, raw_QK, keys_QK = scores_QK[:, :k], raw_QK[:, :k], keys_QK[:, :k]
+    return Merged(scores_QK, raw_QK, keys_QK, np.minimum(keys_QK, 0))  # of a key 0, of MISSING itself

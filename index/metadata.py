@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import json
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -25,14 +25,16 @@ from numpy.typing import NDArray
 from index.columns import Mask
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test
-from index.kept_texts import KeptTexts
+from index.kept_texts import KeptTexts, NotedTexts
 
 Slots = NDArray[np.int64]
 
 EMPTY = "{}"
 """The metadata of an item that came without."""
-SLOT_BYTES = 190
-"""Of an item beside its texts: its entry by key with two numbers of Python's own, and four numbers by slot."""
+SLOT_BYTES = 198
+"""Of an item beside its texts: its entry by key with two numbers of Python's own, and five numbers by slot."""
+NOBODY = -1
+"""The key of a slot that no item holds, and the slot of no item."""
 ENTERED_TOGETHER = 4_096
 """So many items are entered in one step, in some ten milliseconds."""
 MIN_RETIRED = 1024
@@ -56,6 +58,31 @@ class Item(NamedTuple):
 NOTHING = Item()
 
 
+class FoundItems(Mapping[int, Item]):
+    """Some items by key, as they were when they were found; made of what is kept when somebody looks at one."""
+
+    def __init__(self, keys_N: Slots, texts: NotedTexts, seqs_N: Slots) -> None:
+        """What belongs together stands at one place: keys, both texts, numbers in the feed."""
+        self._keys_N, self._texts, self._seqs_N = keys_N, texts, seqs_N
+
+    def __getitem__(self, key: int) -> Item:
+        """What is known of one of them."""
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[int]:
+        """Their keys."""
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        """How many they are."""
+        return len(self._items)
+
+    @cached_property
+    def _items(self) -> dict[int, Item]:
+        columns = zip(self._keys_N.tolist(), self._texts.both(), self._seqs_N.tolist(), strict=True)
+        return {key: Item(*both, seq) for key, both, seq in columns}
+
+
 class Metadata:
     """The metadata of a gallery's items."""
 
@@ -64,7 +91,7 @@ class Metadata:
         self._slot_of: dict[int, int] = {}
         # JSON and id. A retired slot keeps nothing.
         self._texts = KeptTexts()
-        self._seq_S = array("q")
+        self._seq_S, self._key_S = array("q"), array("q")
         # The slots before this one are entered, if a filter ever came; none else.
         self._filtered, self._entered = False, 0
         self._free: list[int] = []
@@ -110,13 +137,17 @@ class Metadata:
         slot = self._slot_of.get(key)
         return None if slot is None else Item(*self._texts.both(slot), self._seq_S[slot])
 
-    def of(self, keys: Iterable[int]) -> dict[int, Item]:
-        """What is known of items, by key; unknown ones are left out."""
-        slot_of, both, seq_S, found = self._slot_of, self._texts.both, self._seq_S, {}
-        for key in keys:
-            if (slot := slot_of.get(key)) is not None:
-                found[key] = Item(*both(slot), seq_S[slot])
-        return found
+    def found(self, slots_QK: Slots) -> tuple[Slots, FoundItems]:
+        """The keys (Q, K) of the items that hold these slots, and what is known of them, whatever is written later.
+
+        Slots from the first NOBODY in a row on are none, and get NOBODY as keys.
+        """
+        keys_QK = np.asarray(self._key_S).take(slots_QK) if self._key_S else slots_QK.copy()
+        slots_N, keys_N = slots_QK.ravel(), keys_QK.ravel()
+        if slots_QK.size and NOBODY in slots_QK[:, -1].tolist():
+            keys_QK[slots_QK == NOBODY] = NOBODY
+            slots_N, keys_N = slots_N[slots_N != NOBODY], keys_N[slots_N != NOBODY]
+        return keys_QK, FoundItems(keys_N, self._texts.noted(slots_N), np.asarray(self._seq_S).take(slots_N))
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""
@@ -172,10 +203,13 @@ class Metadata:
         for slot, text, name, seq in zip(again, texts, ids, seqs, strict=False):
             self._texts.put(slot, text, name)
             self._seq_S[slot] = seq
+        for slot, key in zip(again, keys, strict=False):
+            self._key_S[slot] = key
         before, added = len(self._seq_S), len(keys) - len(again)
         slots = [*again, *range(before, before + added)]
         self._texts.add(texts[len(again) :], ids[len(again) :])
         self._seq_S.extend(seqs[len(again) :])
+        self._key_S.extend(keys[len(again) :])
         self._slot_of.update(zip(keys, slots, strict=True))
         if self._filtered and self._entered == before:
             self._entered += added
@@ -185,6 +219,7 @@ class Metadata:
 
     def _retire(self, slot: int) -> None:
         self._texts.free(slot)
+        self._key_S[slot] = NOBODY
         self._retired.append(slot)
 
     def _enter(self, slots: Sequence[int]) -> None:

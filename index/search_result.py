@@ -34,8 +34,7 @@ class Missing(NamedTuple):
     seq: int
 
 
-@dataclass(frozen=True)
-class ShardTrace:
+class ShardTrace(NamedTuple):
     """One live shard as a search saw it.
 
     `calibration` is the map its scores went through, None unless the mode is `calibrated`. Of several shards behind
@@ -52,8 +51,7 @@ class ShardTrace:
     scanned: Scanned
 
 
-@dataclass(frozen=True)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The answer to Q queries.
 
     Attributes:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -65,9 +66,14 @@ class Approximate(ABC):
         """FAISS's parameters of a search."""
 
     def search(self, queries_QW: Vectors, c: int, effort: int, among: Selection) -> tuple[Vectors, Rows]:
-        """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more."""
-        found: tuple[Vectors, Rows] = self.index.search(queries_QW, c, params=among.params(self, effort))
-        return found
+        """Scanned scores and row numbers (Q, C), the best first, -1 where it found no more; queries lie in C order."""
+        scanned_QC, at_QC = np.empty((len(queries_QW), c), np.float32), np.empty((len(queries_QW), c), np.int64)
+        pointer = _faiss().swig_ptr
+        # Past the method of Python's that checks and allocates: that alone takes a tenth of a small search.
+        self.index.search_c(
+            len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), among.params(self, effort)
+        )
+        return scanned_QC, at_QC
 
     def rows(self) -> Vectors | None:
         """The float32 rows it keeps (R, W), without a copy; None where it has no such array."""
@@ -195,6 +201,7 @@ def _flat_rows(storage: Any) -> Vectors | None:
     return rows
 
 
+@cache
 def _faiss() -> Any:
     import faiss
 

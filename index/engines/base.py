@@ -18,7 +18,7 @@ from index.space import Vectors
 Keys = NDArray[np.int64]
 
 MISSING = -1
-"""The key that fills a result row when the shard holds fewer than k items."""
+"""The slot and the key that fill a result row when there are fewer than k items."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,12 @@ class Hits(NamedTuple):
 
     Attributes:
         scores_QK: in the space's own score.
-        keys_QK: the items; MISSING where there are no more.
+        slots_QK: of the items; MISSING where there are no more.
         how: how it was found.
     """
 
     scores_QK: Vectors
-    keys_QK: Keys
+    slots_QK: Keys
     how: Scanned
 
 
@@ -70,8 +70,8 @@ class Shard(Protocol):
     ) -> None:
         """Store or replace the vectors of `keys` (all different).
 
-        `slots_N` says where in `allowed` each item looks whether it may be found; by default at its key. `served_N`:
-        which of them are served; None: all.
+        `slots_N` are the numbers that items are found by, and looked up in `allowed`; by default their keys.
+        `served_N`: which of them are served; None: all.
         """
 
     def serve(self, served_S: Mask) -> None:
@@ -89,7 +89,7 @@ class Shard(Protocol):
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
         """The k best of the served items per query.
 
-        Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING keys when there are fewer
+        Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
         than k of them. `exact`: every item is compared.
         """
 

@@ -79,10 +79,10 @@ class FlatShard:
             passed_R = allowed_S[self._slots_R[:count]]
             allowed_R = passed_R if allowed_R is None else passed_R & allowed_R
         scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
-        keys_QK = self._keys_R[at_QK] if count else at_QK
+        slots_QK = self._slots_R[at_QK] if count else at_QK
         if count and at_QK.min(initial=0) == MISSING:
-            keys_QK[at_QK == MISSING] = MISSING
-        return Hits(scores_QK, keys_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
+            slots_QK[at_QK == MISSING] = MISSING
+        return Hits(scores_QK, slots_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""

@@ -36,6 +36,8 @@ NEAR = 32
 """Rows around one that a query is drawn from."""
 THIN = 0.1
 """The share of rows that a filter leaves at which recall is measured a second time."""
+REMEMBERED = 256
+"""Ways to search that are remembered, of so many different depths and numbers of rows."""
 BESIDE_BYTES = 5 * 8 + 3
 """Of a row: its key, slot, place in the order of keys, key in that order, digest; and three bits, a byte each."""
 
@@ -96,6 +98,7 @@ class Segment:
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
         self._selection: Selection | None = None
+        self._ways: dict[tuple[int, int], Scanned] = {}
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -157,18 +160,17 @@ class Segment:
     def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
-        among = self.count() if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
-        effort = 0 if exact or not among else self._effort(k, among)
-        found = self._approximate(queries_QD, k, effort, allowed_R, among) if effort else None
+        among = self._live if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
+        how = Scanned(among) if exact or not among else self._how(k, among)
+        found = self._approximate(queries_QD, k, how.effort, allowed_R, among) if how.effort else None
         if found is None:
-            found, effort = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), 0
+            found, how = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), Scanned(among)
         scores_QK, at_QK = found
-        how = Scanned(0, among, effort) if effort else Scanned(among)
         if among >= k:  # as nearly always: then nothing is missing
-            return Hits(scores_QK, self.keys_R[at_QK], how)
+            return Hits(scores_QK, self.slots_R[at_QK], how)
         none_QK = at_QK == MISSING
-        keys_QK = np.where(none_QK, MISSING, self.keys_R[at_QK]) if len(self.keys_R) else at_QK
-        return Hits(np.where(none_QK, np.float32(0), scores_QK), keys_QK, how)
+        slots_QK = np.where(none_QK, MISSING, self.slots_R[at_QK]) if len(self.slots_R) else at_QK
+        return Hits(np.where(none_QK, np.float32(0), scores_QK), slots_QK, how)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
@@ -186,6 +188,7 @@ class Segment:
         if index is None:
             return False
         self.tuned = self._tune(index, config.recall, queries_QD)
+        self._ways.clear()
         if self.tuned is not None and (rows_RW := index.rows()) is not None:
             self.rows_RW = rows_RW  # once, not beside a copy
         return True
@@ -196,6 +199,15 @@ class Segment:
             return None if whole else self._live_R
         allowed_R: Mask = allowed_S[self.slots_R]
         return allowed_R if whole else allowed_R & self._live_R
+
+    def _how(self, k: int, among: int) -> Scanned:
+        """How `among` of the rows are best searched; worked out once for as long as the rows do not change."""
+        if (how := self._ways.get((k, among))) is None:
+            if len(self._ways) >= REMEMBERED:
+                self._ways.clear()
+            effort = self._effort(k, among)
+            how = self._ways[k, among] = Scanned(0, among, effort) if effort else Scanned(among)
+        return how
 
     def _effort(self, k: int, among: int) -> int:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
@@ -213,7 +225,7 @@ class Segment:
         """None: it found fewer than there are."""
         assert self.tuned is not None
         scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, self._selected(allowed_R))
-        short = (at_QK[:, min(k, among) - 1] == MISSING).any()
+        short = MISSING in at_QK[:, min(k, among) - 1].tolist()
         return None if short else (scores_QK, at_QK)
 
     def _search(

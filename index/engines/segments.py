@@ -249,8 +249,8 @@ def _has_left(segment: Segment) -> bool:
 def _best(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
     """The k best of several results, (Q, k) each."""
     scores_QS = np.concatenate([hits.scores_QK for hits in parts], axis=1)
-    keys_QS = np.concatenate([hits.keys_QK for hits in parts], axis=1)
-    rank_QS = np.where(keys_QS == MISSING, np.inf, -scores_QS if higher_is_better else scores_QS)
+    slots_QS = np.concatenate([hits.slots_QK for hits in parts], axis=1)
+    rank_QS = np.where(slots_QS == MISSING, np.inf, -scores_QS if higher_is_better else scores_QS)
     order_QK = np.argsort(rank_QS, axis=1, kind="stable")[:, :k]
     how = sum((hits.how for hits in parts), Scanned())
-    return Hits(np.take_along_axis(scores_QS, order_QK, axis=1), np.take_along_axis(keys_QS, order_QK, axis=1), how)
+    return Hits(np.take_along_axis(scores_QS, order_QK, axis=1), np.take_along_axis(slots_QS, order_QK, axis=1), how)

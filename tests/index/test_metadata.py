@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from index import columns, kept_texts
 from index import metadata as module
 from index.filter import parse_filter
-from index.metadata import Item, Metadata
+from index.metadata import NOBODY, Item, Metadata
 
 KEYS = ("a", "b", "a.b")
 
@@ -214,11 +214,26 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
         else:
             assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
     assert len(set(slots.values())) == len(slots), "two items share a slot"
-    assert {key: (json.loads(one.metadata), one.id) for key, one in metadata.of(range(10)).items()} == {
+    keys, shown = metadata.found(np.array([[*slots.values(), NOBODY]]))
+    assert keys.tolist() == [[*slots, NOBODY]]
+    assert {key: (json.loads(one.metadata), one.id) for key, one in shown.items()} == {
         key: (item, f"item ü{key}") for key, item in held.items()
     }
     for key, item in held.items():
         assert found(metadata, slots, {"field": "a", "exists": True}) >= ({key} if "a" in item else set())
+
+
+@pytest.mark.usefixtures("sweeps")
+def test_what_was_found_stays_as_it_was_whatever_is_written_later() -> None:
+    metadata = Metadata()
+    before = {key: Item(json.dumps({"a": key}), f"item {key}", key) for key in range(9)}
+    slots = metadata.put(list(before), before)
+    keys, shown = metadata.found(slots.reshape(3, 3))
+    metadata.drop(range(3))
+    metadata.put(range(3, 12), {key: Item(json.dumps({"b": key}), "other", 99) for key in range(3, 12)})
+
+    assert keys.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+    assert dict(shown) == before
 
 
 def test_many_items_of_every_kind() -> None:

@@ -86,7 +86,7 @@ def test_each_item_is_found_once_between_two_steps(galleries: list[Gallery], mon
 
     def watched(shard: SegmentedShard, *args: Any) -> None:
         adopt(shard, *args)
-        seen.append(sorted(shard.search(rows(1), 200, exact=True).keys_QK[0][:100].tolist()))
+        seen.append(sorted(shard.search(rows(1), 200, exact=True).slots_QK[0][:100].tolist()))
 
     monkeypatch.setattr(SegmentedShard, "adopt", watched)
     follows.adopt_segments()
