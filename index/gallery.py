@@ -31,8 +31,9 @@ from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
 from index.query_plan import Ask, EmbeddedQueries, Encode, Plan, ShardKey
+from index.scatter import scatter
 from index.search_params import DEFAULTS
-from index.search_result import Degraded, Missing, SearchResult, ShardTrace
+from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Sealed, Shards
 from index.topology import Topology
 from index.version import Edge, EdgeKey, Version
@@ -132,18 +133,8 @@ class Gallery:
         where = ask.params.filter
         allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
         depth = min(ask.depth, view.items)
-        scanned, traces = [], []
-        for ((version, origin), shard), size, used in zip(plan.shards.items(), plan.sizes, plan.maps, strict=True):
-            started = time.perf_counter()
-            hits = shard.search(moved[version][0], depth, allowed, exact=ask.params.exact)
-            took = time.perf_counter() - started
-            scanned.append(hits[:2])
-            traces.append(
-                ShardTrace(version, origin, size, plan.routes[version], used, moved[version][1], took, hits.how)
-            )
-        started = time.perf_counter()
-        merged = plan.merge(scanned, len(next(iter(embedded.vectors.values()))), depth)
-        merge_seconds = time.perf_counter() - started
+        queries = len(next(iter(embedded.vectors.values())))
+        merged, traces, merge_seconds = scatter(plan, moved, queries, depth, allowed, exact=ask.params.exact)
         keys_QK, items = self._metadata.found(merged.keys_QK)
         return SearchResult(
             query_version,
@@ -152,7 +143,7 @@ class Gallery:
             merged.raw_QK,
             keys_QK,
             merged.shards_QK,
-            shards=tuple(traces),
+            shards=traces,
             items=items,
             seq=view.seq,
             items_by_version=view.items_by_version,
