@@ -48,13 +48,6 @@ class Shards:
         """Every one."""
         return list(self._by_key.values())
 
-    def items_by_version(self) -> dict[str, int]:
-        """Items per version that serves them, versions without any left out."""
-        counted: dict[str, int] = {}
-        for (version, _), shard in self.serving().items():
-            counted[version] = counted.get(version, 0) + shard.count()
-        return counted
-
     def make(self, places: Iterable[ShardKey], dims: Mapping[str, int], spaces: Mapping[str, Space]) -> None:
         """Add the shards that are not there yet, empty; `dims` and `spaces` are by version."""
         for place in places:
@@ -108,7 +101,7 @@ class Shards:
         return int(np.count_nonzero(renumbered[self._first(before, slots)] != self._first(after, slots)))
 
     def items_in(self, order: Sequence[str], slots: int) -> dict[str, int]:
-        """`items_by_version` as it would be in this order."""
+        """Items per version that would serve them in this order, versions without any left out."""
         ranked = self._ranked(_places(order))
         counted = np.bincount(self._first(ranked, slots), minlength=len(ranked) + 1).tolist()
         return {version: items for version, items in zip(ranked, counted[:-1], strict=True) if items}

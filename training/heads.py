@@ -10,20 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 from training import lorentz
 from training.losses import cosines
-
-
-class Head(Protocol):
-    """What a recipe names and the module trains: an `nn.Module` with this call."""
-
-    def __call__(self, z_BD: Tensor, label_B: Tensor | None = None) -> Tensor:
-        """(B, D) raw embeddings -> (B, C) logits; with the margin on class label_B when labels are given."""
 
 
 class Softmax(nn.Linear):
@@ -119,4 +111,4 @@ HEADS: dict[str, Callable[[int, int], nn.Module]] = {
     "arcface": ArcFace,
     "lorentz_mlr": LorentzMLR,
 }
-"""name -> (dim, classes) -> head."""
+"""name -> (dim, classes) -> head, called with raw embeddings (B, D), and labels (B,) for its margin: logits (B, C)."""

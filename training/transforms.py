@@ -43,11 +43,6 @@ class Augmentation:
     size: Callable[[Preprocess], list[v2.Transform]] | None = None
 
 
-def evaluation_transform(spec: Preprocess) -> v2.Transform:
-    """What an image goes through outside training, the torchvision twin of `index.image.preprocess`."""
-    return v2.Compose([sizing(spec), v2.Lambda(lambda image: pixels(image, spec))])
-
-
 def sizing(spec: Preprocess, augmentation: Augmentation | None = None) -> v2.Transform:
     """A decoded image -> uint8 (C, H, W) of the encoder's size."""
     random = augmentation.size if augmentation else None

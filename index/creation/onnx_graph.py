@@ -24,7 +24,6 @@ ModelProto = Any
 
 RunModel = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
-POOLS = ("none", "mean", "cls")
 FREE = "N"
 OURS = "regraft_"
 """What the names that are added begin with."""

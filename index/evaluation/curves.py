@@ -26,7 +26,6 @@ RAW, RANK, CALIBRATED, LABEL_FREE = "raw", "rank", "calibrated", "label-free"
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-Table = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

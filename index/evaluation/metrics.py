@@ -74,11 +74,6 @@ class Retrieval:
         """CMC@k: share of valid queries with a correct item among the first k."""
         return self.mean(f"cmc@{k}")
 
-    @property
-    def mean_ap(self) -> float:
-        """mAP@1.0: mean average precision of valid queries."""
-        return self.mean(MEAN_AP)
-
     def interval(self, metric: str, seed: int = 0) -> Score:
         """The metric with its bootstrap interval over queries."""
         return mean_interval(self.per_query(metric)[self.valid], seed)

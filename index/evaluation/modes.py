@@ -25,7 +25,6 @@ from index.merge import Mode
 from index.version import Score
 
 Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 QUERIES, ITEMS, POINTS = 500, 2_000, 6
 """At most so many are drawn to compare modes on, at so many shares."""

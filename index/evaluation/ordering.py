@@ -16,7 +16,6 @@ from index.space import Vectors
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
 
 POINTS = 21
 """A curve is measured at 0, 5, ... 100 % of the items moved."""
@@ -132,20 +131,3 @@ class BackfillCurve:
     def largest_dip(self) -> float:
         """How far the metric ever falls below what it had reached before; 0 when it never falls."""
         return float((np.maximum.accumulate(self.values) - self.values).max())
-
-
-def backfill_curve(measure: Callable[[Bools], float], order_N: Ints, points: int = POINTS) -> BackfillCurve:
-    """Measure a backfill at `points` evenly spaced shares, 0 and 1 among them.
-
-    Args:
-        measure: the metric when the items of this (N,) mask have moved, as by `evaluation.mixed_retrieval`.
-        order_N: the order of `backfill_order`.
-        points: at least 2.
-    """
-    shares = np.linspace(0.0, 1.0, points)
-    values = []
-    for share in shares:
-        moved_N = np.zeros(len(order_N), bool)
-        moved_N[order_N[: round(share * len(order_N))]] = True
-        values.append(measure(moved_N))
-    return BackfillCurve(shares, np.asarray(values, np.float64))

@@ -16,6 +16,7 @@ from examples.demo.pictures import Pictures, load_pictures
 from examples.demo.steps import agreement
 from examples.demo.traffic import Counts, Ledger, Outage, Traffic, wrong_answer
 from examples.demo.upgrade import Point, Upgrade, Way
+from index.evaluation.metrics import MEAN_AP
 from regraft import Client, Problem, Unreachable
 from regraft.models import DeleteResult, SearchResponse
 from staging.answers import filled
@@ -44,7 +45,7 @@ def test_metrics_are_those_of_the_ranking_by_hand():
 
     assert measured.cmc(1) == 0.5
     assert measured.cmc(5) == 1.0
-    assert measured.mean_ap == pytest.approx(((1 + 2 / 3) / 2 + 1 / 3) / 2)
+    assert measured.mean(MEAN_AP) == pytest.approx(((1 + 2 / 3) / 2 + 1 / 3) / 2)
 
 
 def test_items_that_come_and_go_do_not_change_the_metrics():

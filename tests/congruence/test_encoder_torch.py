@@ -19,15 +19,14 @@ from training.backbones import build_backbone
 from training.digits import load_digits_split
 from training.tracing import to_onnx
 from training.trained import Trained
-from training.transforms import evaluation_transform
+from training.transforms import pixels, sizing
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def seen_by_torch(images: list[Image.Image], module: torch.nn.Module, spec: Preprocess) -> np.ndarray:
-    transform = evaluation_transform(spec)
     with torch.inference_mode():
-        return module(torch.stack([transform(image) for image in images])).numpy()
+        return module(torch.stack([pixels(sizing(spec)(image), spec) for image in images])).numpy()
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

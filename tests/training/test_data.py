@@ -9,7 +9,7 @@ import training.data
 from index.errors import InvalidArgument, InvalidImage
 from index.version import Preprocess
 from training.data import Arrays, Data, Files, ImageSet, Tensors, batches, fingerprint
-from training.transforms import evaluation_transform
+from training.transforms import pixels, sizing
 
 SPEC = Preprocess(6, 6, resize=6, mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.1))
 
@@ -113,7 +113,7 @@ def test_queries_without_another_image_of_their_class_are_lonely() -> None:
     assert Data(alone, some([0, 5]), some([0, 1])).lonely() == 1
 
 
-def test_tensors_are_the_evaluation_transform_of_each_image_and_are_decoded_once(
+def test_tensors_are_what_serving_sees_of_each_image_and_are_decoded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = some([3, 1, 2])
@@ -122,7 +122,7 @@ def test_tensors_are_the_evaluation_transform_of_each_image_and_are_decoded_once
     for path in images.images.paths:
         path.unlink()
 
-    expected = torch.stack([evaluation_transform(SPEC)(image) for image in arrays.images])
+    expected = torch.stack([pixels(sizing(SPEC)(image), SPEC) for image in arrays.images])
     assert torch.equal(Tensors(images, SPEC).__getitems__([0, 1, 2])[0], expected)
     assert torch.equal(tensors[1][0], expected[1])
     assert tensors[1][1] == 1

@@ -13,7 +13,6 @@ from training.transforms import (
     blown_up,
     crop_flip,
     cropped,
-    evaluation_transform,
     find_augmentation,
     flip,
     moved,
@@ -44,7 +43,7 @@ def batch(count: int = 6, height: int = 24, width: int = 20) -> torch.Tensor:
     ],
 )
 def test_evaluation_sees_an_image_as_serving_does(spec: Preprocess) -> None:
-    np.testing.assert_allclose(evaluation_transform(spec)(photo()).numpy(), preprocess(photo(), spec), atol=1e-6)
+    np.testing.assert_allclose(pixels(sizing(spec)(photo()), spec).numpy(), preprocess(photo(), spec), atol=1e-6)
 
 
 def test_pixels_of_a_batch_are_those_of_its_images() -> None:
