@@ -125,7 +125,7 @@ def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update
             codes = [errors[row].code if row in errors else "" for row in column.rows.tolist()]
             unreached = [n for n, code in enumerate(codes) if code == NO_ROUTE]
             if unreached:
-                late.append(Column(column.version, column.rows[unreached], column.vectors[unreached], column.origin))
+                late.append(column.take(unreached))
         waiting = late if len(stored) > before else []
     progress.stored += len(stored)
     for (row, version), error in why.items():
@@ -139,7 +139,7 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
         return column
     bad = column.rows[~good].tolist()
     progress.skip("not finite", len(bad), f"{batch.ids[bad[0]]}: its vector holds NaN or infinity")
-    return Column(column.version, column.rows[good], column.vectors[good], column.origin)
+    return column.take(good)
 
 
 def _store(
@@ -161,10 +161,7 @@ def _store(
     except Problem as problem:
         if problem.status == 413 and len(rows) > 1:
             cut = len(rows) // 2
-            halves = (
-                Column(column.version, column.rows[part], column.vectors[part], column.origin)
-                for part in (slice(cut), slice(cut, None))
-            )
+            halves = (column.take(part) for part in (slice(cut), slice(cut, None)))
             refused = [_store(client, gallery, batch, half, known, update_only) for half in halves]
             return {**refused[0], **refused[1]}
         # A batch of nothing but bad items is refused as a whole, with the same list.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +27,10 @@ class Column:
     rows: NDArray[np.int64]
     vectors: Vectors
     origin: str = "supplied"
+
+    def take(self, some: Sequence[int] | NDArray[np.bool_] | slice) -> Column:
+        """Some of them, by place, by mask (M,) or as a slice."""
+        return replace(self, rows=self.rows[some], vectors=self.vectors[some])
 
 
 @dataclass(frozen=True)
