@@ -15,7 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service.errors import BodyTooLarge, InvalidBody
-from service.http.forms import UnsupportedMediaType
+from service.http.forms import UnsupportedMediaType, type_of
 from service.store.sql_arrays import written
 
 if TYPE_CHECKING:
@@ -36,6 +36,11 @@ def pyarrow() -> Any:
     except ImportError:
         raise UnsupportedMediaType(f"{ARROW} needs pyarrow: pip install 'regraft[arrow]'") from None
     return pa
+
+
+def is_wanted(headers: Mapping[str, str]) -> bool:
+    """Whether a request's headers ask for a table as the answer."""
+    return type_of(headers.get("accept", "")) == ARROW
 
 
 def read_items(raw: bytes, most: int) -> tuple[list[dict[str, Any]], NDArray[Any]]:
@@ -76,10 +81,7 @@ def write_matches(answer: Mapping[str, Any]) -> bytes:
         columns[name] = pa.array([match[name] for _, match in rows], pa.float64() if name in floats else texts)
     columns["metadata"] = pa.array([orjson.dumps(match["metadata"]).decode() for _, match in rows], texts)
     beside = {name: value for name, value in answer.items() if name != "results"}
-    table = pa.table(columns).replace_schema_metadata({"regraft": orjson.dumps(beside)})
-    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
-        stream.write_table(table)
-    return bytes(sink.getvalue())
+    return _stream(columns, {"regraft": orjson.dumps(beside)})
 
 
 def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], following: str | None) -> bytes:
@@ -102,7 +104,13 @@ def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], fol
         vectors = pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), dim, mask=pa.array(gone))
         arrays[f"vector:{name}"] = vectors
         arrays[f"origin:{name}"] = pa.array([None if one is None else one["origin"] for one in held], pa.string())
-    table = pa.table(arrays).replace_schema_metadata({"next": following or ""})
+    return _stream(arrays, {"next": following or ""})
+
+
+def _stream(columns: Mapping[str, Any], metadata: Mapping[str, str | bytes]) -> bytes:
+    """A table of these arrays, with this metadata of its schema."""
+    pa = pyarrow()
+    table = pa.table(columns).replace_schema_metadata(metadata)
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema) as stream:
         stream.write_table(table)
     return bytes(sink.getvalue())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from fastapi import Request
@@ -38,10 +39,16 @@ class Form:
 
 def media_type(request: Request, *legal: str) -> str:
     """The body's media type, one of `legal`. Raises UnsupportedMediaType."""
-    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    given = type_of(request.headers.get("content-type", ""))
     if given not in legal:
         raise UnsupportedMediaType(f"this route reads {' or '.join(legal)}, not {given or 'a body without a type'}")
     return given
+
+
+@lru_cache(maxsize=64)
+def type_of(header: str) -> str:
+    """The media type that a header names, without what describes it further."""
+    return header.partition(";")[0].strip().lower()
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -20,7 +21,7 @@ from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import IngestOptions, ingest_array, ingest_embeddings, ingest_images, ingest_table
+from service.http.ingest import Ingested, IngestOptions, ingest_array, ingest_embeddings, ingest_images, ingest_table
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
@@ -42,6 +43,7 @@ MadeBy = Annotated[
     Literal["supplied", "transformed"],
     Query(description="of embeddings: `transformed`: a forward edge made them, in another gallery"),
 ]
+TableVersion = Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
@@ -80,23 +82,16 @@ async def ingest(
     atomic: bool = False,
     replace: Replace = None,
     origin: MadeBy = "supplied",
-    version: Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")] = None,
+    version: TableVersion = None,
 ) -> Response:
     """Store items; with `atomic` either all or none.
 
     An embedding for an item that is there is put beside those by other versions, an image takes the place of whatever
     the item holds, and metadata that are not named stay.
     """
-    settings, asked = service.settings, IngestOptions(atomic, MODES[replace], Origin(origin))
-    kind = media_type(request, JSON, FORM, ARROW)
-    if kind == ARROW:
-        raw = await read_body(request, settings.max_body_bytes)
-        return await service.in_thread(lambda: respond(ingest_table(service, name, raw, version, asked).as_json()))
-    if version is not None:
-        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
-    if kind == JSON:
-        raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_thread(lambda: respond(ingest_embeddings(service, name, raw, asked).as_json()))
+    settings, options = service.settings, IngestOptions(atomic, MODES[replace], Origin(origin))
+    if (answer := await ingest_body(request, service, name, version, options)) is not None:
+        return answer
     async with read_form(
         request,
         files="images",
@@ -110,12 +105,31 @@ async def ingest(
         if form.array is None and origin != "supplied":
             raise InvalidArgument("origin is of embeddings, and these are images", pointer="/origin")
         stored = ingest_images if form.array is None else ingest_array
-        return await service.in_thread(lambda: respond(stored(service, name, form, asked).as_json()))
+        return await service.in_thread(lambda: respond(stored(service, name, form, options)))
 
 
-def respond(done: dict[str, Any]) -> Response:
+async def ingest_body(
+    request: Request, service: Runtime, name: str, version: str | None, options: IngestOptions
+) -> Response | None:
+    """Store the embeddings of a body in JSON or a table in Arrow's format; None: it is a form."""
+    kind = media_type(request, JSON, FORM, ARROW)
+    if version is not None and kind != ARROW:
+        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
+    if kind == FORM:
+        return None
+    raw = await read_body(
+        request, service.settings.max_body_bytes if kind == ARROW else service.settings.max_json_bytes
+    )
+    if kind == ARROW:
+        stored = partial(ingest_table, service, name, raw, version, options)
+    else:
+        stored = partial(ingest_embeddings, service, name, raw, options)
+    return await service.in_thread(lambda: respond(stored()))
+
+
+def respond(done: Ingested) -> Response:
     """The answer of an ingest, written on the thread that did the work, in ASCII: faulty items are named as sent."""
-    return Response(json.dumps(done), media_type=JSON)
+    return Response(json.dumps(done.as_json()), media_type=JSON)
 
 
 @router.get("/galleries/{name}/items")

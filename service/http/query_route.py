@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,9 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.http.arrow import ARROW, pyarrow
+from service.http.arrow import ARROW, is_wanted, pyarrow
 from service.http.auth import Exchange, Guard
-from service.http.forms import JSON
+from service.http.forms import JSON, type_of
 from service.http.npy import NPY
 from service.http.requests import check_parameters
 from service.http.search import QUERY_KEY, as_json, as_table, respond
@@ -90,7 +90,7 @@ async def _answered(scope: Scope, receive: Receive) -> Response:
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
-    name, table = scope["path"].split("/")[3], _type_of(headers.get("accept", "")) == ARROW
+    name, table = scope["path"].split("/")[3], is_wanted(headers)
     return await _response(service, RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table))
 
 
@@ -146,9 +146,4 @@ def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
 
 
 def _media_type(scope: Scope) -> str:
-    return _type_of(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"), ""))
-
-
-@lru_cache(maxsize=64)
-def _type_of(given: str) -> str:
-    return given.partition(";")[0].strip().lower()
+    return type_of(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"), ""))

@@ -8,15 +8,15 @@ from fastapi import APIRouter, Query, Request, Response
 
 from index.version import Origin
 from regraft.models import EmbeddingPage, IngestResult, MissingPage
-from service.errors import InvalidBody, UnknownParameter
-from service.http.arrow import ARROW, EMBEDDING, write_items
+from service.errors import InvalidBody
+from service.http.arrow import ARROW, EMBEDDING, is_wanted, write_items
 from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
-from service.http.forms import FORM, JSON, Form, media_type, read_form
-from service.http.ingest import IngestOptions, ingest_array, ingest_embeddings, ingest_table
-from service.http.items import MAX_PAGE, MadeBy, describe_item, respond
-from service.http.requests import CheckedRoute, Service, read_body
+from service.http.forms import JSON, Form, read_form
+from service.http.ingest import IngestOptions, ingest_array
+from service.http.items import MAX_PAGE, MadeBy, TableVersion, describe_item, ingest_body, respond
+from service.http.requests import CheckedRoute, Service
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
@@ -57,36 +57,26 @@ async def put(
     service: Service,
     atomic: bool = False,
     origin: MadeBy = "supplied",
-    version: Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")] = None,
+    version: TableVersion = None,
 ) -> Response:
     """Add what a version says of items that are there; ids that are not are named, with `atomic` they refuse all.
 
     An embedding takes the place of one by the same version and lies beside those by others; metadata stay.
     """
-    settings, asked = service.settings, IngestOptions(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
-    kind = media_type(request, JSON, FORM, ARROW)
-    if version is not None and kind != ARROW:
-        raise UnknownParameter("version is in the body, but for a table in Arrow's format", pointer="/version")
-    if kind != FORM:
-        raw = await read_body(request, settings.max_body_bytes if kind == ARROW else settings.max_json_bytes)
-        return await service.in_thread(
-            lambda: respond(
-                ingest_table(service, name, raw, version, asked).as_json()
-                if kind == ARROW
-                else ingest_embeddings(service, name, raw, asked).as_json()
-            )
-        )
+    options = IngestOptions(atomic, UpdateMode.UPDATE_ONLY, Origin(origin))
+    if (answer := await ingest_body(request, service, name, version, options)) is not None:
+        return answer
     async with read_form(
         request,
         files="embeddings",
         fields={"items", "version"},
         max_files=1,
-        max_field_bytes=settings.max_json_bytes,
+        max_field_bytes=service.settings.max_json_bytes,
     ) as form:
         if not form.files:
             raise InvalidBody("the form needs a file in NumPy's format (.npy)", pointer="/embeddings")
         array = Form(form.fields, (), form.files[0])
-        return await service.in_thread(lambda: respond(ingest_array(service, name, array, asked).as_json()))
+        return await service.in_thread(lambda: respond(ingest_array(service, name, array, options)))
 
 
 @router.get("/galleries/{name}/items:embeddings", response_model=EmbeddingPage, responses=gives(ARROW))
@@ -115,7 +105,7 @@ def read(
         for row in page
     ]
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    if request.headers.get("accept", "").partition(";")[0].strip() == ARROW:
+    if is_wanted(request.headers):
         table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following)
         return Response(table, media_type=ARROW)
     for held in (held for one in items for held in one["embeddings"]):
