@@ -139,7 +139,7 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
         return column
     bad = column.rows[~good].tolist()
     progress.skip("not finite", len(bad), f"{batch.ids[bad[0]]}: its vector holds NaN or infinity")
-    return column.take(good)
+    return column.take(np.flatnonzero(good))
 
 
 def _store(

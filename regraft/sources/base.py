@@ -28,9 +28,9 @@ class Column:
     vectors: Vectors
     origin: str = "supplied"
 
-    def take(self, some: Sequence[int] | NDArray[np.bool_] | slice) -> Column:
-        """Some of them, by place, by mask (M,) or as a slice."""
-        return replace(self, rows=self.rows[some], vectors=self.vectors[some])
+    def take(self, places: Sequence[int] | NDArray[np.int64] | slice) -> Column:
+        """Some of them."""
+        return replace(self, rows=self.rows[places], vectors=self.vectors[places])
 
 
 @dataclass(frozen=True)
