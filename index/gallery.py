@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
 from index.attempts import GalleryChanged, attempts
+from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
@@ -30,11 +31,11 @@ from index.graph import follow
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask, EmbeddedQueries, Encode, Plan, ShardKey
+from index.query_plan import Ask, EmbeddedQueries, Encode, Plan
 from index.scatter import scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
-from index.shards import Placed, Sealed, Shards
+from index.shards import Placed, Shards
 from index.topology import Topology
 from index.version import Edge, EdgeKey, Version
 from index.view import View
@@ -172,8 +173,7 @@ class Gallery:
         """What is served, under the lock."""
         if (view := self._view) is None:
             left_out = tuple(self._left_out())
-            view = View(self._topology, self._shards.serving(), left_out, self._current, self._seq)
-            self._view = view
+            view = self._view = View(self._topology, self._shards.serving(), left_out, self._current, self._seq)
         return view
 
     def declare(self, version: Version) -> None:
@@ -236,11 +236,10 @@ class Gallery:
             calibrations: what `calibrate` takes; None: as before.
             order: what `prefer` takes; None: as before.
         """
-        dims = {version: self._topology.versions[version].card.dim for version, _ in placed}
         with self._change():
             if order is not None:
                 self._shards.prefer(order, self._metadata.slots())
-            self._shards.make(placed, dims, self._topology.spaces)
+            self._shards.make(placed, self._topology.versions, self._topology.spaces)
             slots = {place: self._metadata.put(keys, items) for place, (keys, _) in placed.items()}
             self._shards.put(placed, slots, removed)
             self._metadata.drop(removed)
@@ -252,12 +251,19 @@ class Gallery:
             if calibrations is not None:
                 self._topology = self._topology.calibrated(*calibrations)
 
-    def sealed(self, place: ShardKey, keys: Keys, digests: Keys) -> Sealed:
-        """The vectors (N, D) that sealed segments hold under these digests (N,), and which they hold (N,)."""
-        dims = {place[0]: self._topology.versions[place[0]].card.dim}
+    def load(self, items: Contents) -> Keys:
+        """Take in items that are not there yet and whose vectors sealed segments hold; gives the keys of the others."""
         with self._change():
-            self._shards.make([place], dims, self._topology.spaces)
-            return self._shards.sealed(place, keys, digests)
+            self._shards.make(items.held, self._topology.versions, self._topology.spaces)
+            sealed_N = self._shards.sealed(items)
+            self._shards.load(mine := items.only(sealed_N), self._metadata.load(mine))
+        return items.keys_N[~sealed_N]
+
+    def contents(self) -> tuple[Contents, int] | None:
+        """What `load` takes of all there is, and the feed number; None while items are left out."""
+        with self._lock.read():
+            taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
+        return taken and (of_slots(*taken[:2]), taken[2])
 
     @property
     def filterable(self) -> bool:

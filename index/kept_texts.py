@@ -46,11 +46,21 @@ class KeptTexts:
 
     def add(self, firsts: Sequence[bytes], seconds: Sequence[bytes]) -> None:
         """As many slots more, with these texts (N,)."""
-        pairs = [b""] * (2 * len(firsts))
-        pairs[::2], pairs[1::2] = firsts, seconds
-        ends = np.cumsum([len(self._bytes), *map(len, pairs)], dtype=np.int64)
-        self._bytes += b"".join(pairs)
-        self._places.frombytes(np.column_stack([ends[:-1:2], ends[1::2], ends[2::2]]).tobytes())
+        texts, places_N3 = joined_texts(firsts, seconds)
+        self._places.frombytes((places_N3 + len(self._bytes)).tobytes())
+        self._bytes += texts
+
+    def load(self, texts: NDArray[np.uint8], places_N3: NDArray[np.int64]) -> None:
+        """As many slots more (N), with texts that begin, change and end there in `texts`."""
+        start = len(self._bytes)
+        self._bytes += texts.data
+        self._places.frombytes((places_N3 + start).tobytes())
+        self._freed += len(texts) - int((places_N3[:, 2] - places_N3[:, 0]).sum())
+
+    def copied(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """What `load` takes of all slots."""
+        # NumPy copies without holding up other threads; a view of the memory would keep it from growing.
+        return np.frombuffer(self._bytes, np.uint8).copy(), np.array(self._places).reshape(-1, 3)
 
     def put(self, slot: int, first: bytes, second: bytes) -> None:
         """Other texts in a slot."""
@@ -95,3 +105,11 @@ class KeptTexts:
         moved_S[order] = np.cumsum(lengths_N) - lengths_N - start_S[order]
         self._places = array("q", (places_S3 + moved_S[:, np.newaxis]).tobytes())
         self._freed = 0
+
+
+def joined_texts(firsts: Sequence[bytes], seconds: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+    """Pairs of texts, one behind the other, and where each begins, changes and ends (N, 3)."""
+    pairs = [b""] * (2 * len(firsts))
+    pairs[::2], pairs[1::2] = firsts, seconds
+    ends = np.cumsum([0, *map(len, pairs)], dtype=np.int64)
+    return b"".join(pairs), np.column_stack([ends[:-1:2], ends[1::2], ends[2::2]])

@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.columns import Mask
+from index.contents import NOBODY, Contents
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test
 from index.kept_texts import KeptTexts, NotedTexts
@@ -33,8 +34,8 @@ EMPTY = "{}"
 """The metadata of an item that came without."""
 SLOT_BYTES = 198
 """Of an item beside its texts: its entry by key with two numbers of Python's own, and five numbers by slot."""
-NOBODY = -1
-"""The key of a slot that no item holds, and the slot of no item."""
+LOADED_TOGETHER = 65_536
+"""So many keys are entered in one step of some milliseconds, in which no other thread computes."""
 ENTERED_TOGETHER = 4_096
 """So many items are entered in one step, in some ten milliseconds."""
 MIN_RETIRED = 1024
@@ -123,6 +124,21 @@ class Metadata:
         if changed:
             self._store(*zip(*changed, strict=True))
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
+
+    def load(self, items: Contents) -> Slots:
+        """Store what is known of items that are not there yet, and return their slots (N,)."""
+        before, keys = len(self._seq_S), items.keys_N
+        self._texts.load(items.texts, items.places_N3)
+        self._seq_S.frombytes(items.seqs_N.tobytes())
+        self._key_S.frombytes(keys.tobytes())
+        for start in range(0, len(keys), LOADED_TOGETHER):
+            block = keys[start : start + LOADED_TOGETHER].tolist()
+            self._slot_of.update(zip(block, range(before + start, before + start + len(block)), strict=True))
+        return np.arange(before, before + len(keys))
+
+    def copied(self) -> Contents:
+        """What `load` takes, without what items hold, of all slots (S,)."""
+        return Contents(np.array(self._key_S), np.array(self._seq_S), *self._texts.copied(), {})
 
     def slots(self) -> int:
         """How many slots there are, S."""

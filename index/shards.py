@@ -15,18 +15,17 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from index.contents import Contents, HeldBySlot
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.engines.segments import Job, SegmentedShard
 from index.query_plan import ShardKey
 from index.scan import Mask
 from index.space import Space, Vectors
+from index.version import Version
 
 Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
 """(version, origin) -> keys and vectors (N, D)."""
-
-Sealed = tuple[Vectors, Mask]
-"""Vectors (N, D), and which of them are known (N,)."""
 
 
 class Shards:
@@ -48,17 +47,33 @@ class Shards:
         """Every one."""
         return list(self._by_key.values())
 
-    def make(self, places: Iterable[ShardKey], dims: Mapping[str, int], spaces: Mapping[str, Space]) -> None:
-        """Add the shards that are not there yet, empty; `dims` and `spaces` are by version."""
+    def make(self, places: Iterable[ShardKey], versions: Mapping[str, Version], spaces: Mapping[str, Space]) -> None:
+        """Add the shards that are not there yet, empty; `spaces` of the `versions`."""
         for place in places:
             if place not in self._by_key:
                 version, origin = place
                 folder = self._folder and self._folder / version / origin
-                self._by_key[place] = SegmentedShard(dims[version], spaces[version], self.config, folder)
+                self._by_key[place] = SegmentedShard(versions[version].card.dim, spaces[version], self.config, folder)
 
-    def sealed(self, place: ShardKey, keys_N: Keys, digests_N: Keys) -> Sealed:
-        """As `SegmentedShard.sealed`, of a shard that `make` has made."""
-        return self._by_key[place].sealed(keys_N, digests_N)
+    def sealed(self, items: Contents) -> Mask:
+        """Which items (N,) hold anything, and nothing that is in no sealed segment; by shards that `make` has made."""
+        held_N, sealed_N = np.zeros(len(items.keys_N), np.bool_), np.ones(len(items.keys_N), np.bool_)
+        for place, (items_M, digests_M) in items.held.items():
+            held_N[items_M] = True
+            sealed_N[items_M] &= self._by_key[place].sealed(items.keys_N[items_M], digests_M)
+        return held_N & sealed_N
+
+    def load(self, items: Contents, slots_N: Keys) -> None:
+        """Hold what these items do, which are all `sealed` and were not there."""
+        taken_N = np.zeros(len(slots_N), np.bool_)
+        for place in sorted(items.held, key=lambda place: _rank(self._order, place[0])):
+            items_M, digests_M = items.held[place]
+            self._by_key[place].revive(items.keys_N[items_M], digests_M, slots_N[items_M], ~taken_N[items_M])
+            taken_N[items_M] = True
+
+    def copied(self) -> dict[ShardKey, list[HeldBySlot]]:
+        """What is held, by place and in parts."""
+        return {place: shard.copied() for place, shard in self._by_key.items()}
 
     def bytes(self) -> int:
         """What their rows and indexes take."""
@@ -122,7 +137,7 @@ class Shards:
         if self._folder is None:
             return set()
         used = {self._folder / version / origin for version, origin in self._by_key}
-        return set(self._folder.glob("*/*")) - used
+        return set(self._folder.glob("[!.]*/*")) - used
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""

@@ -67,7 +67,13 @@ class Segment:
     """Immutable rows; see the module. Not thread-safe, except that `index_by` may run beside searches."""
 
     def __init__(
-        self, space: Space, rows_RW: Vectors, keys_R: Keys, slots_R: Keys, served_R: Mask | None = None
+        self,
+        space: Space,
+        rows_RW: Vectors,
+        keys_R: Keys,
+        slots_R: Keys,
+        served_R: Mask | None = None,
+        digests_R: Keys | None = None,
     ) -> None:
         self.space = space
         self._order_R = np.argsort(keys_R, kind="stable")  # fast where they ascend, and as a rule they do
@@ -80,8 +86,7 @@ class Segment:
         self.folder: Path | None = None
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
-        # Made for a start, which asks for them block by block.
-        self._digests_R: Keys | None = None
+        self._digests_R = digests_R
         self.refresh()
 
     def count(self) -> int:
@@ -116,10 +121,14 @@ class Segment:
     def sealed(self, keys_N: Keys, digests_N: Keys) -> Rows:
         """The row of each key that holds the vector of this digest, dead or not; MISSING where there is none."""
         at_N = self.find(keys_N, dead=True)
+        same_N = (at_N != MISSING) & (digests_N != UNKNOWN) & (self.digests()[at_N] == digests_N)
+        return np.where(same_N, at_N, MISSING)
+
+    def digests(self) -> Keys:
+        """The digest of each row's vector (R,), made when they are asked for."""
         if self._digests_R is None:
             self._digests_R = digests(self.rows_RW[:, : self.dim])
-        same_N = (at_N != MISSING) & (digests_N != UNKNOWN) & (self._digests_R[at_N] == digests_N)
-        return np.where(same_N, at_N, MISSING)
+        return self._digests_R
 
     def bytes(self) -> int:
         """What rows, index and bits take of memory, mapped or not."""

@@ -14,12 +14,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
+from index.engines.digest import UNKNOWN
 from index.engines.flat import FlatShard
 from index.engines.segment import SAMPLES, Segment, merged
 from index.engines.snapshot import SegmentFiles, remove
@@ -127,15 +129,32 @@ class SegmentedShard:
         rows_NW[left_N] = self.head.fetch(keys_N[left_N])
         return rows_NW
 
-    def sealed(self, keys_N: Keys, digests_N: Keys) -> tuple[Vectors, Mask]:
-        """The vectors that segments hold under these digests (N, D), dead or not, and which they hold (N,)."""
-        vectors_ND, known_N = np.empty((len(keys_N), self.dim), np.float32), np.zeros(len(keys_N), np.bool_)
+    def sealed(self, keys_N: Keys, digests_N: Keys) -> Mask:
+        """Which of these vectors segments hold by their digests, dead or not (N,)."""
+        known_N = np.zeros(len(keys_N), np.bool_)
+        for segment in self.segments:
+            known_N |= segment.sealed(keys_N, digests_N) != MISSING
+        return known_N
+
+    def revive(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+        """Have the rows of these keys and digests live on, each in one segment; they are all `sealed`, and dead."""
+        left_N = np.ones(len(keys_N), np.bool_)
         for segment in self.segments:
             at_N = segment.sealed(keys_N, digests_N)
-            held_N = at_N != MISSING
-            vectors_ND[held_N] = segment.rows_RW[at_N[held_N], : self.dim]
-            known_N |= held_N
-        return vectors_ND, known_N
+            here_N = left_N & (at_N != MISSING)
+            at_H = at_N[here_N]
+            segment.alive_R[at_H] = True
+            segment.slots_R[at_H], segment.served_R[at_H] = slots_N[here_N], served_N[here_N]
+            segment.refresh()
+            left_N &= ~here_N
+
+    def copied(self) -> list[tuple[Keys, Callable[[], Keys]]]:
+        """What is held, in parts: slots, and what gives the digests of those that files hold."""
+        head_N = self.head.slots().copy()
+        return [
+            (head_N, lambda: np.full(len(head_N), UNKNOWN)),
+            *((one.slots_R[one.alive_R], partial(_digests, one, one.alive_R.copy())) for one in self.segments),
+        ]
 
     def bytes(self) -> int:
         """What rows and indexes take of memory, mapped or not."""
@@ -240,6 +259,12 @@ class SegmentedShard:
             if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
                 return (segment,)
         return ()
+
+
+def _digests(segment: Segment, alive_R: Mask) -> Keys:
+    if segment.folder is None:  # nobody will find it there
+        return np.full(int(np.count_nonzero(alive_R)), UNKNOWN)
+    return segment.digests()[alive_R]
 
 
 def _has_left(segment: Segment) -> bool:

@@ -1,8 +1,9 @@
 """Sealed segments on disk, so that a start maps indexes into memory instead of building them again.
 
-A segment's folder holds its keys, its index, its rows where the index keeps codes, and last of all a manifest with the
-sha256 of each file; it appears under its name in one step. What is loaded counts for nothing until the change feed says
-of each row that it is still the vector of its item: the files are a cache, and SQL is the truth.
+A segment's folder holds its keys and the digests of its vectors, its index, its rows where the index keeps codes, and
+last of all a manifest with the sha256 of each file; it appears under its name in one step. What is loaded counts for
+nothing until the change feed, or the digest that the database has, says of each row that it is still the vector of its
+item: the files are a cache, and SQL is the truth.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import os
 import shutil
 import uuid
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +33,7 @@ from index.space import Space
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, KEYS, ROWS, INDEX = "manifest.json", "keys.npy", "rows.npy", "index.faiss"
+MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
 INCOMING = ".incoming-"
 
 
@@ -39,7 +42,7 @@ class Manifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: Literal[1] = 1
+    format: Literal[2] = 2
     space: dict[str, Any]
     width: int
     rows: int
@@ -85,17 +88,17 @@ class SegmentFiles:
         for left in self._folder.glob(f"{INCOMING}*"):
             if _is_abandoned(left):
                 shutil.rmtree(left, ignore_errors=True)
-        found = []
-        for name in sorted(set(self._folder.glob("[!.]*")) - set(known)):
-            try:
-                found.append(_open(name, space, dim))
-            except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
-                logger.warning(Event("snapshot_dropped", folder=name, reason=error))
-                shutil.rmtree(name, ignore_errors=True)
-        return found
+        unknown = sorted(set(self._folder.glob("[!.]*")) - set(known))
+        if not unknown:
+            return []
+        # Hashing takes most of it, and no interpreter.
+        with ThreadPoolExecutor(min(len(unknown), os.cpu_count() or 1)) as threads:
+            opened = list(threads.map(partial(_open_or_remove, space=space, dim=dim), unknown))
+        return [segment for segment in opened if segment is not None]
 
     def _write(self, segment: Segment, folder: Path) -> None:
         np.save(folder / KEYS, segment.keys_R)
+        np.save(folder / DIGESTS, segment.digests())
         tuned = segment.tuned
         if tuned is not None:
             tuned.index.write(folder / INDEX)
@@ -137,6 +140,15 @@ def _is_abandoned(incoming: Path) -> bool:
     return True
 
 
+def _open_or_remove(folder: Path, space: Space, dim: int) -> Segment | None:
+    try:
+        return _open(folder, space, dim)
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: what FAISS cannot read
+        logger.warning(Event("snapshot_dropped", folder=folder, reason=error))
+        shutil.rmtree(folder, ignore_errors=True)
+        return None
+
+
 def _open(folder: Path, space: Space, dim: int) -> Segment:
     """ValueError, OSError or RuntimeError: it is not whole, or of another space."""
     try:
@@ -147,14 +159,15 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         raise ValueError(f"space {manifest.space}, {manifest.width} numbers a row")
     if changed := [name for name, digest in manifest.sha256.items() if sha256(folder / name) != digest]:
         raise ValueError(f"{changed[0]} changed")
-    keys_R = np.load(folder / KEYS)
+    keys_R, digests_R = np.load(folder / KEYS), np.load(folder / DIGESTS)
     index = approximate.read(folder / INDEX) if manifest.effort is not None else None
     rows_RW = index.rows() if index is not None else None
     if rows_RW is None:
         rows_RW = np.load(folder / ROWS, mmap_mode="r")
-    if rows_RW.shape != (manifest.rows, manifest.width) or keys_R.shape != (manifest.rows,):
+    if rows_RW.shape != (manifest.rows, manifest.width) or {keys_R.shape, digests_R.shape} != {(manifest.rows,)}:
         raise ValueError("files of different lengths")
-    segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R))  # slots come with the rows' items
+    # Slots come with the rows' items.
+    segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R), digests_R=digests_R)
     segment.config, segment.folder = manifest.config, folder
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)

@@ -13,16 +13,13 @@ from itertools import compress, repeat
 from typing import TypeVar
 
 import numpy as np
-from sqlalchemy import Connection
 
-from index.gallery import Gallery
 from index.metadata import Item
 from index.search_result import Missing
 from index.space import Vectors
 from service.registry.registry import LoadedVersion, Registry
-from service.store.contents import Contents, vectors_of
 from service.store.repository import FeedRow
-from service.store.vector_codec import all_whole, digests_from_hex, from_bytes, is_whole
+from service.store.vector_codec import all_whole, from_bytes, is_whole
 
 T = TypeVar("T")
 
@@ -107,27 +104,6 @@ def sort(registry: Registry, blocks: Iterable[Sequence[FeedRow]]) -> Sorted:
         for (version_id, origin), (keys, rows) in sorted(found.items())
     )
     return made
-
-
-def sort_sealed(registry: Registry, block: Contents, gallery: Gallery, connection: Connection) -> Sorted:
-    """The same of a block of all there is: the vectors that sealed segments hold, and the others from the database."""
-    made = Sorted(items=dict(zip(block.keys, map(Item, block.metadata, block.ids, block.seqs), strict=True)))
-    made.hold(
-        (version := registry.by_id(version_id), origin, _sealed(connection, gallery, version, origin, keys, digits))
-        for (version_id, origin), (keys, digits) in sorted(block.held.items())
-    )
-    return made
-
-
-def _sealed(
-    connection: Connection, gallery: Gallery, version: LoadedVersion, origin: str, keys: list[int], digits: str
-) -> Usable:
-    vectors, known = gallery.sealed((version.name, origin), np.array(keys, np.int64), digests_from_hex(digits))
-    if known.all():
-        return keys, vectors, ()
-    missing = vectors_of(connection, version.id, list(compress(keys, ~known)))
-    kept, read, bad = usable(list(missing), list(missing.values()), version.card.dim)
-    return [*compress(keys, known), *kept], np.concatenate([vectors[known], read]), bad
 
 
 def usable(keys: Sequence[int], rows: Sequence[bytes], dim: int) -> Usable:

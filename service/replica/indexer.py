@@ -75,6 +75,10 @@ class Indexer:
             live.gallery.adopt_segments()
             if mine and time.monotonic() - self._stands[live.id][1] <= LOOKED_AT_SECONDS:
                 self._build(live)
+                # It may have changed while something was built, and nobody looks again once it has stood for long.
+                seq, since = self._stood(live)
+                settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
+                self._replica.keep_snapshot(live, settled=settled)
 
     def _build(self, live: LoadedGallery) -> None:
         self._replica.refresh(live.id)  # so that no other process's files look like those of a shard that is gone

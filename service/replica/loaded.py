@@ -59,6 +59,8 @@ class LoadedGallery:
         self._declaring = threading.Lock()
         # Held from the look at what was committed until it is applied.
         self.applying = threading.Lock()
+        # The number of its last snapshot.
+        self.snapshot_seq = 0
         # For the cache: what it takes, and when it was asked for last.
         self.bytes = 0
         self.used = 0.0

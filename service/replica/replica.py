@@ -19,6 +19,7 @@ from pathlib import Path
 
 from sqlalchemy import Connection
 
+from index.contents import Contents
 from index.events import Event
 from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
@@ -27,11 +28,12 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import deployed
 from service.registry.storing import AddedItems
 from service.replica.cache import Cache
-from service.replica.feed import ahead, sort, sort_sealed
+from service.replica.feed import Sorted, ahead, sort
 from service.replica.loaded import LoadedGallery
+from service.replica.snapshots import has_segments, keep_if_due, newest
 from service.store.contents import contents
 from service.store.database import Database
-from service.store.repository import FeedRow, changes, galleries_now, gallery_named, gallery_row, index_of
+from service.store.repository import changes, feed_of, galleries_now, gallery_named, gallery_row, index_of
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +160,10 @@ class Replica:
         for place in found - used:
             shutil.rmtree(place, ignore_errors=True)
 
+    def keep_snapshot(self, live: LoadedGallery, *, settled: bool) -> None:
+        """Write down what a gallery holds if that is due; one caller at a time for a gallery."""
+        keep_if_due(self._database, live, settled=settled)
+
     def forget(self, gallery_id: int) -> None:
         """Drop a deleted gallery."""
         self.cache.drop(gallery_id)
@@ -233,11 +239,9 @@ class Replica:
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
-                blocks: Sequence[Sequence[FeedRow]] = ()
                 if building:
                     self._build(connection, live)
-                else:
-                    blocks = list(changes(connection, live.id, live.seq))
+                blocks = list(changes(connection, live.id, live.seq)) if live.seq or not building else []
             live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
@@ -247,17 +251,29 @@ class Replica:
         return True
 
     def _build(self, connection: Connection, live: LoadedGallery) -> None:
-        """Take in all that a gallery holds; nobody watches yet, so that a block at a time bounds the memory."""
-        # Without sealed segments every vector is read: at once, then, with what is known of the items.
-        sealed = any((self._indexes / str(live.id)).glob("*/*/*"))
+        """Take in what a gallery holds; nobody watches yet, so that a block at a time bounds the memory.
+
+        From a snapshot it stands at that one's number of the feed afterwards, and what came since is to be read.
+        """
         live.declare()
-        found = (
-            (sort_sealed(self._registry, block, live.gallery, connection) for block in contents(connection, live.id))
-            if sealed
-            else (sort(self._registry, [block]) for block in changes(connection, live.id, 0))
-        )
-        for block in ahead(found):
-            live.apply(block)
+        if not has_segments(live.folder):  # every vector is read: at once, then, with what is known of the items
+            for block in ahead(sort(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
+                live.apply(block)
+            return
+        found = newest(connection, live, {version.name for version in self._registry.all()})
+        all_there_is: Iterator[Contents]
+        if found is None:
+            all_there_is = ahead(contents(connection, live.id, lambda number: self._registry.by_id(number).name))
+        else:
+            all_there_is = iter([found[0]])
+        left: list[int] = []
+        for some in all_there_is:
+            left += live.gallery.load(some).tolist()
+        for rows in feed_of(connection, left):
+            live.apply(sort(self._registry, [rows]))
+        if found is not None:
+            live.apply(Sorted(), found[1])
+            live.snapshot_seq = found[1]
 
 
 @contextmanager

@@ -26,6 +26,7 @@ from service.store.tables import (
     evaluation_embedding,
     evaluation_entry,
     gallery,
+    gallery_snapshot,
     gate_report,
     item,
     item_traffic,
@@ -92,4 +93,5 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
 
 def forget_gallery(connection: Connection, gallery_id: int) -> None:
     """The end of a deleted gallery of which nothing is left; harmless when it is forgotten already."""
+    connection.execute(delete(gallery_snapshot).where(gallery_snapshot.c.gallery_id == gallery_id))
     connection.execute(delete(gallery).where(gallery.c.id == gallery_id, ~IS_THERE))

@@ -30,7 +30,7 @@ from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import listed, records, texts
+from service.store.sql_arrays import blocks, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
 
 FEED_BLOCK = 10_000
@@ -269,20 +269,21 @@ def items_between(connection: Connection, gallery_id: int, first_seq: int, last_
     }
 
 
+_FEED = select(
+    item.c.id,
+    *(embedding.c.version_id, embedding.c.origin, embedding.c.vector),
+    *(cast(item.c.metadata, Text), item.c.external_id, item.c.seq, item.c.deleted),
+).select_from(item.outerjoin(embedding, embedding.c.item_id == item.c.id))
+"""Rows of items as the change feed gives them."""
+
+
 def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[FeedRow]]:
     """The feed behind number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
     A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
     as a deleted one does. The rows of an item are in one block.
     """
-    held = (embedding.c.version_id, embedding.c.origin, embedding.c.vector)
-    beside = (cast(item.c.metadata, Text), item.c.external_id, item.c.seq, item.c.deleted)
-    statement = (
-        select(item.c.id, *held, *beside)
-        .select_from(item.outerjoin(embedding, embedding.c.item_id == item.c.id))
-        .where(item.c.gallery_id == gallery_id, item.c.seq > after)
-        .order_by(item.c.seq, item.c.id)
-    )
+    statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.seq > after).order_by(item.c.seq, item.c.id)
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
@@ -296,6 +297,14 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
             yield rows[:cut]
     if last:
         yield last
+
+
+def feed_of(connection: Connection, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
+    """What `changes` tells of these items, in blocks."""
+    for block in blocks(keys):
+        mine = _FEED.where(item.c.id.in_(listed(connection, block).keys))
+        if found := connection.execute(mine.order_by(item.c.id)).all():
+            yield found
 
 
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:

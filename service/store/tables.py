@@ -92,6 +92,15 @@ gallery = Table(
     sqlite_autoincrement=True,
 )
 
+gallery_snapshot = Table(
+    "gallery_snapshot",
+    metadata,
+    Column("gallery_id", Id, ForeignKey("gallery.id"), primary_key=True),
+    # What it is called in the gallery's folder: the sha256 of its manifest.
+    Column("sha256", String(64), primary_key=True),
+    Column("created", Float, nullable=False),
+)
+
 item = Table(
     "item",
     metadata,

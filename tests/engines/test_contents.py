@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from sqlalchemy import delete, update
 
+from index.contents import Contents
+from index.engines.digest import UNKNOWN, digests
 from service.registry.registry import insert_version
 from service.settings import Settings
 from service.store.contents import contents
@@ -18,7 +20,6 @@ from service.store.database import Database, upgrade
 from service.store.embeddings import put_embeddings
 from service.store.repository import NewItem, delete_items, insert_gallery, store_items, take_seq
 from service.store.tables import embedding
-from service.store.vector_codec import NO_DIGEST, digests_to_bytes
 from staging.builders import make_version
 
 
@@ -47,26 +48,28 @@ def test_everything_that_live_items_hold_comes_once(database: Database, monkeypa
         connection.execute(delete(embedding).where(embedding.c.item_id == 7))
         delete_items(connection, galleries[0], ["i4"])
     with database.read() as connection:
-        blocks = list(contents(connection, galleries[0]))
-    assert [block.keys for block in blocks] == [[1, 3], [5, 7], [11]]
-    assert [json.loads(text) for block in blocks for text in block.metadata] == [documents[n] for n in (0, 1, 2, 3, 5)]
-    assert [(block.ids, block.seqs) for block in blocks] == [
-        (["i0", "i1"], [1, 2]),
-        (["i2", "i3"], [3, 4]),
-        (["i5"], [6]),
-    ]
-    digits = {1 + 2 * n: digests_to_bytes(vectors[[n]]).hex() for n in range(6)} | {3: NO_DIGEST}
-    held = [
-        {place: dict(zip(keys, pieces(joined), strict=True)) for place, (keys, joined) in block.held.items()}
-        for block in blocks
-    ]
-    supplied, transformed = (1, "supplied"), (2, "transformed")
-    assert held == [
-        {supplied: {1: digits[1], 3: NO_DIGEST}, transformed: {1: digits[1]}},
-        {supplied: {5: digits[5]}, transformed: {5: digits[5]}},
-        {supplied: {11: digits[11]}},
+        blocks = list(contents(connection, galleries[0], "v{}".format))
+    assert [block.keys_N.tolist() for block in blocks] == [[1, 3], [5, 7], [11]]
+    assert [json.loads(text) for block in blocks for text, _ in texts(block)] == [documents[n] for n in (0, 1, 2, 3, 5)]
+    assert [name for block in blocks for _, name in texts(block)] == ["i0", "i1", "i2", "i3", "i5"]
+    assert [block.seqs_N.tolist() for block in blocks] == [[1, 2], [3, 4], [6]]
+    digest = {1 + 2 * n: int(digests(vectors[[n]])[0]) for n in range(6)} | {3: UNKNOWN}
+    supplied, transformed = ("v1", "supplied"), ("v2", "transformed")
+    assert [held(block) for block in blocks] == [
+        {supplied: {1: digest[1], 3: UNKNOWN}, transformed: {1: digest[1]}},
+        {supplied: {5: digest[5]}, transformed: {5: digest[5]}},
+        {supplied: {11: digest[11]}},
     ]
 
 
-def pieces(digits: str) -> list[str]:
-    return [digits[at : at + len(NO_DIGEST)].lower() for at in range(0, len(digits), len(NO_DIGEST))]
+def texts(block: Contents) -> list[tuple[str, str]]:
+    text = block.texts.tobytes()
+    return [(text[a:b].decode(), text[b:c].decode()) for a, b, c in block.places_N3.tolist()]
+
+
+def held(block: Contents) -> dict[tuple[str, str], dict[int, int]]:
+    """Place -> key -> digest."""
+    return {
+        place: dict(zip(block.keys_N[items_M].tolist(), digests_M.tolist(), strict=True))
+        for place, (items_M, digests_M) in block.held.items()
+    }

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from index.engines import approximate, segment, segments, snapshot
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
-from index.engines.snapshot import INDEX, KEYS, MANIFEST
+from index.engines.snapshot import DIGESTS, INDEX, KEYS, MANIFEST
 from index.space import Cosine, Lorentz, Space
 
 DIM, ROWS = 8, 60
@@ -91,7 +91,7 @@ def test_what_changed_since_is_as_the_feed_says(
     assert after.count() == len(left)
 
 
-@pytest.mark.parametrize("file", [MANIFEST, KEYS, INDEX])
+@pytest.mark.parametrize("file", [MANIFEST, KEYS, DIGESTS, INDEX])
 @pytest.mark.parametrize("harm", ["cut", "changed", "gone"])
 def test_damaged_files_are_dropped_and_nothing_is_lost(tmp_path: Path, file: str, harm: str) -> None:
     config = sealed(tmp_path).config
@@ -167,7 +167,7 @@ def dying(patch: pytest.MonkeyPatch, call: int, when: str) -> list[str]:
     return begun
 
 
-STEPS = ["arrays", "index", "arrays", "sync", "manifest", "sync", "rename", "sync"]
+STEPS = ["arrays", "arrays", "index", "arrays", "sync", "manifest", "sync", "rename", "sync"]
 
 
 @pytest.mark.parametrize("call", range(1, len(STEPS) + 1))

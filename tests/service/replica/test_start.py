@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import update
 
 from index.engines import segment, segments
-from service.replica import feed
+from service.replica import replica
 from service.store.tables import embedding
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
@@ -43,13 +43,13 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
     """The gallery after another start, and the keys of the vectors that were read for it."""
     read: list[int] = []
-    vectors_of = feed.vectors_of
+    feed_of = replica.feed_of
 
-    def noting(connection: Any, version: int, keys: Sequence[int]) -> dict[int, bytes]:
+    def noting(connection: Any, keys: Sequence[int]) -> Any:
         read.extend(keys)
-        return vectors_of(connection, version, keys)
+        return feed_of(connection, keys)
 
-    monkeypatch.setattr(feed, "vectors_of", noting)
+    monkeypatch.setattr(replica, "feed_of", noting)
     return world.new_replica().find("g").gallery, sorted(read)
 
 
