@@ -23,7 +23,7 @@ def upgrade() -> None:
         sa.Column("gallery_id", ID, nullable=False),
         sa.Column("sha256", sa.String(64), nullable=False),
         sa.Column("created", sa.Float, nullable=False),
-        sa.ForeignKeyConstraint(["gallery_id"], ["gallery.id"], name=op.f("fk_gallery_snapshot_gallery_id_gallery")),
+        sa.ForeignKeyConstraint(["gallery_id"], ["gallery.id"], name=op.f("fk_gallery_snapshot_gallery_id")),
         sa.PrimaryKeyConstraint("gallery_id", "sha256", name=op.f("pk_gallery_snapshot")),
     )
 
