@@ -24,7 +24,7 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import OperationalError
 
 from service.settings import Settings
-from staging.shortcuts import migrated_once, verified_here
+from staging.shortcuts import short_starts
 
 START_SECONDS = 60
 NOBODY = "nobody"
@@ -134,14 +134,8 @@ def _places() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _verified_here() -> Iterator[None]:
-    with verified_here():
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _migrated_once() -> Iterator[None]:
-    with migrated_once():
+def _short_starts() -> Iterator[None]:
+    with short_starts():
         yield
 
 

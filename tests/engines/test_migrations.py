@@ -15,7 +15,7 @@ from staging.together import together
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _migrated_once() -> None:
+def _short_starts() -> None:
     """Here every migration runs."""
 
 

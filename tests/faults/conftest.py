@@ -14,7 +14,7 @@ from service.http.app import create_app
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version, tell_variance, zip_version
 from staging.processes import Site
-from staging.shortcuts import migrated_once, verified_here
+from staging.shortcuts import short_starts, verified_here
 from staging.world import World
 
 ITEMS = 48
@@ -28,14 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _verified_here() -> Iterator[None]:
-    with verified_here():
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _migrated_once() -> Iterator[None]:
-    with migrated_once():
+def _short_starts() -> Iterator[None]:
+    with short_starts():
         yield
 
 

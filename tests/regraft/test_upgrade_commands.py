@@ -1,16 +1,13 @@
-"""The commands of an upgrade: gates, deployments, evaluation sets and edges."""
+"""The commands of an upgrade: gates and deployments."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import httpx
-import numpy as np
 import pytest
 
 from staging.answers import GALLERY
-from staging.builders import make_version
 
 REPORT = {
     "id": 1,
@@ -137,209 +134,12 @@ def test_retire_says_what_it_freed_or_would(run, service):
     assert run("retire", "g", "v1")[1] == "g: freed 7 embeddings of v1, 112 bytes\n"
 
 
-def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).write_bytes(b"x")
-    body = {"code": "invalid_image", "detail": "these bytes are not an image"}
-    body["errors"] = [{"pointer": "/entries/1/image", "detail": body["detail"]}]
-    service.answers["POST /v1/galleries/g/evaluations"] = httpx.Response(422, json=body)
-
-    code, _, said = run("evaluation", "add", "g", tmp_path)
-
-    assert code == 1
-    assert f"{tmp_path / 'b.png'}: these bytes are not an image" in said
-
-
-@pytest.mark.parametrize("there", [True, False])
-def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
-    folder = tmp_path / "empty"
-    if there:
-        folder.mkdir()
-
-    code, _, said = run("evaluation", "add", "g", folder)
-
-    assert code == 2
-    assert "empty" in "".join(said.replace("│", "").split())  # a long path is wrapped
-    assert service.requests == []
-
-
-def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, service, tmp_path):
-    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
-    rows = {"v1": [[1.0, 0.0], [0.0, 1.0]], "v2": [[0.5], [2.0]], "v3": [[3.0], [4.0]]}
-    np.save(tmp_path / "a.npy", np.array(rows["v1"], np.float32))
-    np.savez(tmp_path / "b.npz", v2=np.array(rows["v2"]), other=np.zeros(3))
-    (tmp_path / "c.json").write_text(json.dumps(rows["v3"]))
-    (tmp_path / "labels.json").write_text('["boot", 3]')
-    given = [("--embeddings", tmp_path / f) for f in ("a.npy", "b.npz", "c.json")] + [("--version", v) for v in rows]
-    options = [word for pair in given for word in pair]
-
-    shown = run("evaluation", "add", "g", *options, "--labels", tmp_path / "labels.json", "--name", "feet")[1]
-
-    assert shown == "g: evaluation set 2 of 2 embeddings\n"
-    sent = json.loads(service.requests[-1].content)
-    assert sent == {"name": "feet", "entries": [{"label": "boot"}, {"label": 3}], "embeddings": rows}
-
-
-@pytest.mark.parametrize(
-    ("options", "code", "why"),
-    [
-        ("", 2, "either a folder of images or embeddings"),
-        (". --embeddings two.json --version v1", 2, "either a folder of images or embeddings"),
-        (". --version v1", 2, "go with --embeddings"),
-        ("--embeddings two.json", 2, "as many versions"),
-        ("--embeddings two.json --version v1 --embeddings three.json --version v2", 2, "v1: 2, v2: 3"),
-        ("--embeddings two.json --version v1 --labels three.json", 1, "a JSON list of 2 labels"),
-        ("--embeddings two.json --version v1 --labels nowhere.json", 1, "nowhere.json"),
-        ("--embeddings nowhere.npy --version v1", 1, "nowhere.npy"),
-        ("--embeddings broken.npz --version v1", 1, "broken.npz cannot be read"),
-        ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
-        ("--embeddings several.npz --version v1", 1, "no array 'v1'; it has: v2, v3"),
-        ("--embeddings ragged.json --version v1", 1, "ragged.json[1] has 1 numbers"),
-        ("--embeddings empty.json --version v1", 1, "holds no embeddings"),
-        ("--embeddings two.csv --version v1", 1, ".npy, .npz or .json"),
-    ],
-)
-def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_path, monkeypatch, options, code, why):
-    monkeypatch.chdir(tmp_path)
-    texts = {"two": "[[1, 2], [3, 4]]", "three": "[[1], [3], [4]]", "broken": "[", "ragged": "[[1, 2], [3]]"}
-    for name, text in {**texts, "empty": "[]"}.items():
-        Path(f"{name}.json").write_text(text)
-    Path("broken.npz").write_bytes(b"PK no archive")
-    np.savez("several.npz", v2=np.zeros((2, 2)), v3=np.zeros((2, 2)))
-
-    found, _, said = run("evaluation", "add", "g", *options.split())
-
-    assert found == code
-    assert why in " ".join(said.replace("│", "").split())
-    assert service.requests == []
-
-
-def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):
-    for label in ("boot", "shoe"):
-        (tmp_path / label).mkdir()
-        (tmp_path / label / "a.png").write_bytes(b"x")
-    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
-
-    assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
-    sent = service.requests[-1].content
-    assert b'"label": "boot"' in sent
-    assert b'"label": "shoe"' in sent
-
-
-EDGE = {
-    "new": "v2",
-    "old": "v1",
-    "kind": "matrix",
-    "origin": "fitted",
-    "scores": {"cmc@1": {"value": 0.9, "low": 0.85, "high": 0.95}},
-    "support": 48,
-    "calibration": None,
-    "made": {},
-    "warning": "48 pairs: fewer than 4000",
-    "problem": None,
-}
-
-
-def test_edges_are_listed_with_what_was_measured(run, service):
-    service.answers["GET /v1/edges"] = {"edges": [EDGE, {**EDGE, "scores": {}, "problem": "edge.npz is damaged"}]}
-    code, output, _ = run("edges", "list", "--old", "v1")
-
-    assert code == 0
-    assert service.requests[0].url.query == b"old=v1"
-    assert "fitted" in output
-    assert "90.0% [85.0%, 95.0%]" in output
-    assert "edge.npz is damaged" in output
-
-
-def test_the_two_fits_name_each_other(run, service, tmp_path):
-    assert "regraft fit-edge OLD NEW" in run("edges", "fit", "--help")[1]
-    assert "regraft edges fit NEW OLD" in " ".join(run("fit-edge", "--help")[1].split())
-    code, _, said = run("edges", "fit", "v2", "v1", "--kind", "mlp")
-    assert (code, "`regraft fit-edge OLD NEW --kind mlp`" in said) == (1, True)
-    code, _, said = run("fit-edge", "v1", "v2", "--kind", "ridge", "--pairs", "x.npz")
-    assert (code, "v1 is no version folder" in said, "`regraft edges fit NEW OLD`" in said) == (1, True, True)
-    assert service.requests == []
-
-
 def test_an_unknown_gallery_is_told_with_the_names_near_it(run, service):
     gone = {"code": "unknown_gallery", "detail": "there is no gallery 'shose'"}
     service.answers["GET /v1/galleries/shose"] = httpx.Response(404, json=gone)
     service.answers["GET /v1/galleries"] = {"galleries": [{**GALLERY, "name": name} for name in ("shoes", "faces")]}
 
     assert run("gallery", "show", "shose")[2] == "regraft: there is no gallery 'shose'; near it: shoes\n"
-
-
-def test_a_fit_sends_its_options_and_says_what_is_uncertain(run, service):
-    service.answers["POST /v1/edges:fit"] = EDGE
-    code, output, errors = run("edges", "fit", "v2", "v1", "--kind", "low_rank", "--set", "rank=8", "--label", "x")
-
-    assert code == 0
-    sent = json.loads(service.requests[0].content)
-    assert (sent["kind"], sent["options"], sent["label"], sent["sample"]) == ("low_rank", {"rank": 8.0}, "x", 5000)
-    assert "fitted v2 -> v1, matrix" in output
-    assert "48 pairs" in errors
-    code, _, errors = run("edges", "fit", "v2", "v1", "--kind", "ridge", "--set", "strength")
-    assert (code, "NAME=NUMBER" in errors) == (1, True)
-
-
-def test_a_fit_of_the_best_kind_tells_what_each_reached_and_what_to_make_of_it(run, service):
-    measured = {"cmc@1": {"value": 0.7, "low": 0.6, "high": 0.8}}
-    made = {"tried": {"ridge": measured}, "left_out": {"low_rank": "rank"}, "advice": ["More pairs would hardly help."]}
-    service.answers["POST /v1/edges:fit"] = {**EDGE, "made": made}
-    code, output, _ = run("edges", "fit", "v2", "v1", "--kind", "auto")
-
-    assert code == 0
-    assert "tried ridge: cmc@1 70.0% [60.0%, 80.0%]" in output
-    assert "left out low_rank: rank" in output
-    assert "More pairs would hardly help." in output
-
-
-def test_a_fit_on_a_file_of_pairs_sends_the_file_and_nothing_of_stored_items(run, service, tmp_path):
-    service.answers["POST /v1/edges:fit"] = EDGE
-    (pairs := tmp_path / "pairs.npz").write_bytes(b"arrays")
-    asked = ("edges", "fit", "v2", "v1", "--kind", "ridge", "--set", "strength=0.5", "--pairs", pairs)
-
-    assert run(*asked)[0] == 0
-    sent = service.requests[0].content
-    assert b'name="pairs"; filename="pairs.npz"' in sent
-    assert b'{"strength": 0.5}' in sent
-    assert b"sample" not in sent
-    code, _, errors = run(*asked, "--gallery", "g")
-    assert (code, "--pairs takes no --gallery" in errors, len(service.requests)) == (1, True, 1)
-
-
-def test_an_edge_is_added_from_its_folder_or_by_its_kind(run, service, tmp_path):
-    service.answers["POST /v1/edges"] = {**EDGE, "made": {"items": {"images": 5, "distance": 2e-7}}}
-    v1 = make_version(tmp_path / "v1", "v1", 4)
-    v2 = make_version(tmp_path / "v2", "v2", 4, edges=[(v1, "matrix")])
-
-    assert run("edges", "add", "v2", "v1", v2.folder / "edges" / "v1")[0] == 0
-    code, output, _ = run("edges", "add", "v2", "v1", "--kind", "identity", "--gallery", "g", "--items", "5")
-    assert code == 0
-    assert b"edge.npz" in service.requests[0].content
-    assert json.loads(service.requests[1].content)["verify"] == {"gallery": "g", "items": 5, "seed": 0}
-    assert "5 items compared, at most 2e-07 apart" in output
-    code, _, errors = run("edges", "add", "v2", "v1")
-    assert (code, "either a folder or --kind" in errors) == (1, True)
-
-
-def test_removing_an_edge_says_what_depends_on_it(run, service):
-    routes = [{"version": "v1", "items": 3, "before": ["matrix"], "after": None}]
-    dependent = {"gallery": "g", "version": "v2", "routes": routes, "moved": 0, "lost": 3}
-    service.answers["DELETE /v1/edges/v2/v1/matrix"] = {"edge": EDGE, "dependents": [dependent], "blocked_by": [7]}
-    code, output, _ = run("edges", "remove", "v2", "v1", "matrix", "--dry-run")
-
-    assert code == 0
-    assert dict(service.requests[0].url.params) == {
-        "confirm": "matrix",
-        "dry_run": "true",
-        "force": "false",
-        "reason": "",
-    }
-    assert "g: 3 items of v1 then by nothing" in output
-    assert "3 cannot be reached any more" in output
-    assert "backfill 7 applies it" in output
-    assert "would remove v2 -> v1, matrix" in output
 
 
 def test_a_rehearsal_is_asked_for_and_told_as_one(run, service):

@@ -13,19 +13,12 @@ from index.version import Version
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version
 from staging.served import Served, serving
-from staging.shortcuts import migrated_once, verified_here
+from staging.shortcuts import short_starts
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _verified_here() -> Iterator[None]:
-    """For one file: the same process may run the tests of verifying next."""
-    with verified_here():
-        yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _migrated_once() -> Iterator[None]:
-    with migrated_once():
+def _short_starts() -> Iterator[None]:
+    with short_starts():
         yield
 
 
@@ -43,7 +36,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
 def data_of_versions(tmp_path_factory: pytest.TempPathFactory, versions: dict[str, Version]) -> Path:
     """A data folder in which every version is registered."""
     data = tmp_path_factory.mktemp("registered") / "data"
-    with verified_here(), migrated_once(), serving(Settings(data=data)) as running:
+    with short_starts(), serving(Settings(data=data)) as running:
         for version in versions.values():
             assert running.register(version).status_code == 201
     return data

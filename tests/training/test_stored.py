@@ -58,6 +58,19 @@ def against_text(place: Path, name: str, **changes: object) -> Recipe:
     return quick(name, epochs=1, **given)
 
 
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
+    """The batches that training steps were given so far."""
+    seen, step = [], Training.training_step
+
+    def watched(module: Training, drawn: tuple, number: int) -> object:
+        seen.append(drawn)
+        return step(module, drawn, number)
+
+    monkeypatch.setattr(Training, "training_step", watched)
+    return seen
+
+
 def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: Path, tmp_path: Path) -> None:
     recipe = against_text(place, "digits_bt2", dim=DIM + 16, independent=str(place / "independent"))
     out = path.train(replace(recipe, epochs=8, batch_size=64), tmp_path / "v2", progress=False)
@@ -105,20 +118,13 @@ def test_methods_that_need_no_more_than_old_embeddings_learn_from_text(
 
 @pytest.mark.usefixtures("weights_only")
 def test_every_batch_goes_with_the_embeddings_of_its_own_classes(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, batches: list[tuple]
 ) -> None:
-    seen, step = [], Training.training_step
-
-    def watched(module: Training, drawn: tuple, number: int) -> object:
-        seen.append(drawn)
-        return step(module, drawn, number)
-
-    monkeypatch.setattr(Training, "training_step", watched)
     path.train(against_text(place, "digits_l2", split_seed=1, fraction=0.5), tmp_path / "v2", False)
     unit_KN = tower(list(NAMES)) / np.linalg.norm(tower(list(NAMES)), axis=1, keepdims=True)
 
-    assert seen
-    for _, label_B, cached in seen:
+    assert batches
+    for _, label_B, cached in batches:
         np.testing.assert_allclose(cached["old"], unit_KN[label_B], atol=1e-6)
 
 
@@ -283,20 +289,13 @@ def test_an_old_version_without_weights_is_asked_by_its_encoder_once(
 
 @pytest.mark.usefixtures("weights_only")
 def test_an_old_version_sees_images_as_it_was_made_to_whatever_the_new_one_sees(
-    v1: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    v1: Path, tmp_path: Path, batches: list[tuple]
 ) -> None:
-    seen, step = [], Training.training_step
-
-    def watched(module: Training, drawn: tuple, number: int) -> object:
-        seen.append(drawn)
-        return step(module, drawn, number)
-
-    monkeypatch.setattr(Training, "training_step", watched)
     larger = with_overrides(
         quick("digits_l2", old=str(v1)), ["preprocess.height=16", "preprocess.width=16", "preprocess.resize=16"]
     )
     made = load_version(path.train(larger, tmp_path / "v2", False))
-    image_BCHW, _, cached = seen[0]
+    image_BCHW, _, cached = batches[0]
     everything = embed(Trained.load(v1), load_data("digits_new", "").train)
 
     assert image_BCHW.shape[-2:] == (16, 16)

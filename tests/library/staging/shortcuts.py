@@ -35,6 +35,13 @@ def migrated_once() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def short_starts() -> Iterator[None]:
+    """Both. For one file at a time: the same process may run the tests of verifying, or of migrating, next."""
+    with verified_here(), migrated_once():
+        yield
+
+
 def _upgrade(config: Any, revision: str) -> None:
     connection = config.attributes["connection"]
     sqlite = connection.dialect.name == "sqlite"

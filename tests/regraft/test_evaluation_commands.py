@@ -1,0 +1,99 @@
+"""`regraft evaluation`: sets of images, and of embeddings made elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+
+def test_evaluation_add_names_the_image_that_is_refused(run, service, tmp_path):
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"x")
+    body = {"code": "invalid_image", "detail": "these bytes are not an image"}
+    body["errors"] = [{"pointer": "/entries/1/image", "detail": body["detail"]}]
+    service.answers["POST /v1/galleries/g/evaluations"] = httpx.Response(422, json=body)
+
+    code, _, said = run("evaluation", "add", "g", tmp_path)
+
+    assert code == 1
+    assert f"{tmp_path / 'b.png'}: these bytes are not an image" in said
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, service, tmp_path, there):
+    folder = tmp_path / "empty"
+    if there:
+        folder.mkdir()
+
+    code, _, said = run("evaluation", "add", "g", folder)
+
+    assert code == 2
+    assert "empty" in "".join(said.replace("│", "").split())  # a long path is wrapped
+    assert service.requests == []
+
+
+def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, service, tmp_path):
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
+    rows = {"v1": [[1.0, 0.0], [0.0, 1.0]], "v2": [[0.5], [2.0]], "v3": [[3.0], [4.0]]}
+    np.save(tmp_path / "a.npy", np.array(rows["v1"], np.float32))
+    np.savez(tmp_path / "b.npz", v2=np.array(rows["v2"]), other=np.zeros(3))
+    (tmp_path / "c.json").write_text(json.dumps(rows["v3"]))
+    (tmp_path / "labels.json").write_text('["boot", 3]')
+    given = [("--embeddings", tmp_path / f) for f in ("a.npy", "b.npz", "c.json")] + [("--version", v) for v in rows]
+    options = [word for pair in given for word in pair]
+
+    shown = run("evaluation", "add", "g", *options, "--labels", tmp_path / "labels.json", "--name", "feet")[1]
+
+    assert shown == "g: evaluation set 2 of 2 embeddings\n"
+    sent = json.loads(service.requests[-1].content)
+    assert sent == {"name": "feet", "entries": [{"label": "boot"}, {"label": 3}], "embeddings": rows}
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "why"),
+    [
+        ("", 2, "either a folder of images or embeddings"),
+        (". --embeddings two.json --version v1", 2, "either a folder of images or embeddings"),
+        (". --version v1", 2, "go with --embeddings"),
+        ("--embeddings two.json", 2, "as many versions"),
+        ("--embeddings two.json --version v1 --embeddings three.json --version v2", 2, "v1: 2, v2: 3"),
+        ("--embeddings two.json --version v1 --labels three.json", 1, "a JSON list of 2 labels"),
+        ("--embeddings two.json --version v1 --labels nowhere.json", 1, "nowhere.json"),
+        ("--embeddings nowhere.npy --version v1", 1, "nowhere.npy"),
+        ("--embeddings broken.npz --version v1", 1, "broken.npz cannot be read"),
+        ("--embeddings broken.json --version v1", 1, "broken.json cannot be read"),
+        ("--embeddings several.npz --version v1", 1, "no array 'v1'; it has: v2, v3"),
+        ("--embeddings ragged.json --version v1", 1, "ragged.json[1] has 1 numbers"),
+        ("--embeddings empty.json --version v1", 1, "holds no embeddings"),
+        ("--embeddings two.csv --version v1", 1, ".npy, .npz or .json"),
+    ],
+)
+def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_path, monkeypatch, options, code, why):
+    monkeypatch.chdir(tmp_path)
+    texts = {"two": "[[1, 2], [3, 4]]", "three": "[[1], [3], [4]]", "broken": "[", "ragged": "[[1, 2], [3]]"}
+    for name, text in {**texts, "empty": "[]"}.items():
+        Path(f"{name}.json").write_text(text)
+    Path("broken.npz").write_bytes(b"PK no archive")
+    np.savez("several.npz", v2=np.zeros((2, 2)), v3=np.zeros((2, 2)))
+
+    found, _, said = run("evaluation", "add", "g", *options.split())
+
+    assert found == code
+    assert why in " ".join(said.replace("│", "").split())
+    assert service.requests == []
+
+
+def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):
+    for label in ("boot", "shoe"):
+        (tmp_path / label).mkdir()
+        (tmp_path / label / "a.png").write_bytes(b"x")
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
+
+    assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
+    sent = service.requests[-1].content
+    assert b'"label": "boot"' in sent
+    assert b'"label": "shoe"' in sent
