@@ -17,7 +17,7 @@ from index.projection import MAX_FIELDS, MAX_LENGTH, Projection
 
 MAX_K = (1 << 31) - 1
 """The largest k; a service bounds queries x k besides."""
-ANY_PAGE = frozenset({"k", "cursor", "fields", "strict", "explain"})
+ANY_PAGE = frozenset({"k", "cursor", "fields", "with_text", "strict", "explain"})
 """Options that may differ from page to page: they change nothing about the ranking."""
 
 FIELDS = {
@@ -75,6 +75,8 @@ class SearchParams(BaseModel):
     """`next` of the answer to the same request"""
     fields: Annotated[Projection | None, PlainValidator(_read_fields), WithJsonSchema(FIELDS)] = None
     """the metadata that matches show, as "name" or "outer.inner"; none: []; default: all"""
+    with_text: bool = False
+    """show the texts that matches are; they are read from where images lie"""
     strict: bool = False
     """refuse an answer that leaves items out"""
     exact: bool = False

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 MAX_CHARACTERS = 10_000
-"""Characters in one text. What a text has beyond the tokenizer's own limit does not reach the model."""
+"""Characters in one query. What a text has beyond the tokenizer's own limit does not reach the model."""
 MAX_TOKENS = 512
 """The largest limit a tokenizer may state: attention takes memory by its square."""
 
@@ -37,16 +37,16 @@ Tokens = NDArray[np.int64]
 """The token ids of one text, (L,), without padding."""
 
 
-def check_text(text: object) -> str:
+def check_text(text: object, most: int | None = MAX_CHARACTERS) -> str:
     """A text that can be embedded.
 
     Raises:
-        InvalidText: not a string, empty, longer than `MAX_CHARACTERS`, or with half of a surrogate pair.
+        InvalidText: not a string, empty, longer than `most` characters, or with half of a surrogate pair.
     """
     if not isinstance(text, str) or not text.strip():
         raise InvalidText("a text is a string that is not empty")
-    if len(text) > MAX_CHARACTERS:
-        raise InvalidText(f"the text has {len(text)} characters; at most {MAX_CHARACTERS} are legal")
+    if most is not None and len(text) > most:
+        raise InvalidText(f"the text has {len(text)} characters; at most {most} are legal")
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -57,6 +57,9 @@ def check_text(text: object) -> str:
 class TextEncoder:
     """The text entrance of one version, verified against its card and its probe. Safe to share between threads."""
 
+    batch = 64
+    """Texts in one run."""
+
     def __init__(self, version: Version, execution: Execution = ONE_THREAD) -> None:
         """Open tokenizer and model, and run the probe.
 
@@ -66,21 +69,25 @@ class TextEncoder:
         """
         if not version.card.text:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
-        self._space, self._prompt = space_of(version.card), version.card.prompts.get("query", "")
+        self._space, self._prompts = space_of(version.card), version.card.prompts
         self._tokenizer, self._limit, self._padding = _open_tokenizer(version)
         self._model = Model(version, TEXT_ENCODER, version.card.dim, _check_inputs, execution)
         self._run_probe(version)
 
-    def tokenize(self, text: str) -> Tokens:
-        """The token ids of a text as a query, with the version's prompt before it, cut where tokenizer.json says.
+    def prepare(self, text: str, side: str = "query") -> Tokens:
+        """The token ids of a text, with the version's prompt for its side before it, cut where tokenizer.json says.
+
+        Args:
+            text: of any length: a request bounds its own.
+            side: `query` or `item`, as the card's prompts are named.
 
         Raises:
             InvalidText: see `check_text`; or the tokenizer refuses it, or finds no token in it.
         """
-        check_text(text)
+        check_text(text, None)
         try:
             with _panics_as_errors():
-                tokens_L = np.asarray(self._tokenizer.encode(self._prompt + text).ids, np.int64)
+                tokens_L = np.asarray(self._tokenizer.encode(self._prompts.get(side, "") + text).ids, np.int64)
         except Exception as error:  # tokenizers raises plain exceptions of its own
             raise InvalidText(f"the tokenizer refuses the text ({error})") from error
         if not len(tokens_L):
@@ -94,10 +101,10 @@ class TextEncoder:
             InvalidText: a text cannot be embedded.
             InvalidVersionFolder: the model gave something that is not what its card says.
         """
-        return self.encode_tokens([self.tokenize(text) for text in texts])
+        return self.vectors([self.prepare(check_text(text)) for text in texts])
 
-    def encode_tokens(self, texts: Sequence[Tokens]) -> Vectors:
-        """Embed texts by their tokens, in one run. Raises InvalidVersionFolder as `encode` does."""
+    def vectors(self, texts: Sequence[Tokens]) -> Vectors:
+        """Embed prepared texts, in one run. Raises InvalidVersionFolder as `encode` does."""
         vectors_ND = self._model.run(dict(zip(INPUTS, self._padding.pad(texts), strict=True)), "text")
         return ready_to_compare(vectors_ND, self._space, TEXT_ENCODER, "text")
 
@@ -107,21 +114,21 @@ class TextEncoder:
         Raises:
             InvalidVersionFolder: as `encode`.
         """
-        longest_L = np.resize(self.tokenize(_read_probe(version)[0]), self._limit)
+        longest_L = np.resize(self.prepare(_read_probe(version)[0]), self._limit)
         for count in (1, largest):
-            self.encode_tokens([longest_L] * count)
+            self.vectors([longest_L] * count)
 
     def _run_probe(self, version: Version) -> None:
         text, embedding_1D = _read_probe(version)
         try:
-            tokens_L = self.tokenize(text)
+            tokens_L = self.prepare(text)
         except InvalidText as error:
             raise wrong(TEXT_PROBE, f"holds a text that cannot be embedded: {error.message}") from error
-        alone = self.encode_tokens([tokens_L])
+        alone = self.vectors([tokens_L])
         check_probe(TEXT_PROBE, "embedding", alone, embedding_1D)
         # A model that does not mind its mask, or mixes its batch, gives another answer beside other texts.
         longer_L = np.resize(tokens_L, min(2 * len(tokens_L), self._limit))
-        off = float(np.abs(self.encode_tokens([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
+        off = float(np.abs(self.vectors([longer_L, tokens_L, tokens_L[:1]])[1] - alone[0]).max())
         if not off <= PROBE_TOLERANCE:
             raise wrong(TEXT_ENCODER, f"embeds the probe differently beside a longer text (by {off:.2g})")
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from regraft.own_packages import check_not_hidden
 
 if TYPE_CHECKING:
-    from regraft.client import Client, ImageItem, InvalidInput, Problem, UnexpectedAnswer, Unreachable
+    from regraft.client import Client, ImageItem, InvalidInput, Problem, TextItem, UnexpectedAnswer, Unreachable
     from regraft.version import Version
 
 __version__ = "0.2.0"
@@ -20,6 +20,7 @@ __all__ = [
     "ImageItem",
     "InvalidInput",
     "Problem",
+    "TextItem",
     "UnexpectedAnswer",
     "Unreachable",
     "Version",

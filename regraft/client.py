@@ -22,7 +22,7 @@ from regraft.backfill_routes import BackfillRoutes
 from regraft.connection import DEFAULT_URL, Json, Problem, UnexpectedAnswer, Unreachable
 from regraft.edge_routes import EdgeRoutes
 from regraft.given import InvalidInput, Vectors
-from regraft.item_routes import ImageItem, ItemRoutes
+from regraft.item_routes import ImageItem, ItemRoutes, TextItem
 from regraft.models import (
     AuditPage,
     AuditRecord,
@@ -46,6 +46,7 @@ __all__ = [
     "Json",
     "Problem",
     "QueryOptions",
+    "TextItem",
     "UnexpectedAnswer",
     "Unreachable",
 ]
@@ -63,7 +64,7 @@ class QueryOptions(TypedDict, total=False):
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
     threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
     "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that matches show, such as
-    ["city", "shop.name"]; []: none. explain: add how the answer came about.
+    ["city", "shop.name"]; []: none. with_text: show the texts that matches are. explain: add how the answer came about.
     """
 
     strict: bool
@@ -72,6 +73,7 @@ class QueryOptions(TypedDict, total=False):
     filter: Mapping[str, Any]
     cursor: str
     fields: Sequence[str]
+    with_text: bool
     exact: bool
     explain: bool
 

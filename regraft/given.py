@@ -29,7 +29,7 @@ class ArrayLike(Protocol):
     def tolist(self) -> Any: ...
 
 
-EMBEDDED = {"id", "metadata", "embedding"}
+EMBEDDED = {"id", "metadata", "embedding", "text"}
 """Fields of an item that comes as an embedding."""
 Vector = Sequence[float] | ArrayLike
 Vectors = Sequence[Vector] | ArrayLike

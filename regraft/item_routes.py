@@ -29,6 +29,15 @@ class ImageItem:
     metadata: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class TextItem:
+    """An item to store: the client's id, its text, and metadata as those of an `ImageItem`."""
+
+    id: str
+    text: str
+    metadata: Mapping[str, Any] | None = None
+
+
 class ItemRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
@@ -53,6 +62,18 @@ class ItemRoutes(Connection):
             IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
         )
 
+    def ingest_texts(
+        self, gallery: str, items: Sequence[TextItem], *, atomic: bool = False, replace: bool | None = None
+    ) -> IngestResult:
+        """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; the rest as in `ingest`."""
+        described: list[Json] = [{"id": i.id, "text": i.text} for i in items]
+        for n, i in enumerate(items):
+            given.names([i.text], f"items[{n}].text")
+            if i.metadata is not None:
+                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
+        path = path_of("galleries", gallery, "items")
+        return self._ask(IngestResult, "POST", path, params=_kept(atomic, replace), json={"items": described})
+
     def ingest_embeddings(
         self,
         gallery: str,
@@ -63,7 +84,9 @@ class ItemRoutes(Connection):
         replace: bool | None = None,
         origin: str | None = None,
     ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding} each; answers as `ingest` does.
+        """POST /v1/galleries/{gallery}/items as JSON: {id, metadata, embedding, text} each; answers as `ingest` does.
+
+        `text`, if any: what was embedded; it is kept with the item, for later versions to embed it.
 
         `version` made them, by default the current one. An embedding is put beside those that an item of its id holds
         by other versions; with `replace` nothing stays, and with `replace=False` such an item is an error. Embeddings
@@ -94,17 +117,29 @@ class ItemRoutes(Connection):
         return self._ask(IngestResult, "PUT", path_of("galleries", gallery, "items:embeddings"), params=params, **sent)
 
     def embeddings(
-        self, gallery: str, *, versions: Sequence[str] = (), limit: int = 100, cursor: str | None = None
+        self,
+        gallery: str,
+        *,
+        versions: Sequence[str] = (),
+        limit: int = 100,
+        cursor: str | None = None,
+        with_text: bool = False,
     ) -> EmbeddingPage:
         """GET /v1/galleries/{gallery}/items:embeddings: a page of items with their vectors; default: all versions."""
-        params = {"limit": str(limit), "versions": ",".join(versions), **({"cursor": cursor} if cursor else {})}
+        params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
         return self._ask(EmbeddingPage, "GET", path_of("galleries", gallery, "items:embeddings"), params=params)
 
     def embeddings_table(
-        self, gallery: str, *, versions: Sequence[str] = (), limit: int = 1000, cursor: str | None = None
+        self,
+        gallery: str,
+        *,
+        versions: Sequence[str] = (),
+        limit: int = 1000,
+        cursor: str | None = None,
+        with_text: bool = False,
     ) -> bytes:
         """The same as a table in Arrow's stream format; the next cursor lies under `next` in the schema's metadata."""
-        params = {"limit": str(limit), "versions": ",".join(versions), **({"cursor": cursor} if cursor else {})}
+        params = _page(limit, cursor, with_text) | {"versions": ",".join(versions)}
         path = path_of("galleries", gallery, "items:embeddings")
         return self._send("GET", path, params=params, headers={"accept": ARROW}).content
 
@@ -113,13 +148,13 @@ class ItemRoutes(Connection):
         asked = {"limit": str(limit), "version": version, **({"cursor": cursor} if cursor else {})}
         return self._ask(MissingPage, "GET", path_of("galleries", gallery, "items:missing"), params=asked)
 
-    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None) -> ItemPage:
+    def items(self, gallery: str, *, limit: int = 100, cursor: str | None = None, with_text: bool = False) -> ItemPage:
         """GET /v1/galleries/{gallery}/items: one page; pass `next` as the next cursor."""
-        params = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
-        return self._ask(ItemPage, "GET", path_of("galleries", gallery, "items"), params=params)
+        path = path_of("galleries", gallery, "items")
+        return self._ask(ItemPage, "GET", path, params=_page(limit, cursor, with_text))
 
     def item(self, gallery: str, item: str) -> ItemDetail:
-        """GET /v1/galleries/{gallery}/items/{item}: metadata, active version and the embeddings it holds."""
+        """GET /v1/galleries/{gallery}/items/{item}: metadata, text, active version, what embeddings it holds."""
         return self._ask(ItemDetail, "GET", path_of("galleries", gallery, "items", item))
 
     def item_image(self, gallery: str, item: str) -> bytes:
@@ -133,6 +168,12 @@ class ItemRoutes(Connection):
     def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
         """POST /v1/galleries/{gallery}/items:delete."""
         return self._ask(DeleteResult, "POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
+
+
+def _page(limit: int, cursor: str | None, with_text: bool) -> dict[str, str]:
+    """The parameters of a page of items."""
+    asked = {"limit": str(limit), **({"cursor": cursor} if cursor else {})}
+    return asked | ({"with_text": flag(True)} if with_text else {})
 
 
 def _kept(atomic: bool, replace: bool | None, origin: str | None = None) -> dict[str, str]:

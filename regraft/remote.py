@@ -30,6 +30,7 @@ from regraft.remote_folders import Folders, TaskVersions
 from service.backfills.embedder import Embedder
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
 from service.backfills.pipeline import Pipeline
+from service.store.blob_keys import TEXT
 from service.store.leases import Leases
 
 logger = logging.getLogger(__name__)
@@ -40,12 +41,12 @@ MOST_IDLE_SECONDS = 5.0
 
 Json = dict[str, Any]
 Originals = Callable[[str], bytes]
-"""A device's own images: item id -> file; FileNotFoundError where it has none."""
+"""A device's own images and texts: item id -> file; FileNotFoundError where it has none."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An item as it was read; `blob` is where its image lies in the task."""
+    """An item as it was read; `blob` is where its image or text lies in the task."""
 
     id: int
     seq: int
@@ -132,7 +133,7 @@ class RemoteWorker:
         items = self._client.work(task.chunk, task.lease, inputs=self._originals is None).items
         embedder = Embedder(versions, _Sent(items, self._originals), self._decoder, self._transforms)
         if task.kind == "reencode":
-            yield from embedder.reencode(target, [Row(i.item, i.seq, str(i.item)) for i in items])
+            yield from embedder.reencode(target, [Row(i.item, i.seq, _key(i)) for i in items])
         else:
             yield from embedder.transform(target, [self._stored(versions, i) for i in items])
 
@@ -184,10 +185,10 @@ class RemoteWorker:
 
 
 class _Sent:
-    """The images of one task, by item number."""
+    """The images and texts of one task, by what `_key` gives."""
 
     def __init__(self, items: Sequence[WorkItem], originals: Originals | None) -> None:
-        self._items: Mapping[str, WorkItem] = {str(item.item): item for item in items}
+        self._items: Mapping[str, WorkItem] = {_key(item): item for item in items}
         self._originals = originals
 
     def read(self, key: str) -> bytes:
@@ -196,12 +197,17 @@ class _Sent:
             return self._originals(item.id)
         if item.problem is not None:
             raise OSError(item.problem)
-        if item.image is None:
+        content = item.text if item.is_text else item.image
+        if content is None:
             raise FileNotFoundError(key)
-        return base64.b64decode(item.image)
+        return base64.b64decode(content)
 
     def check(self) -> None:
         """The service looked whether its store answers, and a device knows what it holds."""
+
+
+def _key(item: WorkItem) -> str:
+    return f"{item.item}{TEXT if item.is_text else ''}"
 
 
 def _moved(moved: EmbeddedItems) -> list[Json]:

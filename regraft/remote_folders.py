@@ -14,11 +14,13 @@ from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
 from index.folder import card_sha256, load_version
 from index.isolated import Limits, verify_isolated
+from index.text import TextEncoder
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from regraft.models import WorkEdge
 from service.registry import edge_archive
 from service.registry.incoming import incoming_folder, sweep
+from service.registry.stored_contents import TextEntrance
 
 EDGES = ".edges"
 """Where edges lie, by their two versions and their hash; no version may be named so."""
@@ -33,6 +35,7 @@ class RemoteVersion:
         self.sha256 = sha256
         self._execution = execution
         self._encoder: Encoder | None = None
+        self._text_encoder: TextEntrance | None = None
 
     @property
     def name(self) -> str:
@@ -49,6 +52,12 @@ class RemoteVersion:
         if self._encoder is None:
             self._encoder = Encoder(self.version, self._execution)
         return self._encoder
+
+    def text_encoder(self) -> TextEntrance:
+        """Its text entrance, loaded on first use."""
+        if self._text_encoder is None:
+            self._text_encoder = TextEncoder(self.version, self._execution)
+        return self._text_encoder
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from index.errors import InvalidArgument
-from regraft.client import Client, Problem
+from regraft.client import Client, Problem, TextItem
 from regraft.models import IngestResult, ItemError
 from regraft.sources.base import Batch, Column, ItemSource
 
 PAGE = 1000
 NO_ROUTE = "no_route"
+T = TypeVar("T")
 
 
 @dataclass
@@ -127,6 +128,12 @@ def _send(client: Client, gallery: str, batch: Batch, progress: Progress, update
             if unreached:
                 late.append(column.take(unreached))
         waiting = late if len(stored) > before else []
+    held = {row for column in batch.columns for row in column.rows.tolist()}
+    bare = [row for row, text in enumerate(batch.texts) if text is not None and row not in held and not update_only]
+    errors = _store_texts(client, gallery, batch, bare)
+    stored.update(set(bare) - set(errors))
+    for error in errors.values():
+        progress.skip(error.code, example=f"{error.id}: {error.detail}")
     progress.stored += len(stored)
     for (row, version), error in why.items():
         reason = f"{error.code}, of {version} alone" if row in stored else error.code
@@ -145,7 +152,7 @@ def _finite(column: Column, batch: Batch, progress: Progress) -> Column:
 def _store(
     client: Client, gallery: str, batch: Batch, column: Column, known: set[int], update_only: bool
 ) -> dict[int, ItemError]:
-    """Send a column; rows that were refused, with the reason. What is too much for one request is sent in halves."""
+    """Send a column; rows that were refused, with the reason."""
     rows = column.rows.tolist()
     if not rows:
         return {}
@@ -154,21 +161,34 @@ def _store(
         item: dict[str, Any] = {"id": batch.ids[row], "embedding": vector}
         if not update_only and row not in known and batch.metadata[row] is not None:
             item["metadata"] = batch.metadata[row]
+        if not update_only and row not in known and batch.texts and batch.texts[row] is not None:
+            item["text"] = batch.texts[row]
         items.append(item)
     send = client.put_embeddings if update_only else client.ingest_embeddings
+    return _sent(rows, items, lambda some: send(gallery, some, version=column.version, origin=column.origin))
+
+
+def _sent(rows: Sequence[int], items: Sequence[T], send: Callable[[Sequence[T]], IngestResult]) -> dict[int, ItemError]:
+    """Send items, which are these rows; those that were refused. What is too much for one request goes in halves."""
     try:
-        done: IngestResult = send(gallery, items, version=column.version, origin=column.origin)
+        done = send(items)
     except Problem as problem:
         if problem.status == 413 and len(rows) > 1:
             cut = len(rows) // 2
-            halves = (column.take(part) for part in (slice(cut), slice(cut, None)))
-            refused = [_store(client, gallery, batch, half, known, update_only) for half in halves]
-            return {**refused[0], **refused[1]}
+            return _sent(rows[:cut], items[:cut], send) | _sent(rows[cut:], items[cut:], send)
         # A batch of nothing but bad items is refused as a whole, with the same list.
         if not problem.errors or not all("index" in error for error in problem.errors):
             raise
         return {rows[error["index"]]: ItemError(**error) for error in problem.errors}
     return {rows[error.index]: error for error in done.errors}
+
+
+def _store_texts(client: Client, gallery: str, batch: Batch, rows: Sequence[int]) -> dict[int, ItemError]:
+    """Send rows that are texts without any vector, which the current version embeds; those that were refused."""
+    if not rows:
+        return {}
+    items = [TextItem(batch.ids[row], batch.texts[row] or "", batch.metadata[row]) for row in rows]
+    return _sent(rows, items, lambda some: client.ingest_texts(gallery, some))
 
 
 def export_gallery(client: Client, gallery: str, path: Path, moved: Callable[[int], object] | None = None) -> bool:
@@ -204,7 +224,7 @@ def _pages(client: Client, gallery: str) -> Iterator[Any]:
     versions: Sequence[str] = ()
     cursor: str | None = None
     while True:
-        raw = client.embeddings_table(gallery, versions=versions, limit=PAGE, cursor=cursor)
+        raw = client.embeddings_table(gallery, versions=versions, limit=PAGE, cursor=cursor, with_text=True)
         page = pa.ipc.open_stream(io.BytesIO(raw)).read_all()
         metadata: Mapping[bytes, bytes] = page.schema.metadata or {}
         # A version that comes while this runs is none of the columns.

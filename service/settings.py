@@ -68,6 +68,8 @@ class Settings(BaseSettings):
     """Memory that verifying them may take."""
     max_metadata_bytes: int = Field(64 << 10, ge=2)
     """Largest metadata of an item, or label or metadata of an entry of an evaluation set, as JSON."""
+    max_text_bytes: int = Field(64 << 10, ge=1)
+    """Largest text that an item can be, in UTF-8."""
     max_batch: int = Field(10_000, ge=1)
     """Items, ids or queries in one request."""
     max_results: int = Field(1_000_000, ge=1)

@@ -13,7 +13,7 @@ import typer
 
 from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
-from regraft.client import DEFAULT_K, Client, ImageItem, Problem, QueryOptions
+from regraft.client import DEFAULT_K, Client, ImageItem, QueryOptions
 from regraft.commands.answers import Commands, answer, err, out
 from regraft.commands.options import (
     URL,
@@ -28,7 +28,8 @@ from regraft.commands.options import (
     progress,
     would,
 )
-from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, ItemError, SearchedShard
+from regraft.commands.texts import are_texts, find_texts, ingest_texts, refused_as_result
+from regraft.models import EdgeUsed, GalleryInfo, ImageWarning, IngestResult, Match, SearchedShard
 
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 MAX_BATCH_BYTES = 32 << 20
@@ -97,7 +98,11 @@ def delete(
 
 def ingest(
     name: Gallery,
-    paths: Annotated[list[Path], typer.Argument(metavar="FOLDER|FILES", help="Image files, or folders of them.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="FOLDER|FILES", help="Images, or folders of them; .txt and .jsonl files are texts."),
+    ],
+    texts: Annotated[bool, typer.Option("--texts", help="Of folders the .txt files, each a text, not images.")] = False,
     prefix: Annotated[str, typer.Option(help="Put before each id, to tell folders apart.", show_default=False)] = "",
     replace: Annotated[
         bool | None,
@@ -107,14 +112,22 @@ def ingest(
             show_default=False,
         ),
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Images a request.")] = 64,
+    batch: Annotated[int, typer.Option(min=1, help="Images or texts a request.")] = 64,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Store images; metadata `label` is the name of their folder.
+    """Store images, or texts; metadata `label` is the name of their folder.
+
+    A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. What is there is embedded by the current
+    version.
 
     Example: regraft ingest photos my-images/
+
+    Example: regraft ingest notes notes.jsonl
     """
+    if texts or are_texts(paths):
+        ingest_texts(name, find_texts(paths, prefix), replace, batch, url, api_key)
+        return
     files = [(prefix + key, path) for key, path in find_images(paths)]
     counts: Counter[str] = Counter()
     lost: dict[tuple[str, str], ImageWarning] = {}
@@ -164,6 +177,7 @@ def query(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Compare every item, whatever the index.")] = False,
+    with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that matches are.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
     api_key: ApiKey = None,
@@ -174,11 +188,8 @@ def query(
     """
     if sum(given is not None for given in (image, text, like)) != 1:
         raise InvalidArgument("give one of IMAGE, --text and --like")
-    options = QueryOptions(explain=explain)
-    if exact:
-        options["exact"] = True
-    if strict:
-        options["strict"] = True
+    options = _switched_on(exact, strict, with_text)
+    options["explain"] = explain
     if mode is not None:
         options["mode"] = mode
     if threshold is not None:
@@ -192,14 +203,31 @@ def query(
         texts, items = ([] if one is None else [one] for one in (text, like))
         found = client.query(name, images, k, texts=texts, items=items, **options)
     answer(found)
-    matches = found.results[0].matches
-    rows = [[m.id, f"{m.score:.4f}", m.version, "+".join(m.route) or "same", m.metadata] for m in matches]
-    print_table(["item", "score", "version", "route", "metadata"], rows)
+    _print_matches(found.results[0].matches, with_text)
     if found.explain is not None:
         _print_shards(found.explain.shards, found.mode)
     for missing in found.degraded:
         err.print(f"not searched: {missing.items} items of {missing.version}: {missing.reason}")
     _print_warnings(found.warnings)
+
+
+def _switched_on(exact: bool, strict: bool, with_text: bool) -> QueryOptions:
+    options = QueryOptions()
+    if exact:
+        options["exact"] = True
+    if strict:
+        options["strict"] = True
+    if with_text:
+        options["with_text"] = True
+    return options
+
+
+def _print_matches(matches: Sequence[Match], with_text: bool) -> None:
+    rows = [[m.id, f"{m.score:.4f}", m.version, "+".join(m.route) or "same", m.metadata] for m in matches]
+    titles = ["item", "score", "version", "route", "metadata"]
+    if with_text:
+        titles, rows = [*titles, "text"], [[*row, m.text or ""] for row, m in zip(rows, matches, strict=True)]
+    print_table(titles, rows)
 
 
 def _read_filter(text: str) -> Any:
@@ -254,15 +282,7 @@ def batches(files: Sequence[tuple[str, Path]], size: int) -> Iterator[list[tuple
 
 def _store(client: Client, name: str, chunk: Sequence[tuple[str, Path]], replace: bool | None) -> IngestResult:
     items = [ImageItem(key, path.read_bytes(), {"label": path.resolve().parent.name}) for key, path in chunk]
-    try:
-        return client.ingest(name, items, replace=replace)
-    except Problem as problem:
-        # A batch of nothing but bad images is refused as a whole, with the same list.
-        if problem.errors and all("index" in error for error in problem.errors):
-            errors = [ItemError(**error) for error in problem.errors]
-            counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
-            return IngestResult(**counts, failed=len(chunk), errors=errors, warnings=[])
-        raise
+    return refused_as_result(lambda: client.ingest(name, items, replace=replace))
 
 
 def _add_up(lost: dict[tuple[str, str], ImageWarning], warnings: Sequence[ImageWarning]) -> None:

@@ -26,7 +26,7 @@ def export(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Write every item to a Parquet file: id, metadata, and a column of vectors for each version.
+    """Write every item to a Parquet file: id, metadata, text, and a column of vectors for each version.
 
     Example: regraft gallery export photos photos.parquet
     """
@@ -71,6 +71,10 @@ def import_(
         bool, typer.Option("--update-only", help="Add embeddings to items that are there, nothing else.")
     ] = False,
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows sent at once.")] = PAGE,
+    text: Annotated[
+        str | None,
+        typer.Option("--text", metavar="COLUMN", help="The column of texts, which the items are.", show_default=False),
+    ] = None,
     state: Annotated[
         Path | None, typer.Option("--state", help="Where it is kept how far it got.", show_default=False)
     ] = None,
@@ -88,7 +92,7 @@ def import_(
     from regraft.sources.opening import extra_of, open_source
 
     named = None if metadata is None else [one for one in metadata.split(",") if one]
-    wanted = Wanted(key, _vectors(vector, version), named, version)
+    wanted = Wanted(key, _vectors(vector, version), named, version, text)
     with connect(url, api_key) as client, needs(extra_of(source)):
         client.gallery(name)
         opened = open_source(source, wanted, ids=ids, key=source_key)

@@ -48,12 +48,16 @@ class IngestResult(ApiModel):
 
 
 class ItemInfo(ApiModel):
-    """A stored item; `active` is the version whose embedding of it is served, None: it holds none."""
+    """A stored item; `active` is the version whose embedding of it is served, None: it holds none.
+
+    `image`: whether it is an image. `text`: what it is, where that was asked for; null: none, or it cannot be read now.
+    """
 
     id: str
     metadata: dict[str, Any]
     active: str | None
     image: bool
+    text: str | None = None
     seq: int
     created: float
 

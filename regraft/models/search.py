@@ -9,7 +9,10 @@ from regraft.models.items import ImageWarning
 
 
 class Match(ApiModel):
-    """An item that was found: `raw_score` is in its version's space, `score` what the list is ranked by."""
+    """An item that was found: `raw_score` is in its version's space, `score` what the list is ranked by.
+
+    `text`: what it is, where `with_text` asked for it; null: no text, or it cannot be read now.
+    """
 
     id: str
     score: float
@@ -18,6 +21,7 @@ class Match(ApiModel):
     origin: str
     route: list[str]
     metadata: dict[str, Any]
+    text: str | None = None
 
 
 class QueryMatches(ApiModel):

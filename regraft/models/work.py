@@ -35,15 +35,17 @@ class WorkClaim(ApiModel):
 
 
 class WorkItem(ApiModel):
-    """An item to be moved, as it is at `seq`; null: the image is missing, or inputs were not asked for.
+    """An item to be moved, as it is at `seq`; null: it is missing, or inputs were not asked for.
 
-    `problem`: why the image, which is there, cannot be read now.
+    `image` or `text`, as `is_text` says: its bytes in base64. `problem`: why what is there cannot be read now.
     """
 
     item: int
     seq: int
     id: str
+    is_text: bool = False
     image: str | None = None
+    text: str | None = None
     problem: str | None = None
     from_version: str | None = None
     embedding: str | None = None

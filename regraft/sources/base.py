@@ -37,7 +37,8 @@ class Column:
 class Batch:
     """The next `read` rows of a source, or those that it could give: ids, metadata (None: none are named) and vectors.
 
-    `cursor`: what `batches` takes to go on behind them. `skipped`: why rows are left out, and how many.
+    `cursor`: what `batches` takes to go on behind them. `skipped`: why rows are left out, and how many. `texts`: what
+    the rows are, None: no text; empty: none is. A row of text may have no vector.
     """
 
     read: int
@@ -46,6 +47,7 @@ class Batch:
     columns: Sequence[Column]
     cursor: Any
     skipped: Mapping[str, int] = field(default_factory=dict)
+    texts: Sequence[str | None] = ()
 
 
 class ItemSource(Protocol):
@@ -68,13 +70,14 @@ class Wanted:
     """What of a source's rows is imported.
 
     `id`: the column of ids. `vectors`: column -> version, None: the current one; empty: the source's own, of `version`.
-    `metadata`: columns, None: all others.
+    `metadata`: columns, None: all others. `text`: the column of texts, None: there is none.
     """
 
     id: str | None = None
     vectors: Mapping[str, str | None] = field(default_factory=dict)
     metadata: Sequence[str] | None = None
     version: str | None = None
+    text: str | None = None
 
     def vector(self, default: str) -> tuple[str, str | None]:
         """The one column of vectors, and its version, of a source that has one."""

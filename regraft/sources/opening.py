@@ -49,6 +49,8 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
         ModuleNotFoundError: the package that reads it is not installed.
     """
     kind = kind_of(source)
+    if wanted.text is not None and kind not in TABLES:
+        raise InvalidArgument(f"{source}: --text is a column of {' or '.join(TABLES)} files", pointer="/text")
     if kind in EXTRA:
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:

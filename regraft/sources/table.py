@@ -31,11 +31,14 @@ class TableFile:
         self._vectors = wanted.vectors or _own_columns(names, wanted.version)
         self._id = wanted.id or "id"
         self._own = any(name.startswith(VECTOR) for name in names)
-        needed = [self._id, *self._vectors, *(wanted.metadata or ())]
+        self._text = wanted.text or ("text" if self._own and "text" in names else None)
+        needed = [self._id, *self._vectors, *(wanted.metadata or ()), *([self._text] if self._text else ())]
         if unknown := [name for name in needed if name not in names]:
             raise InvalidArgument(f"{path.name} has no column {unknown[0]!r}; it has {', '.join(names)}")
-        if not self._vectors:
-            raise InvalidArgument(f"{path.name}: say which column holds the vectors: --vector COLUMN[=VERSION]")
+        if not self._vectors and not self._text:
+            raise InvalidArgument(
+                f"{path.name}: say which column holds the vectors or texts: --vector COLUMN[=VERSION], --text COLUMN"
+            )
 
     @property
     def identity(self) -> str:
@@ -81,12 +84,15 @@ class TableFile:
                 mine = named[rows] & (origins == (origin == "transformed"))
                 if mine.any():
                     columns.append(Column(version, place[rows[mine]], vectors[mine], origin))
+        kept = [n for n, good in enumerate(named) if good]
+        texts = table.column(self._text).to_pylist() if self._text else [None] * len(ids)
         held = {n for column in columns for n in column.rows.tolist()}
-        if bare := int(named.sum()) - len(held):
+        held |= {n for n, row in enumerate(kept) if texts[row] is not None}
+        if bare := len(kept) - len(held):
             skipped["no vector"] = bare
         metadata = self._metadata(table)
-        kept = [n for n, good in enumerate(named) if good]
-        return Batch(len(ids), [str(ids[n]) for n in kept], [metadata[n] for n in kept], columns, cursor, skipped)
+        described, said = [metadata[n] for n in kept], [texts[n] for n in kept] if self._text else []
+        return Batch(len(ids), [str(ids[n]) for n in kept], described, columns, cursor, skipped, said)
 
     def _origins(self, table: Any, name: str, count: int) -> Any:
         """Whether each row's vector was made by a transform."""
@@ -98,7 +104,7 @@ class TableFile:
     def _metadata(self, table: Any) -> list[Any]:
         if self._own and self._wanted.metadata is None:
             return [None if one is None else json.loads(one) for one in table.column("metadata").to_pylist()]
-        taken = (self._id, *self._vectors)
+        taken = (self._id, *self._vectors, *([self._text] if self._text else ()))
         names = (
             [n for n in table.column_names if n not in taken]
             if self._wanted.metadata is None

@@ -74,8 +74,8 @@ class ChunkRow(NamedTuple):
 CHUNK = (backfill_chunk.c.id, backfill_chunk.c.backfill_id, backfill_chunk.c.item_ids)
 
 
-class ImageRow(NamedTuple):
-    """An item to be encoded, as it was at `seq`, and where its image lies."""
+class ContentRow(NamedTuple):
+    """An item to be encoded, as it was at `seq`, and where its image or text lies."""
 
     id: int
     seq: int
@@ -197,10 +197,10 @@ def _ours(chunk: Chunk) -> Update:
 # Working
 
 
-def read_images(connection: Connection, chunk: Chunk) -> list[ImageRow]:
+def read_contents(connection: Connection, chunk: Chunk) -> list[ContentRow]:
     """The chunk's items that still qualify."""
     columns = (item.c.id, item.c.seq, item.c.blob)
-    return all_of(ImageRow, connection.execute(select(*columns).where(_still(connection, chunk))))
+    return all_of(ContentRow, connection.execute(select(*columns).where(_still(connection, chunk))))
 
 
 def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[EmbeddingRow]:

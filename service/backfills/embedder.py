@@ -1,4 +1,4 @@
-"""What a worker computes for a chunk: new embeddings from images, or from the embeddings that are stored.
+"""What a worker computes for a chunk: new embeddings from images and texts, or from embeddings that are stored.
 
 It comes in two steps, so that they can overlap: the iterator reads and decodes, each thing it gives then computes. One
 item that cannot be moved never holds up the others: it becomes a `Failed` with its reason.
@@ -12,48 +12,24 @@ from functools import partial
 from itertools import groupby
 from typing import Protocol, TypeVar
 
-import numpy as np
-
 from index.decoding import Decoder
-from index.encoder import BATCH, Encoder
-from index.errors import InvalidImage, InvalidVersionFolder, RegraftError
-from index.image import Pixels
+from index.encoder import BATCH
+from index.errors import InvalidImage, InvalidText, InvalidVersionFolder, RegraftError
 from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
-from index.version import Card, Edge, EdgeKey, EdgeKind, Preprocess
+from index.version import Edge, EdgeKey, EdgeKind
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
+from service.registry.stored_contents import ContentSource, Embeds, Input, embed, make_input
+from service.store.blob_keys import is_text
 from service.store.vector_codec import from_bytes
 
 X = TypeVar("X")
 
 
-class ImageSource(Protocol):
-    """Where images are read from."""
-
-    def read(self, key: str) -> bytes:
-        """The image of a key.
-
-        Raises:
-            FileNotFoundError: it is gone.
-            OSError: it is there and cannot be read.
-            RegraftError: the store itself is out of reach, which is no fault of the image.
-        """
-
-
-class Known(Protocol):
-    """A version, as `service.registry.registry.LoadedVersion` is one."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def card(self) -> Card: ...
-    def encoder(self) -> Encoder: ...
-
-
 class VersionSource(Protocol):
     """The versions an item may be of, as `service.registry.registry.Registry` has them."""
 
-    def by_id(self, version_id: int) -> Known: ...
+    def by_id(self, version_id: int) -> Embeds: ...
     def sync_edges(self) -> None: ...
     def edge(self, key: EdgeKey) -> Numbered | None: ...
     def opening(self, edge: Edge) -> AbstractContextManager[None]: ...
@@ -78,8 +54,8 @@ class Read(Protocol):
     def seq(self) -> int: ...
 
 
-class Pictured(Read, Protocol):
-    """A row of `chunks.read_images`."""
+class WithContent(Read, Protocol):
+    """A row of `chunks.read_contents`."""
 
     @property
     def blob(self) -> str: ...
@@ -96,50 +72,46 @@ class HeldEmbedding(Read, Protocol):
     def side(self) -> bytes | None: ...
 
 
-class MissingImage(InvalidImage):
-    """The stored image is missing."""
-
-    code = "image_missing"
-
-
 class Embedder:
     """Computes embeddings of a target version. Holds the encoders and edges it has used."""
 
     def __init__(
         self,
         registry: VersionSource,
-        images: ImageSource,
+        contents: ContentSource,
         decoder: Decoder,
         transforms: dict[int, Forward] | None = None,
     ) -> None:
         """`transforms`: the edges that are open, by number, where several movers share them."""
         self._registry = registry
-        self._images = images
+        self._contents = contents
         self._decoder = decoder
         self._transforms = {} if transforms is None else transforms
 
-    def reencode(self, target: Known, rows: Sequence[Pictured]) -> Iterator[Compute]:
-        """Read and decode stored images, as many at a time as the encoder takes.
+    def reencode(self, target: Embeds, rows: Sequence[WithContent]) -> Iterator[Compute]:
+        """Read and decode stored images and texts, as many of a kind at a time as their encoder takes.
 
         Raises:
             StoreUnreachable: no item is at fault then, and none fails.
+            NoEncoder, NoTextEntrance: the target does not embed what one of them is.
         """
-        encoder = target.encoder()
 
-        def encode(pixels: Sequence[Pixels]) -> Carried:
-            embedded = encoder.encode_arrays(np.stack(pixels))
+        def encode(inputs: Sequence[Input]) -> Carried:
+            embedded = embed(target, inputs)
             return Carried(embedded.vectors, embedded.side)
 
-        for start in range(0, len(rows), BATCH):
-            readable, failed = self._read_all(rows[start : start + BATCH], encoder.spec)
-            yield partial(_with, failed, readable, encode)
+        images, texts = ([row for row in rows if is_text(row.blob) is kind] for kind in (False, True))
+        for some, size in ((images, BATCH), (texts, target.text_encoder().batch if texts else BATCH)):
+            for start in range(0, len(some), size):
+                readable, failed = self._read_all(target, some[start : start + size])
+                yield partial(_with, failed, readable, encode)
 
-    def transform(self, target: Known, rows: Sequence[HeldEmbedding]) -> Iterator[Compute]:
+    def transform(self, target: Embeds, rows: Sequence[HeldEmbedding]) -> Iterator[Compute]:
         """The item edges from the versions of stored embeddings to the target."""
         for old_id, group in groupby(sorted(rows, key=lambda row: row.version_id), key=lambda row: row.version_id):
             yield partial(_embed, [(row, row) for row in group], self._forward(self._registry.by_id(old_id), target))
 
-    def forward(self, old: Known, new: Known) -> Forward | None:
+    def forward(self, old: Embeds, new: Embeds) -> Forward | None:
         """The item edge between two versions, ready to run; None when there is none. Raises EdgeBroken."""
         # Edges come and go while a worker runs; one that a backfill applies stays as it is.
         self._registry.sync_edges()
@@ -153,30 +125,25 @@ class Embedder:
         return self._transforms[declared.id]
 
     def _read_all(
-        self, rows: Sequence[Pictured], spec: Preprocess
-    ) -> tuple[list[tuple[Pictured, Pixels]], list[Failed]]:
-        readable: list[tuple[Pictured, Pixels]] = []
+        self, target: Embeds, rows: Sequence[WithContent]
+    ) -> tuple[list[tuple[WithContent, Input]], list[Failed]]:
+        readable: list[tuple[WithContent, Input]] = []
         failed: list[Failed] = []
         for row in rows:
+            kind = "text" if is_text(row.blob) else "image"
             try:
-                readable.append((row, self._read(row.blob, spec)))
-            except MissingImage as error:
-                failed.append(Failed(row.id, row.seq, error.message, "image_missing"))
-            except InvalidImage as error:
-                failed.append(Failed(row.id, row.seq, error.message, "image_invalid"))
+                content = self._contents.read(row.blob)
+                readable.append((row, make_input(target, row.blob, content, self._decoder)))
+            except FileNotFoundError:
+                failed.append(Failed(row.id, row.seq, f"the stored {kind} is missing", f"{kind}_missing"))
+            except (InvalidImage, InvalidText) as error:
+                failed.append(Failed(row.id, row.seq, error.message, f"{kind}_invalid"))
             except OSError as error:
-                reason = f"the image cannot be read: {error}"
-                failed.append(Failed(row.id, row.seq, reason, "image_unreadable", retry=True))
+                reason = f"the {kind} cannot be read: {error}"
+                failed.append(Failed(row.id, row.seq, reason, f"{kind}_unreadable", retry=True))
         return readable, failed
 
-    def _read(self, blob: str, spec: Preprocess) -> Pixels:
-        try:
-            data = self._images.read(blob)
-        except FileNotFoundError as error:
-            raise MissingImage("the stored image is missing") from error
-        return self._decoder.pixels(data, spec)
-
-    def _forward(self, old: Known, new: Known) -> Callable[[Sequence[HeldEmbedding]], Carried]:
+    def _forward(self, old: Embeds, new: Embeds) -> Callable[[Sequence[HeldEmbedding]], Carried]:
         transform = self.forward(old, new)
         assert transform is not None, "the plan holds items of versions with an item edge only"
         space = space_from_json(dict(new.card.space))
@@ -188,7 +155,7 @@ class Embedder:
         return apply
 
 
-def carry(transform: Forward, old: Known, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> Carried:
+def carry(transform: Forward, old: Embeds, vectors: Sequence[bytes], sides: Sequence[bytes | None]) -> Carried:
     """Apply an item edge to embeddings of `old` as they are stored."""
     side = [row for row in sides if row is not None]
     # Without any, or with too few, the edge says itself that it needs side-information.

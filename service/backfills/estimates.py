@@ -17,7 +17,16 @@ from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
 from service.backfills.filtering import passing
 from service.backfills.orders import Scope
-from service.backfills.planner import Kind, Order, most, read_version, served_origin, stored_for, waiting_items
+from service.backfills.planner import (
+    Kind,
+    Order,
+    embeddable,
+    most,
+    read_version,
+    served_origin,
+    stored_for,
+    waiting_items,
+)
 from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
@@ -162,7 +171,7 @@ def _elsewhere(scope: Scope, order: Order) -> ColumnElement[bool]:
 
 def _without_image(connection: Connection, scope: Scope, order: Order, given: dict[str, Any] | None) -> int:
     """Live items in the scope that only a transform could move."""
-    there = and_(*_live(scope), item.c.blob.is_(None), _elsewhere(scope, order))
+    there = and_(*_live(scope), ~embeddable(scope.version_id), _elsewhere(scope, order))
     if scope.origin is not None:
         there = and_(there, served_origin(order, scope.origin))
     if given is not None:

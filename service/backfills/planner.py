@@ -32,13 +32,23 @@ from sqlalchemy import (
 )
 
 from index.evaluation.ordering import Waiting, backfill_order
-from index.version import EdgeKind
+from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.backfills.filtering import passing
+from service.store.blob_keys import TEXT
 from service.store.embeddings import first_held, says_itself
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
 from service.store.sql_arrays import gathered, listed
-from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, item_traffic
+from service.store.tables import (
+    backfill,
+    backfill_chunk,
+    backfill_failure,
+    edge,
+    embedding,
+    item,
+    item_traffic,
+    version,
+)
 
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""
@@ -66,8 +76,20 @@ class BackfillState(StrEnum):
 ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 
 
+def embeddable(version_id: int) -> ColumnElement[bool]:
+    """Whether a row of `item` has an image or a text that the version's encoder for such takes."""
+    text = item.c.blob.like(f"%{TEXT}")
+    by_kind = (and_(holds, _has_file(version_id, file)) for holds, file in ((text, TEXT_ENCODER), (~text, ENCODER)))
+    return and_(item.c.blob.is_not(None), or_(*by_kind))
+
+
+def _has_file(version_id: int, name: str) -> ColumnElement[bool]:
+    listed_there = version.c.card["files"][name].as_string().is_not(None)
+    return exists().where(version.c.id == version_id, listed_there)
+
+
 def _reencodes(version_id: int) -> ColumnElement[bool]:
-    return and_(item.c.blob.is_not(None), ~says_itself(version_id))
+    return and_(embeddable(version_id), ~says_itself(version_id))
 
 
 def _transforms(version_id: int) -> ColumnElement[bool]:

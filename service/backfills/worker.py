@@ -108,7 +108,7 @@ class Worker:
         target = self._registry.by_id(chunk.version_id)
         self._registry.retry(target)
         if chunk.kind is Kind.REENCODE:
-            return self._embedder.reencode(target, self._read(chunks.read_images, chunk))
+            return self._embedder.reencode(target, self._read(chunks.read_contents, chunk))
         order = self._patiently(lambda: order_to(self._registry, target.id))
         return self._embedder.transform(target, self._read(partial(chunks.read_embeddings, order=order), chunk))
 

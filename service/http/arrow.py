@@ -80,19 +80,22 @@ def write_matches(answer: Mapping[str, Any]) -> bytes:
     for name in MATCH:
         columns[name] = pa.array([match[name] for _, match in rows], pa.float64() if name in floats else texts)
     columns["metadata"] = pa.array([orjson.dumps(match["metadata"]).decode() for _, match in rows], texts)
+    if any("text" in match for _, match in rows):
+        columns["text"] = pa.array([match["text"] for _, match in rows], texts)
     beside = {name: value for name, value in answer.items() if name != "results"}
     return _stream(columns, {"regraft": orjson.dumps(beside)})
 
 
 def write_items(items: Sequence[Mapping[str, Any]], dims: Mapping[str, int], following: str | None) -> bytes:
-    """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `created`, and two columns a version.
+    """A page of items as a table: `id`, `metadata` (JSON), `active`, `image`, `text`, `created`, two columns a version.
 
     `dims`: the versions' dimensions by name. `vector:NAME` and `origin:NAME` are null where an item holds none of it.
     The cursor of the page behind it lies in the schema's metadata.
     """
     pa = pyarrow()
-    columns = {name: [one[name] for one in items] for name in ("id", "active", "image", "created")}
-    kinds = {"id": pa.string(), "active": pa.string(), "image": pa.bool_(), "created": pa.float64()}
+    columns = {name: [one[name] for one in items] for name in ("id", "active", "image", "text", "created")}
+    text = pa.string()
+    kinds = {"id": text, "active": text, "image": pa.bool_(), "text": text, "created": pa.float64()}
     arrays = {name: pa.array(values, kinds[name]) for name, values in columns.items()}
     arrays["metadata"] = pa.array([written(one["metadata"]) for one in items], pa.string())
     for name, dim in dims.items():

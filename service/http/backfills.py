@@ -265,7 +265,7 @@ def _check_possible(connection: Connection, registry: Registry, asked: BackfillI
         return
     kind = Kind(asked.kind)
     target.check()
-    if kind is Kind.REENCODE and not target.card.encoder:
+    if kind is Kind.REENCODE and not (target.card.encoder or target.card.text):
         raise NoEncoder(f"version {target.name!r} has no encoder: reencode is not possible", pointer="/kind")
     if kind is Kind.TRANSFORM and connection.execute(forward_from(target.id)).first() is None:
         raise NoRoute(f"no forward edge leads to version {target.name!r}: transform is not possible", pointer="/kind")

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, false, select
 
 from index.decoding import Decoder
 from index.errors import InvalidImage
+from service.store.blob_keys import is_text
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.tables import evaluation, evaluation_entry, item
 
@@ -35,7 +36,7 @@ def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any
         entries = evaluation_entry.join(evaluation, evaluation.c.id == evaluation_entry.c.evaluation_id)
         chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob)
         rows = connection.execute(chosen.select_from(entries).where(*mine, wanted))
-    return {str(name): blob for name, blob in rows if blob is not None}
+    return {str(name): blob for name, blob in rows if blob is not None and not is_text(blob)}
 
 
 def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[str, str]:

@@ -141,7 +141,11 @@ def take(
         InvalidArgument: fewer than two entries can be used, none has the slice's field, or embeddings are missing.
         NoEncoder: one of the two versions takes embeddings only.
     """
-    helping = {version: None for version, _ in places if version.card.encoder and version not in (old, new)}
+    helping = {
+        version: None
+        for version, _ in places
+        if version not in (old, new) and (version.card.encoder or version.card.text)
+    }
     with service.database.read() as connection:
         if asked.evaluation is None:
             options = DrawOptions(asked.label, asked.slice, asked.sample, asked.seed, _by_ranking(asked))
@@ -157,7 +161,8 @@ def take(
                 return replace(sample, unlabelled=len(entries) - len(used))
     if asked.evaluation is None:
         return embed_sides(service.blobs, service.decoder, drawn, old, new, list(helping))
-    sample = embed(service.blobs, service.decoder, used, [old, new, *helping])
+    able = [version for version in helping if version.card.encoder]
+    sample = embed(service.blobs, service.decoder, used, [old, new, *able])
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     return replace(sample, unlabelled=len(entries) - len(used))

@@ -6,9 +6,9 @@ A bad item is reported by its index and the rest is stored, unless the batch is 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -20,58 +20,27 @@ from index.errors import RegraftError
 from index.image import Pixels
 from index.space import Space, Vectors, space_from_json
 from index.version import Origin
-from service.backfills.supplied import counting
-from service.errors import (
-    InvalidBody,
-    InvalidItem,
-    ItemExists,
-    NoCurrentVersion,
-)
+from service.errors import InvalidBody, InvalidItem
 from service.http.arrow import read_items
 from service.http.forms import Form
 from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
+from service.http.ingest_store import (
+    Ingested,
+    IngestOptions,
+    leave_out,
+    open_gallery,
+    store_contents,
+    while_current_holds,
+)
+from service.http.ingest_texts import are_texts, ingest_texts, store_embeddings
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.registry.embedding import pointing, read_pixels
 from service.registry.registry import LoadedVersion
-from service.registry.storing import StoredItems, UpdateMode, store
+from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
-from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
-
-
-@dataclass(frozen=True)
-class Ingested:
-    """What became of a batch."""
-
-    stored: StoredItems
-    seq: int
-    errors: Sequence[Mapping[str, Any]]
-    warnings: Sequence[Mapping[str, Any]]
-
-    def as_json(self) -> dict[str, Any]:
-        """The response."""
-        kinds = ("new", "updated", "replaced")
-        counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
-        rest = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
-        return {**counts, **rest}
-
-
-@dataclass(frozen=True)
-class IngestOptions:
-    """How a batch is stored: all or nothing, what of items that are there, and how its embeddings came about.
-
-    Vectors that a transform made stay known as such where they are brought from another gallery: `reencode` and
-    `supplied` backfills put what the version itself says in their place.
-    """
-
-    atomic: bool = False
-    mode: UpdateMode = UpdateMode.UPSERT
-    origin: Origin = Origin.SUPPLIED
-
-
-class _CurrentChanged(Exception):
-    """Another version was deployed while this batch was encoded for the one before."""
+from service.store.repository import NewItem
 
 
 def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
@@ -86,25 +55,20 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
     """
 
     def attempt() -> Ingested:
-        gallery_id, current = _open(service, name)
+        gallery_id, current = open_gallery(service, name)
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
-        _leave_out(service, gallery_id, batch, options)
+        leave_out(service, gallery_id, batch, options)
         items = _encode(batch, files, current, service.decoder)
         batch.settle(options.atomic)
-        keys = service.blobs.write(gallery_id, (_read(files[draft.content]) for draft, _ in items))
-        stored = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
-        try:
-            return _store(service, gallery_id, current, current, stored, batch, options)
-        except (_CurrentChanged, RegraftError):
-            service.blobs.remove(keys)
-            raise
+        contents = (_read(files[draft.content]) for draft, _ in items)
+        return store_contents(service, gallery_id, current, current, items, contents, "", batch, options)
 
-    return _while_current_holds(attempt)
+    return while_current_holds(attempt)
 
 
-def ingest_embeddings(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
-    """Store embeddings made elsewhere, of the named version or else the gallery's current one.
+def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
+    """Store items in JSON: texts, or embeddings made elsewhere, of the named version or else the current one.
 
     Raises:
         UnknownGallery, UnknownVersion: there is no such gallery or version.
@@ -114,13 +78,19 @@ def ingest_embeddings(service: Runtime, name: str, raw: bytes, options: IngestOp
     """
 
     def attempt() -> Ingested:
-        gallery_id, current = _open(service, name)
-        version, batch = _described(service, raw, current, options)
+        gallery_id, current = open_gallery(service, name)
+        body = take_object(parse_any_json(raw), {"version", "items"}, "")
+        if options.mode is not UpdateMode.UPDATE_ONLY and are_texts(body.get("items")):
+            return ingest_texts(service, gallery_id, current, body, options)
+        version, batch = (
+            _version(service, body.get("version", current.name)),
+            _embedded(body, "embedding", service, options),
+        )
+        del body  # its lists of numbers go with what is read of them
         items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space), options.origin)
-        batch.settle(options.atomic)
-        return _store(service, gallery_id, current, version, items, batch, options)
+        return store_embeddings(service, gallery_id, current, version, items, batch, options)
 
-    return _while_current_holds(attempt)
+    return while_current_holds(attempt)
 
 
 def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
@@ -148,47 +118,29 @@ def _ingest_rows(
     """Items `listed` as JSON has them, without embeddings, and those: the rows of `given` (N, D)."""
 
     def attempt() -> Ingested:
-        gallery_id, current = _open(service, name)
+        gallery_id, current = open_gallery(service, name)
         version = _version(service, current.name if version_name is None else version_name)
-        batch = _embedded(listed, "", service, options)
+        batch = _embedded({"items": listed}, "", service, options)
         if len(given) != batch.size or given.shape[1] != version.card.dim:
             needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
             raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer=pointer)
         items = _check_embeddings(batch, version.card.dim, version.space, options.origin, given)
-        batch.settle(options.atomic)
-        return _store(service, gallery_id, current, version, items, batch, options)
+        return store_embeddings(service, gallery_id, current, version, items, batch, options)
 
-    return _while_current_holds(attempt)
-
-
-def _described(
-    service: Runtime, raw: bytes, current: LoadedVersion, options: IngestOptions
-) -> tuple[LoadedVersion, IngestBatch]:
-    """The version of a batch in JSON, and the batch."""
-    body = take_object(parse_any_json(raw), {"version", "items"}, "")
-    version = _version(service, body.get("version", current.name))
-    return version, _embedded(body.get("items"), "embedding", service, options)
+    return while_current_holds(attempt)
 
 
-def _embedded(listed: object, content: str, service: Runtime, options: IngestOptions) -> IngestBatch:
-    """A batch of embeddings. Those that are only to be added to what is there come without metadata."""
-    batch = read_batch(listed, content, service.settings)
-    if options.mode is UpdateMode.UPDATE_ONLY:
+def _embedded(body: dict[str, Any], content: str, service: Runtime, options: IngestOptions) -> IngestBatch:
+    """A batch of embeddings, with what they are of if it is a text. Those to be added to what is there come alone."""
+    adds = options.mode is UpdateMode.UPDATE_ONLY
+    batch = read_batch(body.pop("items", None), content, service.settings, "" if adds else "text")
+    if adds:
         for draft in (draft for draft in batch.drafts if draft.metadata is not None):
             batch.refuse(
                 draft.index, draft.id, InvalidItem("metadata stay as they are: leave them out", pointer="/metadata")
             )
         batch.drafts = [draft for draft in batch.drafts if draft.metadata is None]
     return batch
-
-
-def _open(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
-    """The gallery's id and its current version."""
-    with service.database.lookup() as connection:
-        row = gallery_named(connection, name)
-    if row.current_id is None:
-        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
-    return row.id, service.registry.by_id(row.current_id)
 
 
 def _version(service: Runtime, name: object) -> LoadedVersion:
@@ -213,18 +165,6 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
         missing = InvalidItem("image must be the file name of one of the form's files", pointer="/image")
         batch.refuse(draft.index, draft.id, missing)
     return files
-
-
-def _leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: IngestOptions) -> None:
-    """Refuse the items that are there before they are encoded, where they would be in the end."""
-    if options.mode is not UpdateMode.INSERT_ONLY:
-        return
-    with service.database.read() as connection:
-        rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
-    there = {row.external_id for row in rows if not row.deleted}
-    for draft in (draft for draft in batch.drafts if draft.id in there):
-        batch.refuse(draft.index, draft.id, ItemExists(pointer="/id"))
-    batch.drafts = [draft for draft in batch.drafts if draft.id not in there]
 
 
 def _encode(
@@ -305,37 +245,3 @@ def _one_embedding(batch: IngestBatch, draft: ItemDraft, given: object, dim: int
         return None
     else:
         return cast(Vectors, vector)
-
-
-def _store(
-    service: Runtime,
-    gallery_id: int,
-    current: LoadedVersion,
-    version: LoadedVersion,
-    items: Sequence[tuple[ItemDraft, NewItem]],
-    batch: IngestBatch,
-    options: IngestOptions,
-) -> Ingested:
-    with service.database.write() as connection:
-        first = take_seq(connection, gallery_id, len(items))
-        row = gallery_row(connection, gallery_id)
-        if row is None or row.current_id != current.id:
-            raise _CurrentChanged
-        new = [item for _, item in items]
-        with counting(connection, gallery_id, [item.external_id for item in new]):
-            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=options.mode)
-        for draft, _ in items:
-            if draft.id in stored.refused:
-                batch.refuse(draft.index, draft.id, stored.refused[draft.id])
-        batch.settle(options.atomic)
-    service.blobs.remove(stored.orphans)
-    service.replica.take(gallery_id, stored.added)
-    return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
-
-
-def _while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:
-    while True:
-        try:
-            return attempt()
-        except _CurrentChanged:
-            continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from itertools import chain, count
+from itertools import chain, count, repeat
 from typing import Any
 
 from index.errors import RegraftError
@@ -17,15 +17,16 @@ from service.settings import Settings
 
 @dataclass(slots=True)
 class ItemDraft:
-    """An item as the client described it: `content` is its image's file name or its embedding, still unchecked.
+    """An item as the client described it: `content` is its image's file name, its embedding or its text, unchecked.
 
-    `metadata` None: none were named.
+    `metadata` None: none were named. `text`: the text that an embedding is of, unchecked; None: none was given.
     """
 
     index: int
     id: str
     metadata: dict[str, Any] | None
     content: Any
+    text: Any = None
 
 
 @dataclass
@@ -56,8 +57,14 @@ class IngestBatch:
             )
 
 
-def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
+def read_batch(listed: object, content: str, settings: Settings, beside: str = "") -> IngestBatch:
     """Check the shape of a batch's items, whose content is in the field `content`, if any; bad ones become errors.
+
+    Args:
+        listed: the items.
+        content: the field that each has; "": none.
+        settings: the limits.
+        beside: the field of a text that an item may have too; "": none may.
 
     Raises:
         InvalidBody: it is no list, or an empty one.
@@ -69,13 +76,13 @@ def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
     if len(listed) > max_batch:
         raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
     batch = IngestBatch(len(listed))
-    if (drafts := _plain_drafts(listed, content, settings.max_metadata_bytes)) is not None:
+    if (drafts := _plain_drafts(listed, content, beside, settings.max_metadata_bytes)) is not None:
         batch.drafts = drafts
         return batch
     seen: set[str] = set()
     for index, value in enumerate(listed):
         try:
-            draft = _draft(index, value, content, settings.max_metadata_bytes)
+            draft = _draft(index, value, content, beside, settings.max_metadata_bytes)
             if draft.id in seen:
                 raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
         except RegraftError as error:
@@ -86,9 +93,9 @@ def read_batch(listed: object, content: str, settings: Settings) -> IngestBatch:
     return batch
 
 
-def _plain_drafts(listed: list[Any], content: str, max_metadata: int) -> list[ItemDraft] | None:
+def _plain_drafts(listed: list[Any], content: str, beside: str, max_metadata: int) -> list[ItemDraft] | None:
     """Items of which all is good, as is the rule, checked all at once; None: look at each."""
-    if set(map(type, listed)) != {dict} or not ({"id", "metadata", content} - {""}).issuperset(
+    if set(map(type, listed)) != {dict} or not ({"id", "metadata", content, beside} - {""}).issuperset(
         chain.from_iterable(listed)
     ):
         return None
@@ -98,11 +105,12 @@ def _plain_drafts(listed: list[Any], content: str, max_metadata: int) -> list[It
         return None
     if not {dict}.issuperset(map(type, metadata)) or not are_surely_stored(metadata, max_metadata):
         return None
-    return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents))
+    texts = [one.get(beside) for one in listed] if beside else repeat(None)
+    return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents, texts))
 
 
-def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDraft:
-    fields = take_object(value, {"id", "metadata", content} - {""}, "")
+def _draft(index: int, value: object, content: str, beside: str, max_metadata: int) -> ItemDraft:
+    fields = take_object(value, {"id", "metadata", content, beside} - {""}, "")
     given = fields.get("id")
     if not is_item_id(given):
         raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
@@ -113,4 +121,4 @@ def _draft(index: int, value: object, content: str, max_metadata: int) -> ItemDr
         raise InvalidItem("metadata must be a JSON object", pointer="/metadata")
     if why := why_not_stored(metadata, max_metadata):
         raise InvalidItem(f"metadata {why}", pointer="/metadata")
-    return ItemDraft(index, given, fields.get("metadata"), fields.get(content))
+    return ItemDraft(index, given, fields.get("metadata"), fields.get(content), fields.get(beside))

@@ -1,4 +1,4 @@
-"""Items: ingest as images or embeddings, list, show, fetch the image, delete."""
+"""Items: ingest as images, texts or embeddings, list, show, fetch the image, delete."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ from service.http.arrow import ARROW
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import FORM, JSON, media_type, read_form
-from service.http.ingest import Ingested, IngestOptions, ingest_array, ingest_embeddings, ingest_images, ingest_table
+from service.http.ingest import ingest_array, ingest_images, ingest_json, ingest_table
+from service.http.ingest_store import Ingested, IngestOptions
+from service.http.item_texts import text_of
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.placement import Places, places_in
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import ID, NAME, IdsIn, ItemId, Name
+from service.store.blob_keys import is_text
 from service.store.embeddings import embeddings_of
 from service.store.repository import delete_items, gallery_named, items_after, live_item, take_seq
 from service.store.rows import ItemRow
@@ -44,15 +47,17 @@ MadeBy = Annotated[
     Query(description="of embeddings: `transformed`: a forward edge made them, in another gallery"),
 ]
 TableVersion = Annotated[str | None, Query(description="of a table in Arrow's format: what made the embeddings")]
+WithText = Annotated[bool, Query(description="show the texts that items are")]
 IMAGE = gives("image/*")
 # An id that itself ends in /image is shown as any other; an image that was damaged on disk has no type.
 IMAGE[200]["content"] |= {"application/json": {}, "application/octet-stream": {}}
 METADATA = {"type": "object"}
+TEXT = {"type": "string", "minLength": 1, "description": "what the item is, or what its embedding is of"}
 INGEST_BODY = reads(
     arrow="`id`, `embedding` (fixed-size lists of floats), and a column for each field of the metadata",
     form=fields(
         {
-            "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME}, required=("id",))),
+            "items": many(fields({"id": ID, "metadata": METADATA, "image": FILE_NAME, "text": TEXT}, required=("id",))),
             "images": many(FILE),
             "embeddings": {
                 **FILE,
@@ -64,9 +69,17 @@ INGEST_BODY = reads(
     ),
     json=fields(
         {
-            "version": {**NAME, "description": "default: the gallery's current version"},
+            "version": {**NAME, "description": "what made the embeddings; default: the gallery's current version"},
             "items": many(
-                fields({"id": ID, "metadata": METADATA, "embedding": EMBEDDING}, required=("id", "embedding"))
+                {
+                    "anyOf": [
+                        fields(
+                            {"id": ID, "metadata": METADATA, "embedding": EMBEDDING, "text": TEXT},
+                            required=("id", "embedding"),
+                        ),
+                        fields({"id": ID, "metadata": METADATA, "text": TEXT}, required=("id", "text")),
+                    ]
+                }
             ),
         },
         required=("items",),
@@ -86,8 +99,8 @@ async def ingest(
 ) -> Response:
     """Store items; with `atomic` either all or none.
 
-    An embedding for an item that is there is put beside those by other versions, an image takes the place of whatever
-    the item holds, and metadata that are not named stay.
+    Images and texts are embedded by the current version. An embedding for an item that is there is put beside those by
+    other versions, an image or a text takes the place of whatever the item holds, and metadata that are not named stay.
     """
     settings, options = service.settings, IngestOptions(atomic, MODES[replace], Origin(origin))
     if (answer := await ingest_body(request, service, name, version, options)) is not None:
@@ -123,7 +136,7 @@ async def ingest_body(
     if kind == ARROW:
         stored = partial(ingest_table, service, name, raw, version, options)
     else:
-        stored = partial(ingest_embeddings, service, name, raw, options)
+        stored = partial(ingest_json, service, name, raw, options)
     return await service.in_thread(lambda: respond(stored()))
 
 
@@ -134,7 +147,11 @@ def respond(done: Ingested) -> Response:
 
 @router.get("/galleries/{name}/items")
 def list_page(
-    name: Name, service: Service, limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100, cursor: str = ""
+    name: Name,
+    service: Service,
+    limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
+    cursor: str = "",
+    with_text: WithText = False,
 ) -> ItemPage:
     """A page of the gallery's items."""
     after = decode_cursor(cursor)
@@ -145,9 +162,8 @@ def list_page(
         held = embeddings_of(connection, [row.id for row in page])
     places = places_in(service.registry, gallery)
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    return ItemPage(
-        items=[ItemInfo(**describe_item(service, places, row, held[row.id])) for row in page], next=following
-    )
+    described = (describe_item(service, places, row, held[row.id], with_text=with_text) for row in page)
+    return ItemPage(items=[ItemInfo(**one) for one in described], next=following)
 
 
 @router.post("/galleries/{name}/items:delete")
@@ -189,7 +205,8 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
         row = live_item(connection, gallery.id, item_id)
         held = embeddings_of(connection, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
-    return ItemDetail(**describe_item(service, places_in(service.registry, gallery), row, held), embeddings=embeddings)
+    described = describe_item(service, places_in(service.registry, gallery), row, held, with_text=True)
+    return ItemDetail(**described, embeddings=embeddings)
 
 
 @router.delete("/galleries/{name}/items/{item_id:path}", status_code=204)
@@ -214,8 +231,9 @@ def _delete(service: Runtime, name: str, ids: list[str]) -> set[str]:
 def _blob_of(service: Runtime, name: str, item_id: str) -> str:
     with service.database.read() as connection:
         row = live_item(connection, gallery_named(connection, name).id, item_id)
-    if row.blob is None:
-        raise NoImage(f"item {item_id!r} was stored as an embedding, without an image")
+    if row.blob is None or is_text(row.blob):
+        what = "as an embedding" if row.blob is None else "as a text"
+        raise NoImage(f"item {item_id!r} was stored {what}, without an image")
     return row.blob
 
 
@@ -227,7 +245,9 @@ def _mime(image: bytes) -> str:
         return "application/octet-stream"
 
 
-def describe_item(service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str]) -> dict[str, Any]:
+def describe_item(
+    service: Runtime, places: Places, row: ItemRow, held: Mapping[int, str], *, with_text: bool
+) -> dict[str, Any]:
     """The fields of `regraft.models.ItemInfo`; `held`: version id -> origin of what the item holds."""
     for version_id in held:
         service.registry.by_id(version_id)  # another process's, perhaps
@@ -235,7 +255,8 @@ def describe_item(service: Runtime, places: Places, row: ItemRow, held: Mapping[
         "id": row.external_id,
         "metadata": row.metadata,
         "active": service.registry.by_id(places.best(held)).name if held else None,
-        "image": row.blob is not None,
+        "image": row.blob is not None and not is_text(row.blob),
+        "text": text_of(service.blobs, row.blob) if with_text else None,
         "seq": row.seq,
         "created": row.created,
     }

@@ -120,7 +120,7 @@ async def _response(service: Runtime, asked: RawQuery) -> Response:
     name, read, raw, key, table = asked
     await service.loaded(name)
     live, write = service.replica.known(name), as_table if table else as_json
-    if b'"texts"' in raw or b'"items"' in raw:  # they wait for an encoder, or the database
+    if b'"texts"' in raw or b'"items"' in raw or b'"with_text"' in raw:  # they wait for an encoder, or the database
         run = service.in_thread
     elif live is not None and len(raw) <= READ_BYTES and live.is_declared():
         body = read(raw)

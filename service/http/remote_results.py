@@ -51,7 +51,15 @@ class FailedIn(Body):
     item: int
     seq: int
     reason: Reason
-    code: Literal["image_missing", "image_invalid", "image_unreadable", "refused"] = "refused"
+    code: Literal[
+        "image_missing",
+        "image_invalid",
+        "image_unreadable",
+        "text_missing",
+        "text_invalid",
+        "text_unreadable",
+        "refused",
+    ] = "refused"
     retry: bool = False
 
 

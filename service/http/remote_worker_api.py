@@ -36,6 +36,7 @@ from service.registry.placement import order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
+from service.store.blob_keys import is_text
 from service.store.blobs import Blobs
 from service.store.sql_arrays import listed
 from service.store.tables import item
@@ -95,7 +96,7 @@ def fetch(chunk: Number, lease: Lease, service: Service, inputs: bool = True) ->
     """The items of a leased chunk, with their images or embeddings unless the worker has its own."""
     with service.database.read() as connection:
         held = chunks.leased(connection, chunk, lease)
-        read = _with_images if held.kind is Kind.REENCODE else _with_embeddings
+        read = _with_contents if held.kind is Kind.REENCODE else _with_embeddings
         return WorkInputs(items=read(service, connection, held, inputs))
 
 
@@ -216,17 +217,23 @@ def _on(service: Runtime, chunk: int, lease: str, change: Callable[[Connection, 
         change(connection, chunks.leased(connection, chunk, lease))
 
 
-def _with_images(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
+def _with_contents(service: Runtime, connection: Connection, chunk: Chunk, inputs: bool) -> list[WorkItem]:
     names = _names(connection, chunk)
     return [
-        WorkItem(item=row.id, seq=row.seq, id=names[row.id], **(_image(service.blobs, row.blob) if inputs else {}))
-        for row in chunks.read_images(connection, chunk)
+        WorkItem(
+            item=row.id,
+            seq=row.seq,
+            id=names[row.id],
+            is_text=is_text(row.blob),
+            **(_content(service.blobs, row.blob) if inputs else {}),
+        )
+        for row in chunks.read_contents(connection, chunk)
     ]
 
 
-def _image(blobs: Blobs, key: str) -> dict[str, str]:
+def _content(blobs: Blobs, key: str) -> dict[str, str]:
     try:
-        return {"image": base64.b64encode(blobs.read(key)).decode()}
+        return {"text" if is_text(key) else "image": base64.b64encode(blobs.read(key)).decode()}
     except FileNotFoundError:
         return {}
     except OSError as error:

@@ -27,6 +27,7 @@ from regraft.models import (
     SearchSeconds,
     ShardSeconds,
 )
+from service.http.item_texts import add_texts
 from service.http.search_request import KINDS, QueryBatch, SearchRequest
 from service.runtime import Runtime
 
@@ -51,6 +52,8 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
     rows = _ranked(service, answer, part, asked.params.threshold)
     shown = [row[asked.offset : asked.end] for row in rows]
     results = _show(answer, part, shown, asked.params.fields)
+    if asked.params.with_text:
+        add_texts(service, ((place[2] for place in row) for row in shown), (one["matches"] for one in results))
     service.traffic.count(np.array([place[2] for row in shown for place in row], np.int64))
     return Page(part, answer, results, any(len(row) > asked.end for row in rows), time.perf_counter() - started)
 

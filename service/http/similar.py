@@ -1,4 +1,4 @@
-"""More like this: stored items as queries, by the embeddings they hold or, where they hold none, by their image."""
+"""More like this: stored items as queries, by the embeddings they hold or, where they hold none, by what they are."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from index.space import Vectors
 from service.errors import NoImage, UnknownItem
 from service.registry.embedding import pointing
 from service.registry.placement import places_of
+from service.registry.stored_contents import embed, make_input
 from service.replica.feed import usable
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
+from service.store.blob_keys import is_text
 from service.store.embeddings import held_by
 from service.store.vector_codec import DamagedEmbedding, from_bytes
 
@@ -27,7 +29,7 @@ Similar = tuple[Sequence[str], str, Encode, frozenset[str], Sequence[int], Mappi
 
 @dataclass(frozen=True)
 class QueryItem:
-    """An item that is a query: where it stands in the request, key, last feed number, image, version, what it holds."""
+    """An item that is a query: where it stands, key, last feed number, its content, version, what it holds."""
 
     pointer: str
     key: int
@@ -48,13 +50,20 @@ def embed_items(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> It
     """
     groups: defaultdict[tuple[str, frozenset[str]], list[QueryItem]] = defaultdict(list)
     for stored in _read(service, live, ids):
-        able = frozenset(stored.held) | (service.registry.encoders() if stored.blob else frozenset())
+        able = frozenset(stored.held) | _able(service, stored.blob)
         asking = live.current.name if live.current and live.current.name in able else stored.active
         groups[asking, able].append(stored)
     for (asking, able), members in groups.items():
         encode = functools.cache(functools.partial(_encode, service, members))
         written = {member.key: member.seq for member in members}
         yield [m.pointer for m in members], asking, encode, able, [m.key for m in members], written
+
+
+def _able(service: Runtime, blob: str | None) -> frozenset[str]:
+    """The versions that can embed an image or a text."""
+    if blob is None:
+        return frozenset()
+    return service.registry.text_encoders() if is_text(blob) else service.registry.encoders()
 
 
 def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator[QueryItem]:
@@ -80,24 +89,25 @@ def _read(service: Runtime, live: LoadedGallery, ids: Sequence[str]) -> Iterator
 
 
 def _encode(service: Runtime, members: Sequence[QueryItem], version: str) -> Vectors:
-    """What each member holds of a version, or else what the version makes of its image."""
+    """What each member holds of a version, or else what the version makes of its image or text."""
     missing = [member for member in members if version not in member.held]
     made: dict[str, Vectors] = {}
     for start in range(0, len(missing), BATCH):
         block = missing[start : start + BATCH]
-        encoder = service.registry.named(version).encoder()
-        pixels = []
+        asking = service.registry.named(version)
+        inputs = []
         for member in block:
             with pointing(member.pointer):
-                pixels.append(service.decoder.pixels(_image(service, member), encoder.spec))
-        vectors = encoder.vectors(np.stack(pixels))
+                inputs.append(make_input(asking, member.blob or "", _content(service, member), service.decoder))
+        vectors = embed(asking, inputs).vectors
         made.update(zip((member.pointer for member in block), vectors, strict=True))
     return np.stack([made[m.pointer] if m.pointer in made else m.held[version] for m in members])
 
 
-def _image(service: Runtime, member: QueryItem) -> bytes:
+def _content(service: Runtime, member: QueryItem) -> bytes:
     assert member.blob is not None
-    image = service.blobs.fetch(member.blob)
-    if image is None:
-        raise NoImage("the image of this item is gone, and it holds no embedding of the version that asks")
-    return image
+    content = service.blobs.fetch(member.blob)
+    if content is None:
+        kind = "text" if is_text(member.blob) else "image"
+        raise NoImage(f"the {kind} of this item is gone, and it holds no embedding of the version that asks")
+    return content

@@ -14,8 +14,9 @@ from service.http.body_schemas import EMBEDDING as NUMBERS
 from service.http.body_schemas import FILE, fields, gives, many, reads
 from service.http.cursors import decode_cursor, encode_cursor
 from service.http.forms import JSON, Form, read_form
-from service.http.ingest import IngestOptions, ingest_array
-from service.http.items import MAX_PAGE, MadeBy, TableVersion, describe_item, ingest_body, respond
+from service.http.ingest import ingest_array
+from service.http.ingest_store import IngestOptions
+from service.http.items import MAX_PAGE, MadeBy, TableVersion, WithText, describe_item, ingest_body, respond
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion
@@ -87,6 +88,7 @@ def read(
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
     cursor: str = "",
     versions: Annotated[str, Query(description="names, with commas between them; default: all that items hold")] = "",
+    with_text: WithText = False,
 ) -> Response:
     """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
     after = decode_cursor(cursor)
@@ -100,7 +102,7 @@ def read(
     wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
     items = [
-        describe_item(service, places, row, {key: origin for key, (origin, _) in stored[row.id].items()})
+        describe_item(service, places, row, _origins(stored[row.id]), with_text=with_text)
         | {"embeddings": _held(stored[row.id], wanted)}
         for row in page
     ]
@@ -111,6 +113,10 @@ def read(
     for held in (held for one in items for held in one["embeddings"]):
         held[EMBEDDING] = held[EMBEDDING].tolist()
     return Response(written({"items": items, "next": following}), media_type=JSON)
+
+
+def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
+    return {version_id: origin for version_id, (origin, _) in stored.items()}
 
 
 def _held(stored: dict[int, tuple[str, bytes]], wanted: dict[int, LoadedVersion]) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
 
         def read(number: int) -> Tokens:
             with pointing(f"/texts/{number}"):
-                return entrance.encoder.tokenize(texts[number])
+                return entrance.encoder.prepare(texts[number])
 
         return np.concatenate([entrance.queries(ready) for ready in _blocks(len(texts), read)])
 

@@ -28,6 +28,7 @@ from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
+from service.registry.stored_contents import TextEntrance
 from service.settings import Settings
 from service.store.database import Database
 from service.store.rows import GalleryRow, VersionRow, all_of
@@ -102,6 +103,10 @@ class LoadedVersion:
     def encoder(self) -> Encoder:
         """The same without batching, for whoever brings many images at once. Raises NoEncoder."""
         return self.images().encoder
+
+    def text_encoder(self) -> TextEntrance:
+        """The same without batching. Raises as `texts`."""
+        return self.texts().encoder
 
     def texts(self) -> TextModality:
         """The version's text entrance, loaded on first use. Raises NoTextEntrance when it has none, VersionBroken."""
@@ -309,8 +314,10 @@ class Registry:
         return self._graph
 
     def route(self, new: str, old: str) -> Route | None:
-        """How image queries of version `new` reach items of `old`."""
-        return self._graph.route(new, old, self.encoders())
+        """How image queries of version `new` reach items of `old`, or else text queries."""
+        by_texts = self.text_encoders()
+        images = self._graph.route(new, old, self.encoders())
+        return images or (self._graph.route(new, old, by_texts) if new in by_texts else None)
 
     def needed(self, query_version: str, live: Iterable[str]) -> set[str]:
         """Names of the versions that embed image queries of one version to reach items of the `live` ones."""

@@ -1,7 +1,8 @@
 """What a batch makes of the items that are there already: added beside, replaced or refused.
 
-An embedding says one more thing about an item, so it is put beside the others; an image is what the others were made
-from, so it takes their place. Whatever comes, an item must hold something that queries of the current version reach.
+An embedding says one more thing about an item, so it is put beside the others; an image or a text is what they were
+made from, so it takes their place. Whatever comes, an item must hold something that queries of the current version
+reach.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ def items_there(connection: Connection, known: Iterable[ItemRow], version_id: in
 
 def _is_whole(new: NewItem, mode: UpdateMode) -> bool:
     """Whether nothing of what the item holds stays."""
-    return mode is UpdateMode.REPLACE or new.origin == Origin.ENCODED
+    return mode is UpdateMode.REPLACE or new.blob is not None
 
 
 def _after(known: There, new: NewItem, version_id: int, mode: UpdateMode) -> set[int]:

@@ -1,4 +1,6 @@
-"""Images as they were given, in any store fsspec knows. A key is written once, never changed, and named by one row.
+"""Images and texts as they were given, in any store fsspec knows.
+
+A key is written once, never changed, and named by one row; that of a text says so.
 
 Blobs are written before the transaction that refers to them and removed after the one that stops; a crash in between
 leaves an orphan, never a row without its image. A marker tells the store from an empty place, such as the folder that a
@@ -58,18 +60,22 @@ class Blobs:
         self.problem: str | None = None
         """Why the store was out of reach when it was last needed; None: it was not."""
 
-    def write(self, gallery_id: int, images: Iterable[bytes]) -> list[str]:
-        """Store images durably and return their keys, in order. Raises StorageFull, StoreUnreachable."""
+    def write(self, gallery_id: int, contents: Iterable[bytes], kind: str = "") -> list[str]:
+        """Store images, or texts by the kind `blob_keys.TEXT`, durably and return their keys, in order.
+
+        Raises:
+            StorageFull, StoreUnreachable: nothing is stored.
+        """
         self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
         try:
             if self._local:
                 folder.mkdir(exist_ok=True)
-            for image in images:
-                keys.append(f"{gallery_id}/{uuid.uuid4().hex}")
+            for content in contents:
+                keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
                 with _one_kind_of_error():
-                    self._store.pipe_file(self._path(keys[-1]), image)
+                    self._store.pipe_file(self._path(keys[-1]), content)
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])

@@ -67,7 +67,7 @@ def claim(database: Database, owner: str, lease: float = 60.0) -> Chunk | None:
 
 def commit(database: Database, chunk: Chunk) -> dict[str, int]:
     with database.read() as connection:
-        rows = chunks.read_images(connection, chunk)
+        rows = chunks.read_contents(connection, chunk)
     with database.write() as connection:
         made = np.stack([2 * ONE] * len(rows))
         return chunks.commit(connection, chunk, [EmbeddedItems([r.id for r in rows], [r.seq for r in rows], made)], [])

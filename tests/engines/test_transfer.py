@@ -12,16 +12,18 @@ from typing import Any
 
 import numpy as np
 import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import make_url
 
 from regraft import Client, cli
-from regraft.client import ImageItem
+from regraft.client import ImageItem, TextItem
 from regraft.sources.base import Wanted
 from regraft.sources.table import TableFile
 from regraft.transfer import export_gallery, import_gallery
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version
+from staging.builders import add_text, image_bytes, make_image, make_version
 from staging.served import Served, serving
 
 COUNT = 23
@@ -32,9 +34,10 @@ PAGES = Path(__file__).parents[2] / "docs/migrate"
 
 @pytest.fixture
 def served(settings: Settings, tmp_path: Path) -> Iterator[Served]:
-    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v1 = add_text(make_version(tmp_path / "v1", "v1", 4), {"east": OLD[0], "north": OLD[1]})
+    v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     with serving(settings) as running:
-        for version in (v1, make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])):
+        for version in (v1, add_text(v2, {"east": NEW[0], "north": NEW[1]})):
             assert running.register(version).status_code == 201
         yield running
 
@@ -104,6 +107,40 @@ def test_a_gallery_that_was_exported_and_imported_answers_alike(client: Client, 
     client.put_embeddings(other, [{"id": name, "embedding": NEW[0]} for name in missing], version="v2")
     assert (client.backfill(waiting.id).state, client.gallery(other).mix) == ("done", {"v2": COUNT + 1})
     assert sorted(path.name for path in tmp_path.glob("*") if "state" in path.name or "part" in path.name) == []
+
+
+def test_texts_are_exported_imported_and_embedded_again_alike(served: Served, client: Client, tmp_path: Path) -> None:
+    texts = {f"t{n}": "east " * n + "north\x00 é 敏" for n in range(COUNT)}
+    name, other = gallery(client, "texts", "v1"), "other"
+    client.ingest_texts(name, [TextItem(key, text) for key, text in texts.items()])
+    client.ingest_embeddings(name, [{"id": "bare", "embedding": OLD[2]}])
+    client.deploy(name, "v2")
+    client.put_embeddings(name, [{"id": f"t{n}", "embedding": NEW[n]} for n in range(9)], version="v2")
+
+    file = tmp_path / "texts.parquet"
+    assert export_gallery(client, name, file) is False
+    done = import_gallery(client, gallery(client, other, "v2"), TableFile(file, Wanted()), tmp_path / "state", size=7)
+
+    assert (done.stored, sum(done.skipped.values())) == (COUNT + 1, 0)
+    assert held(client, other) == held(client, name)
+    items = client.items(other, limit=1000, with_text=True).items
+    assert {item.id: item.text for item in items} == {**texts, "bare": None}
+    for one in (name, other):
+        client.start_backfill(one)
+    served.work()
+    assert held(client, other) == held(client, name)
+    assert client.gallery(other).mix == {"v1": 1, "v2": COUNT}
+
+
+def test_texts_alone_are_imported_and_embedded(client: Client, tmp_path: Path) -> None:
+    rows = {"key": ["a", "b", None, "d"], "body": ["east", "  ", "north", None], "n": [1, 2, 3, 4]}
+    pq.write_table(pa.table(rows), file := tmp_path / "texts.parquet")
+
+    source = TableFile(file, Wanted(id="key", text="body"))
+    done = import_gallery(client, name := gallery(client, "texts", "v1"), source, tmp_path / "state")
+
+    assert (done.stored, done.skipped) == (1, {"no id": 1, "no vector": 1, "invalid_text": 1})
+    assert [(one.text, one.metadata) for one in client.items(name, with_text=True).items] == [("east", {"n": 1})]
 
 
 class Killed(BaseException):

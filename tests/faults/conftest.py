@@ -7,12 +7,13 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
 from service.http.app import create_app
 from service.settings import Settings
-from staging.builders import image_bytes, make_image, make_version, tell_variance, zip_version
+from staging.builders import add_text, image_bytes, make_image, make_version, tell_variance, zip_version
 from staging.processes import Site
 from staging.shortcuts import short_starts, verified_here
 from staging.world import World
@@ -35,20 +36,27 @@ def _short_starts() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Versions v1 and v2 (truncate to v1); galleries g and h of the same items, encoded by v1, with v2 current."""
+    """Versions v1 and v2 (truncate to v1); galleries g and h of the same items, encoded by v1, with v2 current.
+
+    Those of s and t are texts.
+    """
     root = tmp_path_factory.mktemp("template")
     v1 = make_version(root / "v1", "v1", 4)
     v2 = make_version(root / "v2", "v2", 6, edges=[(v1, "truncate")])
+    v1, v2 = (add_text(version, {"east": np.arange(version.card.dim)}) for version in (v1, v2))
     files = [("images", (f"{n}.png", image_bytes(make_image(n % 5, n)))) for n in range(ITEMS)]
     items = [{"id": f"i{n}", "metadata": {"label": n % 5}, "image": f"{n}.png"} for n in range(ITEMS)]
     app = create_app(Settings(data=root / "data"))
     with verified_here(), TestClient(app, base_url="http://127.0.0.1") as http:
         for version in (v1, v2):
             assert http.post("/v1/versions", files={"archive": zip_version(version.folder)}).status_code == 201
-        for name in ("g", "h"):
+        texts = [{"id": f"i{n}", "text": f"east {n}"} for n in range(ITEMS)]
+        for name in ("g", "h", "s", "t"):
             assert http.post("/v1/galleries", json={"name": name}).status_code == 201
             http.post(f"/v1/galleries/{name}/deployments", json={"version": "v1"})
-            stored = http.post(f"/v1/galleries/{name}/items", data={"items": json.dumps(items)}, files=files)
+            pictured = {"data": {"items": json.dumps(items)}, "files": files}
+            sent = {"json": {"items": texts}} if name in "st" else pictured
+            stored = http.post(f"/v1/galleries/{name}/items", **sent)
             assert stored.json()["stored"] == ITEMS
             assert http.post(f"/v1/galleries/{name}/deployments", json={"version": "v2"}).status_code == 201
     return root / "data"

@@ -13,19 +13,27 @@ from staging.waiting import until
 V1, V2 = 1, 2
 
 
-@pytest.mark.parametrize("point", ["claimed", "computed", "written", "committed"])
-def test_a_worker_killed_at_any_point_of_a_chunk_changes_nothing_of_the_end(site: Any, point: str) -> None:
-    killed, undisturbed = site.start_backfill("g"), site.start_backfill("h")
+IMAGES, TEXTS = ("g", "h"), ("s", "t")
+
+
+@pytest.mark.parametrize(
+    ("point", "names"),
+    [(point, IMAGES) for point in ("claimed", "computed", "written", "committed")] + [("computed", TEXTS)],
+)
+def test_a_worker_killed_at_any_point_of_a_chunk_changes_nothing_of_the_end(
+    site: Any, point: str, names: tuple[str, str]
+) -> None:
+    killed, undisturbed = (site.start_backfill(name) for name in names)
 
     doomed = site.doomed_worker(point)
     assert doomed.wait(30) == -signal.SIGKILL
-    between = site.mix("g").get(V2, 0) + site.mix("h").get(V2, 0)
+    between = sum(site.mix(name).get(V2, 0) for name in names)
     site.work()
 
     # Chunks are committed one by one behind the one that is computed: two may be missing when the third is claimed.
     assert between in {"claimed": (0, 6, 12), "committed": (18,)}.get(point, (12,))
-    assert site.state("g") == site.state("h")
-    assert site.mix("g") == {V2: 48}
+    assert site.state(names[0]) == site.state(names[1])
+    assert site.mix(names[0]) == {V2: 48}
     for number in (killed, undisturbed):
         row = site.backfill(number)
         assert (row.state, row.total, row.done, row.skipped, row.failed) == ("done", 48, 48, 0, 0)

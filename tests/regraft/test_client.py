@@ -213,7 +213,9 @@ def test_client_and_command_have_the_options_of_a_search():
     assert {"k", *QueryOptions.__annotations__} == set(fields)
     assert fields["k"].default == DEFAULT_K
     # A person asks for more matches, not for the page behind them.
-    assert set(fields) - {"cursor"} <= {name.lstrip("-") for option in command.params for name in option.opts}
+    assert set(fields) - {"cursor"} <= {
+        name.lstrip("-").replace("-", "_") for option in command.params for name in option.opts
+    }
 
 
 def test_a_version_folder_is_packed_with_its_card_at_the_root(tmp_path):

@@ -42,12 +42,13 @@ class ImageModality:
 
 
 class TextModality:
-    """The text entrance of a version."""
+    """The text entrance of a version. Queries and items are batched apart, as those of images are."""
 
     def __init__(self, version: Version, settings: Settings) -> None:
         """Load it. Raises NoTextEntrance, InvalidVersionFolder."""
         self.encoder = encoder = TextEncoder(version, settings.execution)
-        self.queries: Batcher[Tokens, Vectors] = _batcher(encoder.encode_tokens, settings)
+        self.queries: Batcher[Tokens, Vectors] = _batcher(encoder.vectors, settings)
+        self.items: Batcher[Tokens, Vectors] = _batcher(encoder.vectors, settings)
 
 
 class Lazy(Generic[T]):

@@ -113,9 +113,10 @@ class Curves:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
         """
         with probes.inside("/curve"):
-            chosen, labels = probes.choose(connection, gallery_id, asked), _labels(gallery_id, asked)
+            chosen, labels = probes.choose(connection, gallery_id, target, asked), _labels(gallery_id, asked)
             entries = probes.read(connection, gallery_id, asked, chosen)
-            if probes.brought(connection, self._registry, gallery_id, asked, target) is None:
+            brought = probes.brought(connection, self._registry, gallery_id, asked, target)
+            if brought is None and not target.card.text:
                 target.encoder()
             if labels is not None:
                 labels.follow(connection)

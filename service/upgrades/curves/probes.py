@@ -122,8 +122,8 @@ def check(asked: CurveIn) -> None:
         raise InvalidArgument(why, pointer="/label")
 
 
-def choose(connection: Connection, gallery_id: int, asked: CurveIn) -> Chosen:
-    """Draw the queries.
+def choose(connection: Connection, gallery_id: int, target: LoadedVersion, asked: CurveIn) -> Chosen:
+    """Draw the queries: of the gallery, images and texts that the target embeds.
 
     Raises:
         UnknownEvaluation: the gallery has no such evaluation set.
@@ -132,7 +132,7 @@ def choose(connection: Connection, gallery_id: int, asked: CurveIn) -> Chosen:
     check(asked)
     size = _affordable(connection, gallery_id, asked)
     if asked.evaluation is None:
-        drawn = draw(connection, gallery_id, asked.label, size, asked.seed)
+        drawn = draw(connection, gallery_id, target, asked.label, size, asked.seed)
     else:
         entries = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
         if any(entry.label is None for entry in entries):

@@ -378,7 +378,7 @@ def _try_out(transition: TransitionContext, phase: DeploymentState, settings: Sh
     """Begin a trial, counting from zero; what the one before it counted is kept with this step."""
     if transition.gallery.current_id is None:
         raise NoCurrentVersion("there is no current version to compare with: deploy without shadow and canary")
-    if not transition.version.card.encoder:
+    if not (transition.version.card.encoder or transition.version.card.text):
         raise NoEncoder(f"version {transition.version.name!r} has no encoder: no query can be tried out on it")
     transition.version.check()
     counted = _measured(transition)

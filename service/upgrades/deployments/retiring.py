@@ -100,7 +100,7 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
     for kind in Kind:
-        possible = kind is not Kind.REENCODE or bool(current.card.encoder)
+        possible = kind is not Kind.REENCODE or bool(current.card.encoder) or current.card.text
         given_up = _given_up(kind, current.id)
         moves = and_(QUALIFIES[kind](current.id), ~given_up) if possible else false()
         if count := _count(connection, and_(depending, moves)):

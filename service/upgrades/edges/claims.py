@@ -23,7 +23,7 @@ from index.space import Space, Vectors, space_from_json
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import PicturedRow, draw_held, pictured
 from service.registry.registry import LoadedVersion
-from service.registry.stored_images import Inputs, read_inputs
+from service.registry.stored_contents import Inputs, embed, embeds, read_inputs
 from service.schemas import Body, Name, Seed
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -135,10 +135,10 @@ def _probe(version: LoadedVersion, shape: dict[str, tuple[int, ...]]) -> Vectors
 def _items(
     database: Database, blobs: Blobs, decoder: Decoder, new: LoadedVersion, old: LoadedVersion, asked: VerifyIn
 ) -> Twin | None:
-    """Exactly as many items as asked for: those that hold both embeddings, then those whose image both can encode."""
+    """Exactly as many items as asked for: those that hold both embeddings, then those that both can embed."""
     if asked.gallery is None:
         return None
-    encodes = bool(new.card.encoder and old.card.encoder)
+    encodes = bool((new.card.encoder and old.card.encoder) or (new.card.text and old.card.text))
     with database.read() as connection:
         gallery_id = gallery_named(connection, asked.gallery).id
         held, _ = draw_held(
@@ -156,11 +156,11 @@ def _items(
             continue
         names += [name for name, _ in some]
         for version, parts in ((new, new_parts), (old, old_parts)):
-            parts.append(version.encoder().vectors(np.stack([inputs[version.name].pixels for _, inputs in some])))
+            parts.append(embed(version, [inputs[version.name] for _, inputs in some]).vectors)
     if len(names) < asked.items:
         raise NothingToVerifyOn(
             f"gallery {asked.gallery!r} has {len(names)} items that hold embeddings by both {new.name!r} and "
-            f"{old.name!r} or an image that both can encode; {asked.items} were asked for",
+            f"{old.name!r} or an image or text that both can encode; {asked.items} were asked for",
             pointer="/verify/items",
         )
     return Twin(ITEMS, names, np.concatenate(new_parts), np.concatenate(old_parts))
@@ -170,8 +170,7 @@ def _readable(
     blobs: Blobs, decoder: Decoder, rows: Sequence[PicturedRow], versions: Sequence[LoadedVersion]
 ) -> Iterator[list[tuple[str, Inputs]]]:
     """Names and encoder inputs in batches; images that cannot be read are left out."""
-    specs = {version.name: version.encoder().spec for version in versions}
     for start in range(0, len(rows), BATCH):
-        block = rows[start : start + BATCH]
-        read = ((row.external_id, read_inputs(blobs, decoder, row.blob, specs)) for row in block)
+        block = [row for row in rows[start : start + BATCH] if all(embeds(v.card, row.blob) for v in versions)]
+        read = ((row.external_id, read_inputs(blobs, decoder, row.blob, versions)) for row in block)
         yield [(name, inputs) for name, inputs in read if inputs is not None]

@@ -7,7 +7,6 @@ evaluation set every entry is both. Arrays are (N, dimension).
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +15,13 @@ import numpy as np
 from sqlalchemy import Connection, false, select
 
 from index.decoding import Decoder
-from index.encoder import BATCH, Embedded, Encoder
+from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
 from index.filter import value_at
+from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry
-from service.registry.stored_images import Input, read_inputs
+from service.registry.stored_contents import embed as embed_inputs
+from service.registry.stored_contents import read_inputs, time_each
 from service.store.blobs import Blobs
 from service.store.rows import EvaluationRow, all_of, first_of
 from service.store.sql_arrays import blocks
@@ -41,7 +42,7 @@ class UnknownEvaluation(RegraftError):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry: where its image lies (None: there is none), its label and its slice as JSON texts.
+    """One entry: where its image or text lies (None: there is none), its label and its slice as JSON texts.
 
     `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id.
     """
@@ -86,14 +87,18 @@ class Sample:
         return len(self.entries)
 
 
-def draw(connection: Connection, gallery_id: int, label: str | None, sample: int, seed: int) -> list[Entry]:
-    """Up to `sample` live items that hold an image and the metadata field `label`, in an order drawn by `seed`.
+def draw(
+    connection: Connection, gallery_id: int, target: LoadedVersion, label: str | None, sample: int, seed: int
+) -> list[Entry]:
+    """Up to `sample` live items in an order drawn by `seed`, that hold the metadata field `label`.
+
+    Each is an image, or a text, as the target embeds.
 
     Raises:
         InvalidArgument: there are fewer than two.
     """
-    has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
-    ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), np.int64)
+    able = (item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
+    ids = np.fromiter(connection.execute(select(item.c.id).where(*able).order_by(item.c.id)).scalars(), np.int64)
     drawn: list[Entry] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
@@ -102,7 +107,7 @@ def draw(connection: Connection, gallery_id: int, label: str | None, sample: int
         if len(drawn) >= sample:
             break
     if len(drawn) < 2:
-        wanted = "with an image" + (f" and metadata field {label!r}" if label else "")
+        wanted = "with an image or a text" + (f" and metadata field {label!r}" if label else "")
         raise InvalidArgument(f"measuring needs two items {wanted}; the gallery has {len(drawn)}", pointer="/label")
     return drawn[:sample]
 
@@ -150,26 +155,24 @@ def labelled_ones(entries: Sequence[Entry]) -> Sequence[Entry]:
 def embed(
     blobs: Blobs, decoder: Decoder, entries: Sequence[Entry], versions: Sequence[LoadedVersion], timed: int = TIMED
 ) -> Sample:
-    """Encode the entries' images by each version; those that cannot be read are left out.
+    """Encode the entries' images and texts by each version; those that cannot be read are left out.
 
-    `timed` images are also encoded one at a time, for the latencies.
+    `timed` of them are also encoded one at a time, for the latencies.
 
     Raises:
-        NoEncoder: one of the versions takes embeddings only.
+        NoEncoder, NoTextEntrance: one of the versions does not embed what they are.
         StoreUnreachable: it cannot be told whether they can.
     """
-    encoders = {version.name: version.encoder() for version in versions}
-    parts: dict[str, list[Embedded]] = {name: [] for name in encoders}
+    parts: dict[str, list[Embedded]] = {version.name: [] for version in versions}
     kept: list[Entry] = []
-    seconds: dict[str, list[float]] = {name: [] for name in encoders}
-    specs = {name: encoder.spec for name, encoder in encoders.items()}
+    seconds: dict[str, list[float]] = {version.name: [] for version in versions}
     for block in blocks(entries, BATCH):
-        read = [(read_inputs(blobs, decoder, entry.blob, specs), entry) for entry in block]
+        read = [(read_inputs(blobs, decoder, entry.blob, versions), entry) for entry in block]
         readable = [inputs for inputs, _ in read if inputs is not None]
-        for name, encoder in encoders.items():
-            inputs = [each[name] for each in readable]
-            parts[name].append(encode(encoder, inputs))
-            seconds[name] += time_one(encoder, inputs[: timed - len(seconds[name])])
+        for version in versions:
+            inputs = [each[version.name] for each in readable]
+            parts[version.name].append(embed_inputs(version, inputs))
+            seconds[version.name] += time_each(version, inputs[: timed - len(seconds[version.name])])
         kept += [entry for inputs, entry in read if inputs is not None]
     embedded = {name: _joined(found) for name, found in parts.items()}
     return _sample(embedded, kept, quantiles(seconds), len(entries) - len(kept))
@@ -223,23 +226,6 @@ def field_text(metadata: Mapping[str, Any], name: str | None) -> str | None:
     """A metadata field as `as_text` has it; None where there is none."""
     found = None if name is None else value_at(metadata, name)
     return None if found is None else as_text(found)
-
-
-def encode(encoder: Encoder, inputs: Sequence[Input]) -> Embedded:
-    """Embed images, of which there may be none."""
-    shape = (encoder.spec.channels, encoder.spec.height, encoder.spec.width)
-    pixels = np.stack([each.pixels for each in inputs]) if inputs else np.empty((0, *shape), np.float32)
-    return encoder.encode_arrays(pixels)
-
-
-def time_one(encoder: Encoder, inputs: Sequence[Input]) -> list[float]:
-    """How long each image takes by itself, from decoded pixels to its embedding."""
-    seconds = []
-    for each in inputs:
-        started = time.perf_counter()
-        encoder.encode_arrays(each.pixels[None])
-        seconds.append(each.seconds + time.perf_counter() - started)
-    return seconds
 
 
 def quantiles(seconds: Mapping[str, Sequence[float]]) -> dict[str, dict[str, float]]:

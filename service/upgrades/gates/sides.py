@@ -19,14 +19,14 @@ from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument
 from index.space import Vectors
-from index.version import Origin, Preprocess
+from index.version import Origin
 from service.registry.registry import LoadedVersion
-from service.registry.stored_images import Input, Inputs, read_inputs
+from service.registry.stored_contents import Input, Inputs, embed, embeds, read_inputs, time_each
 from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes
-from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, encode, field_text, quantiles, time_one
+from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles
 
 MOST_PAIRS = 100_000_000
 """Pairs of a query and an item that are compared: 1,000 queries against 100,000 items."""
@@ -129,11 +129,11 @@ def embed_sides(
 ) -> Sample:
     """Embed what is not stored: queries by every version, other items by those that it takes.
 
-    An image that cannot be read is left out as a query, and as an item too where nothing is stored of it or only items
-    of both versions are of use.
+    An image or text that cannot be read is left out as a query, and as an item too where nothing is stored of it or
+    only items of both versions are of use.
 
     Raises:
-        NoEncoder: a version is needed that takes embeddings only.
+        NoEncoder, NoTextEntrance: a version is needed that does not embed what an item is.
         InvalidArgument: fewer than two queries are left.
     """
     known: dict[str, dict[int, EmbeddedRow]] = {name: dict(rows) for name, rows in drawn.stored.items()}
@@ -143,7 +143,7 @@ def embed_sides(
         missing = {entry.number: _missing(entry, drawn, known, old, new, helping) for entry in block}
         timed = [version for version in (old, new) if _is_timed(version, seconds[version.name])]
         images = {
-            entry.number: read_inputs(blobs, decoder, entry.blob, _specs([*needed, *timed]))
+            entry.number: read_inputs(blobs, decoder, entry.blob, _once(needed, timed, entry.blob))
             for entry in block
             if (needed := missing[entry.number])
         }
@@ -178,7 +178,7 @@ def _entries(
     connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: Drawn
 ) -> Iterator[Entry]:
     """Live items in the order drawn; their stored embeddings are noted on the way."""
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    live, (_, new) = (item.c.gallery_id == gallery_id, item.c.deleted == false()), versions
     ids = np.fromiter(connection.execute(select(item.c.id).where(*live).order_by(item.c.id)).scalars(), np.int64)
     for block in blocks(np.random.default_rng(options.seed).permutation(ids).tolist(), READ_BLOCK):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
@@ -191,7 +191,13 @@ def _entries(
             if options.label is not None and label is None:
                 drawn.unlabelled += 1
             else:
-                yield Entry(row.id, row.blob, label, part, row.external_id)
+                yield Entry(row.id, _readable(row.blob, new), label, part, row.external_id)
+
+
+def _readable(blob: str | None, new: LoadedVersion) -> str | None:
+    """Where the image or text of an item lies; None where the new version, which embeds the other, does not take it."""
+    other = new.card.encoder or new.card.text
+    return blob if blob is None or not other or embeds(new.card, blob) else None
 
 
 def _stored(
@@ -226,16 +232,18 @@ def _missing(
     """The versions that have still to embed an entry."""
     wanted = [old, *([new] if entry.number in drawn.both else [])]
     if entry.number in drawn.asking and entry.blob is not None:
-        wanted += helping
+        wanted += [version for version in helping if embeds(version.card, entry.blob)]
     return [version for version in wanted if entry.number not in known.get(version.name, {})]
 
 
-def _specs(versions: Iterable[LoadedVersion]) -> dict[str, Preprocess]:
-    return {version.name: version.encoder().spec for version in versions}
+def _once(needed: Sequence[LoadedVersion], timed: Sequence[LoadedVersion], blob: str | None) -> list[LoadedVersion]:
+    """Those that are needed, and of those to be timed the ones that can embed it."""
+    able = [version for version in timed if blob is not None and embeds(version.card, blob)]
+    return list({version.name: version for version in [*needed, *able]}.values())
 
 
 def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str, dict[int, EmbeddedRow]]) -> None:
-    made = encode(version.encoder(), list(inputs.values()))
+    made = embed(version, list(inputs.values()))
     rows = known.setdefault(version.name, {})
     for n, number in enumerate(inputs):
         rows[number] = (made.vectors[n], None if made.side is None else made.side[n])
@@ -243,11 +251,12 @@ def _encode(version: LoadedVersion, inputs: Mapping[int, Input], known: dict[str
 
 def _is_timed(version: LoadedVersion, seconds: Sequence[float]) -> bool:
     """Whether single images are still to be timed, which a version is too whose embeddings are all stored."""
-    return bool(version.card.encoder) and version.opens("images") and len(seconds) < TIMED
+    opens = (version.card.encoder and version.opens("images")) or (version.card.text and version.opens("texts"))
+    return bool(opens) and len(seconds) < TIMED
 
 
 def _timed(version: LoadedVersion, images: Iterable[Inputs | None], most: int) -> list[float]:
-    return time_one(version.encoder(), [inputs[version.name] for inputs in images if inputs is not None][:most])
+    return time_each(version, [inputs[version.name] for inputs in images if inputs and version.name in inputs][:most])
 
 
 def _left(

@@ -98,7 +98,7 @@ class Planning:
 
     def read(self, chunk: Chunk) -> list[tuple[int, int]]:
         with self.database.read() as connection:
-            return [(row.id, row.seq) for row in chunks.read_images(connection, chunk)]
+            return [(row.id, row.seq) for row in chunks.read_contents(connection, chunk)]
 
     def commit(self, chunk: Chunk, moved: list[tuple[int, int]], failed: Any = ()) -> dict[str, int]:
         with self.database.write() as connection:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-import service.http.ingest
+import service.http.ingest_store
 from staging.ingest import blobs
 from staging.served import problem
 
@@ -16,7 +16,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
     served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = served.gallery("v1")
-    store = service.http.ingest._store
+    store = service.http.ingest_store.store_batch
     seen: list[str] = []
 
     def deploy_first(runtime: Any, gallery_id: int, current: Any, *rest: Any) -> Any:
@@ -26,7 +26,7 @@ def test_a_batch_encoded_while_another_version_was_deployed_is_encoded_again(
         seen.append(current.name)
         return store(runtime, gallery_id, current, *rest)
 
-    monkeypatch.setattr(service.http.ingest, "_store", deploy_first)
+    monkeypatch.setattr(service.http.ingest_store, "store_batch", deploy_first)
     count = len(blobs(served))
 
     assert served.ingest(path, {"a": pictures[0]}).json()["stored"] == 1

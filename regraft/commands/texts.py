@@ -1,0 +1,125 @@
+"""Texts as items, out of files: what `regraft ingest` does with `.txt` and `.jsonl`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from index.errors import InvalidArgument
+from regraft.client import Problem, TextItem
+from regraft.commands.answers import answer, err, out
+from regraft.commands.options import connect, progress
+from regraft.models import IngestResult, ItemError
+
+TEXT, LINES = ".txt", ".jsonl"
+FIELDS = {"id", "text", "metadata"}
+BATCH_CHARACTERS = 4 << 20
+"""A request has no more, but for its last text."""
+
+
+def are_texts(paths: Sequence[Path]) -> bool:
+    """Whether these are files of texts. Raises InvalidArgument where some are and others are not."""
+    kinds = {path.suffix.lower() in (TEXT, LINES) and not path.is_dir() for path in paths}
+    if len(kinds) > 1:
+        raise InvalidArgument("give images or files of texts (.txt, .jsonl), not both at once")
+    return kinds == {True}
+
+
+def find_texts(paths: Sequence[Path], prefix: str) -> Iterator[TextItem]:
+    """The lines of .jsonl files, and .txt files, of which a folder's have the path below it as their id.
+
+    Raises:
+        InvalidArgument: a path is not there, holds no texts, or a line is none; names it.
+    """
+    for path in paths:
+        if not path.exists():
+            raise InvalidArgument(f"{path} does not exist")
+        if path.suffix.lower() == LINES:
+            yield from _lines(path, prefix)
+            continue
+        below = sorted(p for p in path.rglob("*") if p.suffix.lower() == TEXT and p.is_file())
+        if path.is_dir() and not below:
+            raise InvalidArgument(f"there are no {TEXT} files below {path}")
+        for file in below if path.is_dir() else [path]:
+            key = file.relative_to(path) if path.is_dir() else Path(file.name)
+            yield TextItem(prefix + key.as_posix(), _text(file), {"label": file.resolve().parent.name})
+
+
+def ingest_texts(
+    name: str, items: Iterable[TextItem], replace: bool | None, batch: int, url: str, api_key: str | None
+) -> None:
+    """Store texts in a gallery, a batch at a time, and say what became of them; exits with 1 where one failed."""
+    counts: Counter[str] = Counter()
+    errors: list[dict[str, str]] = []
+    with connect(url, api_key) as client, progress() as bar:
+        task = bar.add_task(f"ingest into {name}", total=None)
+        for chunk in _batches(items, batch):
+            done = refused_as_result(partial(client.ingest_texts, name, chunk, replace=replace))
+            for error in done.errors:
+                err.print(f"{chunk[error.index].id}: {error.detail}")
+                errors.append({"item": chunk[error.index].id, "code": error.code, "detail": error.detail})
+            counts.update({kind: getattr(done, kind) for kind in ("stored", "new", "replaced", "failed")})
+            bar.advance(task, len(chunk))
+    answer({"gallery": name, **counts, "errors": errors, "warnings": []})
+    counted = f"{counts['failed']} failed ({counts['new']} new, {counts['replaced']} replaced)"
+    out.print(f"stored {counts['stored']} texts in {name}, {counted}")
+    if counts["failed"]:
+        raise typer.Exit(1)
+
+
+def refused_as_result(send: Callable[[], IngestResult]) -> IngestResult:
+    """What became of a batch; one of nothing but bad items is refused as a whole, with the same list of errors."""
+    try:
+        return send()
+    except Problem as problem:
+        if problem.errors and all("index" in error for error in problem.errors):
+            errors = [ItemError(**error) for error in problem.errors]
+            counts = dict.fromkeys(("stored", "new", "updated", "replaced", "seq"), 0)
+            return IngestResult(**counts, failed=len(errors), errors=errors, warnings=[])
+        raise
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{file} cannot be read as UTF-8: {error}") from error
+
+
+def _lines(path: Path, prefix: str) -> Iterator[TextItem]:
+    with path.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.strip():
+                continue
+            value = _parsed(line, f"{path}, line {number}")
+            yield TextItem(prefix + value["id"], value["text"], value.get("metadata"))
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where}: this is not JSON: {error}") from error
+    if not isinstance(value, dict) or not {"id", "text"} <= value.keys() <= FIELDS:
+        raise InvalidArgument(f"{where}: a line is an object of id, text and, if any, metadata")
+    if not isinstance(value["id"], str) or not isinstance(value["text"], str):
+        raise InvalidArgument(f"{where}: id and text are strings")
+    return value
+
+
+def _batches(items: Iterable[TextItem], size: int) -> Iterator[list[TextItem]]:
+    """Up to `size` texts each, fewer where they are long."""
+    left = iter(items)
+    while chunk := list(islice(left, 1)):
+        characters = len(chunk[0].text)
+        while len(chunk) < size and characters < BATCH_CHARACTERS and (more := next(left, None)) is not None:
+            chunk.append(more)
+            characters += len(more.text)
+        yield chunk

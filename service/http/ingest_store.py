@@ -1,0 +1,139 @@
+"""What every ingest ends in, whatever its items are: one transaction, made while the version it was for is current."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from index.errors import RegraftError
+from index.version import Origin
+from service.backfills.supplied import counting
+from service.errors import ItemExists, NoCurrentVersion
+from service.http.ingest_batch import IngestBatch, ItemDraft
+from service.registry.registry import LoadedVersion
+from service.registry.storing import StoredItems, UpdateMode, store
+from service.runtime import Runtime
+from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
+
+
+@dataclass(frozen=True)
+class Ingested:
+    """What became of a batch."""
+
+    stored: StoredItems
+    seq: int
+    errors: Sequence[Mapping[str, Any]]
+    warnings: Sequence[Mapping[str, Any]]
+
+    def as_json(self) -> dict[str, Any]:
+        """The response."""
+        kinds = ("new", "updated", "replaced")
+        counts = {"stored": self.stored.count, **{kind: len(getattr(self.stored, kind)) for kind in kinds}}
+        rest = {"failed": len(self.errors), "seq": self.seq, "errors": self.errors, "warnings": self.warnings}
+        return {**counts, **rest}
+
+
+@dataclass(frozen=True)
+class IngestOptions:
+    """How a batch is stored: all or nothing, what of items that are there, and how its embeddings came about.
+
+    Vectors that a transform made stay known as such where they are brought from another gallery: `reencode` and
+    `supplied` backfills put what the version itself says in their place.
+    """
+
+    atomic: bool = False
+    mode: UpdateMode = UpdateMode.UPSERT
+    origin: Origin = Origin.SUPPLIED
+
+
+class CurrentChanged(Exception):
+    """Another version was deployed while this batch was encoded for the one before."""
+
+
+def open_gallery(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
+    """The gallery's id and its current version."""
+    with service.database.lookup() as connection:
+        row = gallery_named(connection, name)
+    if row.current_id is None:
+        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
+    return row.id, service.registry.by_id(row.current_id)
+
+
+def leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: IngestOptions) -> None:
+    """Refuse the items that are there before they are encoded, where they would be in the end."""
+    if options.mode is not UpdateMode.INSERT_ONLY:
+        return
+    with service.database.read() as connection:
+        rows = rows_of(connection, gallery_id, [draft.id for draft in batch.drafts])
+    there = {row.external_id for row in rows if not row.deleted}
+    for draft in (draft for draft in batch.drafts if draft.id in there):
+        batch.refuse(draft.index, draft.id, ItemExists(pointer="/id"))
+    batch.drafts = [draft for draft in batch.drafts if draft.id not in there]
+
+
+def store_batch(
+    service: Runtime,
+    gallery_id: int,
+    current: LoadedVersion,
+    version: LoadedVersion,
+    items: Sequence[tuple[ItemDraft, NewItem]],
+    batch: IngestBatch,
+    options: IngestOptions,
+) -> Ingested:
+    """Write the items that are good, each with an embedding by `version`.
+
+    Raises:
+        CurrentChanged: `current` is not the gallery's any more; nothing is written.
+        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+    """
+    with service.database.write() as connection:
+        first = take_seq(connection, gallery_id, len(items))
+        row = gallery_row(connection, gallery_id)
+        if row is None or row.current_id != current.id:
+            raise CurrentChanged
+        new = [item for _, item in items]
+        with counting(connection, gallery_id, [item.external_id for item in new]):
+            stored = store(connection, service.registry, gallery_id, current, version, new, first, mode=options.mode)
+        for draft, _ in items:
+            if draft.id in stored.refused:
+                batch.refuse(draft.index, draft.id, stored.refused[draft.id])
+        batch.settle(options.atomic)
+    service.blobs.remove(stored.orphans)
+    service.replica.take(gallery_id, stored.added)
+    return Ingested(stored, first + stored.count - 1, batch.errors, batch.sight.as_json())
+
+
+def store_contents(
+    service: Runtime,
+    gallery_id: int,
+    current: LoadedVersion,
+    version: LoadedVersion,
+    items: Sequence[tuple[ItemDraft, NewItem]],
+    contents: Iterable[bytes],
+    kind: str,
+    batch: IngestBatch,
+    options: IngestOptions,
+    others: Sequence[tuple[ItemDraft, NewItem]] = (),
+) -> Ingested:
+    """The same of items that are images or texts, whose files are written first, and of `others` that are neither.
+
+    `kind`: as `Blobs.write` has it.
+    """
+    keys = service.blobs.write(gallery_id, contents, kind)
+    named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
+    named += others
+    try:
+        return store_batch(service, gallery_id, current, version, named, batch, options)
+    except (CurrentChanged, RegraftError):
+        service.blobs.remove(keys)
+        raise
+
+
+def while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:
+    """Try again as long as another version becomes current meanwhile."""
+    while True:
+        try:
+            return attempt()
+        except CurrentChanged:
+            continue

@@ -1,0 +1,113 @@
+"""Items that are texts: embedded by the current version's text entrance, or beside an embedding made elsewhere.
+
+A text is kept as it was given, in UTF-8. Like an image it takes the place of whatever an item of its id holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from index.errors import InvalidText, NoTextEntrance, RegraftError
+from index.text import check_text
+from service.errors import InvalidBody
+from service.http.ingest_batch import IngestBatch, ItemDraft, read_batch
+from service.http.ingest_store import Ingested, IngestOptions, leave_out, store_batch, store_contents
+from service.registry.embedding import pointing
+from service.registry.registry import LoadedVersion
+from service.runtime import Runtime
+from service.store.blob_keys import TEXT
+from service.store.repository import NewItem
+
+
+def are_texts(listed: object) -> bool:
+    """Whether items in JSON are texts: one of them has a text, and none an embedding."""
+    if not isinstance(listed, list):
+        return False
+    fields = {name for one in listed if isinstance(one, dict) for name in ("text", "embedding") if name in one}
+    return fields == {"text"}
+
+
+def ingest_texts(
+    service: Runtime, gallery_id: int, current: LoadedVersion, body: Mapping[str, Any], options: IngestOptions
+) -> Ingested:
+    """Store texts, embedded by the current version as items.
+
+    Raises:
+        InvalidBody: a version is named, or they are no list of items.
+        NoTextEntrance: the current version does not embed texts; names those that do.
+        ItemsRefused: no item is good, or the batch is atomic and one is bad.
+        CurrentChanged: another version is current by now.
+    """
+    if "version" in body:
+        why = "version names what made embeddings, and there are none: the current version embeds texts"
+        raise InvalidBody(why, pointer="/version")
+    if not current.card.text:
+        legal = ", ".join(sorted(service.registry.text_encoders())) or "none"
+        why = f"version {current.name!r}, the current one, has no text entrance (versions with one: {legal})"
+        raise NoTextEntrance(why, pointer="/items/0/text")
+    batch = read_batch(body.get("items"), "text", service.settings)
+    leave_out(service, gallery_id, batch, options)
+    items, contents = _encode(batch, current, service.settings.max_text_bytes)
+    batch.settle(options.atomic)
+    return store_contents(service, gallery_id, current, current, items, contents, TEXT, batch, options)
+
+
+def store_embeddings(
+    service: Runtime,
+    gallery_id: int,
+    current: LoadedVersion,
+    version: LoadedVersion,
+    items: Sequence[tuple[ItemDraft, NewItem]],
+    batch: IngestBatch,
+    options: IngestOptions,
+) -> Ingested:
+    """Store embeddings by `version`, and the texts that some of them are of. Raises as `ingest_texts` does."""
+    bare = [one for one in items if one[0].text is None]
+    texts, contents = [], []
+    for draft, item in items if len(bare) < len(items) else ():
+        if draft.text is None:
+            continue
+        try:
+            contents.append(read_text(draft.text, service.settings.max_text_bytes))
+            texts.append((draft, item))
+        except RegraftError as error:
+            batch.refuse(draft.index, draft.id, error)
+    batch.settle(options.atomic)
+    if not texts:
+        return store_batch(service, gallery_id, current, version, bare, batch, options)
+    return store_contents(service, gallery_id, current, version, texts, contents, TEXT, batch, options, bare)
+
+
+def read_text(given: object, most: int) -> bytes:
+    """A text of an item in UTF-8, pointing to `/text` where it is none, or takes more than `most` bytes."""
+    with pointing("/text"):
+        content = check_text(given, None).encode()
+        if len(content) > most:
+            raise InvalidText(f"the text takes {len(content)} bytes in UTF-8; at most {most} are legal")
+        return content
+
+
+def _encode(
+    batch: IngestBatch, current: LoadedVersion, most: int
+) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
+    """Embed the texts that can be, as many at a time as the entrance takes; they and their contents."""
+    entrance = current.texts()
+    good: list[tuple[ItemDraft, bytes, Any]] = []
+    for draft in batch.drafts:
+        try:
+            content = read_text(draft.content, most)
+            with pointing("/text"):
+                good.append((draft, content, entrance.encoder.prepare(draft.content, "item")))
+        except RegraftError as error:
+            batch.refuse(draft.index, draft.id, error)
+    items: list[tuple[ItemDraft, NewItem]] = []
+    for start in range(0, len(good), entrance.encoder.batch):
+        block = good[start : start + entrance.encoder.batch]
+        vectors = entrance.items(partial(list, (prepared for _, _, prepared in block)))
+        items += [
+            (draft, NewItem(draft.id, draft.metadata, "encoded", vector))
+            for (draft, _, _), vector in zip(block, vectors, strict=True)
+        ]
+    return items, [content for _, content, _ in good]

@@ -1,0 +1,143 @@
+"""What items are, images and texts, as the inputs of several versions at once: each is decoded once, one at a time.
+
+An image goes through a version's image encoder, a text through its text entrance, as an item: with the prompt that the
+version has for items. Vectors are (N, D), side-information (N, S).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from index.decoding import Decoder
+from index.encoder import Embedded, Encoder
+from index.errors import InvalidImage, InvalidText
+from index.image import preprocess
+from index.space import Vectors
+from index.version import Card
+from service.store.blob_keys import is_text
+
+
+class ContentSource(Protocol):
+    """Where images and texts are read from."""
+
+    def read(self, key: str) -> bytes:
+        """What lies under a key.
+
+        Raises:
+            FileNotFoundError: it is gone.
+            OSError: it is there and cannot be read.
+            RegraftError: the store itself is out of reach, which is no fault of the item.
+        """
+
+
+class TextEntrance(Protocol):
+    """What embeds the texts of a version, as `index.text.TextEncoder` does; safe to share between threads."""
+
+    batch: int
+    """Texts that are worth one call."""
+
+    def prepare(self, text: str, side: str = ...) -> Any:
+        """A text as what `vectors` takes, with the version's prompt for its side. Raises InvalidText."""
+
+    def vectors(self, texts: Sequence[Any]) -> Vectors:
+        """Embed prepared texts -> (N, D), valid for the version's space."""
+
+
+class Embeds(Protocol):
+    """A version, as `service.registry.registry.LoadedVersion` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def card(self) -> Card: ...
+    def encoder(self) -> Encoder: ...
+    def text_encoder(self) -> TextEntrance: ...
+
+
+@dataclass(frozen=True)
+class Input:
+    """A stored image, (C, H, W), or text as a version takes it, and the seconds that making it took of the decoded."""
+
+    value: Any
+    text: bool
+    seconds: float = 0.0
+
+
+Inputs = Mapping[str, Input]
+"""By the name of a version."""
+
+
+def decode_text(content: bytes) -> str:
+    """A stored text. Raises InvalidText."""
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidText(f"the stored text is not UTF-8: {error}") from error
+
+
+def embeds(card: Card, blob: str) -> bool:
+    """Whether a version can embed a stored content of this key."""
+    return card.text if is_text(blob) else bool(card.encoder)
+
+
+def make_input(version: Embeds, blob: str, content: bytes, decoder: Decoder) -> Input:
+    """A stored content as a version's input. Raises InvalidImage, InvalidText; NoEncoder, NoTextEntrance."""
+    if is_text(blob):
+        return Input(version.text_encoder().prepare(decode_text(content), "item"), text=True)
+    return Input(decoder.pixels(content, version.encoder().spec), text=False)
+
+
+def read_inputs(blobs: ContentSource, decoder: Decoder, blob: str | None, versions: Sequence[Embeds]) -> Inputs | None:
+    """A stored content as the input of each version; None where it is gone or cannot be read.
+
+    Raises:
+        StoreUnreachable: it cannot be told.
+        NoEncoder, NoTextEntrance: a version does not embed what it is.
+    """
+    try:
+        if is_text(blob or ""):
+            text = decode_text(blobs.read(blob or ""))
+            entrances = {version.name: version.text_encoder() for version in versions}
+            return {name: _timed(partial(one.prepare, text, "item"), text=True) for name, one in entrances.items()}
+        specs = {version.name: version.encoder().spec for version in versions}
+        with decoder.decoded(blobs.read(blob or "")) as image:
+            return {name: _timed(partial(preprocess, image, spec), text=False) for name, spec in specs.items()}
+    except (OSError, InvalidImage, InvalidText):
+        return None
+
+
+def embed(version: Embeds, inputs: Sequence[Input]) -> Embedded:
+    """Embed contents, of which there may be none; side-information is there where it is of each of them."""
+    vectors = np.empty((len(inputs), version.card.dim), np.float32)
+    side = None
+    for text in (False, True):
+        rows = [n for n, one in enumerate(inputs) if one.text is text]
+        values = [inputs[n].value for n in rows]
+        if text and rows:
+            vectors[rows] = version.text_encoder().vectors(values)
+        elif rows:
+            made = version.encoder().encode_arrays(np.stack(values))
+            vectors[rows], side = made.vectors, made.side if len(rows) == len(inputs) else None
+    return Embedded(vectors, side)
+
+
+def time_each(version: Embeds, inputs: Sequence[Input]) -> list[float]:
+    """How long each takes by itself, from what was decoded to its embedding, in seconds."""
+    seconds = []
+    for each in inputs:
+        started = time.perf_counter()
+        embed(version, [each])
+        seconds.append(each.seconds + time.perf_counter() - started)
+    return seconds
+
+
+def _timed(make: Callable[[], Any], *, text: bool) -> Input:
+    started = time.perf_counter()
+    value = make()
+    return Input(value, text, time.perf_counter() - started)

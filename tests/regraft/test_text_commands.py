@@ -1,0 +1,58 @@
+"""`regraft ingest` of texts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def texts(tmp_path):
+    (tmp_path / "notes" / "a").mkdir(parents=True)
+    (tmp_path / "notes" / "a" / "one.txt").write_text("erstens: é")
+    (tmp_path / "notes" / "two.TXT").write_text("two")
+    lines = [{"id": "x", "text": "one\ntwo"}, {"id": "y", "text": "敏", "metadata": {"n": 1}}]
+    (tmp_path / "notes.jsonl").write_text("\n\n".join(map(json.dumps, lines)))
+    return tmp_path
+
+
+def sent(service):
+    return [item for request in service.requests for item in json.loads(request.content)["items"]]
+
+
+def test_lines_and_files_are_texts(run, service, texts):
+    service.answers["POST /v1/galleries/g/items"] = [{"stored": 1, "new": 1, "replaced": 0}] * 2
+    code, shown, _ = run("ingest", "g", texts / "notes.jsonl", "--batch", 1, "--prefix", "p/")
+    assert (code, shown) == (0, "stored 2 texts in g, 0 failed (2 new, 0 replaced)\n")
+    assert sent(service) == [{"id": "p/x", "text": "one\ntwo"}, {"id": "p/y", "text": "敏", "metadata": {"n": 1}}]
+
+    service.requests.clear()
+    service.answers["POST /v1/galleries/g/items"] = {"stored": 2, "new": 2, "replaced": 0}
+    assert run("ingest", "g", texts / "notes", "--texts")[0] == 0
+    assert sent(service) == [
+        {"id": "a/one.txt", "text": "erstens: é", "metadata": {"label": "a"}},
+        {"id": "two.TXT", "text": "two", "metadata": {"label": "notes"}},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.jsonl", b'{"id": "a"}', "a.jsonl, line 1: a line is an object"),
+        ("a.jsonl", b'{"id": "a", "text": 3}', "id and text are strings"),
+        ("a.jsonl", b"nothing", "this is not JSON"),
+        ("a.txt", b"\xff", "cannot be read as UTF-8"),
+        ("missing.txt", None, "does not exist"),
+    ],
+)
+def test_what_is_no_text_is_named(run, service, tmp_path, name, content, told):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    code, _, said = run("ingest", "g", tmp_path / name)
+    assert code != 0
+    assert told in " ".join(said.split())
+
+
+def test_images_and_texts_are_not_mixed_in_one_command(run, service, texts):
+    assert "not both at once" in run("ingest", "g", texts / "notes.jsonl", texts / "a.png")[2]

@@ -1,0 +1,233 @@
+"""Items that are texts: kept as given, embedded as items, moved by backfills, shown in answers, beside images."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.encoder import Encoder
+from index.folder import load_version, write_card
+from index.image import decode_image
+from index.text import TextEncoder
+from index.version import Version
+from regraft.client import Client, TextItem
+from regraft.remote import RemoteWorker
+from staging.builders import add_text, make_version
+from staging.served import problem
+
+TEXTS = {
+    "one": "east north",
+    "same": "east north",
+    "spaced": "  east\r\n\teast  ",
+    "long": "north " * 3000,
+    "other": "Ça, быстрая 敏捷 الثعلب 👩‍👩‍👧‍👦 é",
+    "nul": "east\x00north north",
+}
+WORDS = {word: np.random.default_rng(n).normal(size=6) for n, word in enumerate(["east", "north", "doc:"])}
+
+
+@pytest.fixture(scope="module")
+def reading(served: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
+    """`old` and `new` read nothing but texts, `new` with a prompt for items; `both` reads images and texts."""
+    root, made = tmp_path_factory.mktemp("reading"), {}
+    for name, dim, encoder in (("old", 4, False), ("new", 6, False), ("both", 4, True)):
+        bare = make_version(root / name, name, dim, encoder=encoder)
+        version = add_text(bare, {word: vector[:dim] for word, vector in WORDS.items()})
+        if name == "new":
+            write_card(version.folder, replace(version.card, prompts={"item": "doc: "}))
+            version = load_version(version.folder)
+        assert served.register(version).status_code == 201
+        made[name] = version
+    return made
+
+
+@pytest.fixture
+def stored(served: Any, reading: dict[str, Version]) -> str:
+    path = served.gallery("old")
+    answer = post(served, path, TEXTS).json()
+    assert (answer["stored"], answer["failed"]) == (len(TEXTS), 0)
+    return path
+
+
+@pytest.fixture
+def client(served: Any) -> Iterator[Client]:
+    with Client(str(served.http.base_url).removesuffix("/v1/")) as made:
+        yield made
+
+
+def post(served: Any, path: str, texts: dict[str, Any], **params: Any) -> Any:
+    items = [{"id": key, "text": text, "metadata": {"label": text[:4]}} for key, text in texts.items()]
+    return served.http.post(f"{path}/items", json={"items": items}, params=params)
+
+
+def vectors(served: Any, path: str, version: str) -> dict[str, list[float]]:
+    items = served.http.get(f"{path}/items:embeddings", params={"versions": version}).json()["items"]
+    return {one["id"]: one["embeddings"][0]["embedding"] for one in items if one["embeddings"]}
+
+
+def expected(version: Version, texts: dict[str, str]) -> dict[str, Any]:
+    encoder = TextEncoder(version)
+    rows = encoder.vectors([encoder.prepare(text, "item") for text in texts.values()])
+    return {key: pytest.approx(row, abs=1e-6) for key, row in zip(texts, rows.tolist(), strict=True)}
+
+
+def test_texts_are_kept_as_given_embedded_and_shown(served: Any, reading: dict[str, Version], stored: str) -> None:
+    assert vectors(served, stored, "old") == expected(reading["old"], TEXTS)
+    for key, text in TEXTS.items():
+        shown = served.http.get(f"{stored}/items/{key}").json()
+        assert (shown["text"], shown["image"]) == (text, False)
+    problem(served.http.get(f"{stored}/items/one/image"), 404, "no_image")
+    listed = served.http.get(f"{stored}/items", params={"with_text": True}).json()["items"]
+    assert {one["id"]: one["text"] for one in listed} == TEXTS
+    assert {one["text"] for one in served.http.get(f"{stored}/items").json()["items"]} == {None}
+
+    asked = {"texts": ["north"], "k": 6}
+    bare, told = (
+        served.http.post(f"{stored}/query", json={**asked, "with_text": shown}).json()["results"][0]["matches"]
+        for shown in (False, True)
+    )
+    assert {match["id"]: match["text"] for match in told} == TEXTS
+    assert [{name: value for name, value in match.items() if name != "text"} for match in told] == bare
+
+
+def test_a_text_takes_the_place_of_what_was_there_and_goes_with_its_item(served: Any, stored: str) -> None:
+    files = served.runtime.settings.data / "blobs"
+    before = len(list(files.rglob("*.txt")))
+
+    assert post(served, stored, {"one": "north"}).json()["replaced"] == 1
+    assert served.http.get(f"{stored}/items/one").json()["text"] == "north"
+    problem(post(served, stored, {"one": "east"}, replace=False), 422, "items_refused")
+    assert served.http.delete(f"{stored}/items/same").status_code == 204
+    assert len(list(files.rglob("*.txt"))) == before - 1
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_backfill_embeds_texts_again_as_items(
+    served: Any, reading: dict[str, Version], stored: str, client: Client, tmp_path: Path, remote: bool
+) -> None:
+    served.deploy(stored, "new")
+    estimate = served.http.post(f"{stored}/backfills", json={}, params={"dry_run": True}).json()
+    assert (estimate["items"], estimate["sampled"], estimate["without_image"]) == (len(TEXTS), len(TEXTS), 0)
+    number = served.backfill(stored, chunk_size=4)
+    if remote:
+        stop = threading.Event()
+        worker = RemoteWorker(client, tmp_path, stop)
+        done: Callable[..., Any] = worker._finish
+        worker._finish = lambda *given: (done(*given), stop.set())[0]  # type: ignore[method-assign]
+        worker.work()
+    served.work()
+
+    assert served.http.get(f"/backfills/{number}").json()["done"] == len(TEXTS)
+    assert vectors(served, stored, "new") == expected(reading["new"], TEXTS)
+    asked = served.http.post(f"{stored}/query", json={"items": ["one"], "k": 1}).json()["results"][0]
+    assert (asked["version"], asked["matches"][0]["id"]) == ("new", "same")
+
+
+def test_a_gate_and_like_this_embed_texts(served: Any, stored: str) -> None:
+    gate = served.http.post(f"{stored}/gates", json={"version": "new", "label": "label"}).json()
+    assert (gate["items"], gate["unreadable"]) == (len(TEXTS), 0)
+    assert set(gate["latency_ms"]) == {"old", "new"}
+    assert served.http.get(f"{stored}/gates/{gate['id']}/page").status_code == 200
+
+    served.deploy(stored, "new")
+    asked = served.http.post(f"{stored}/query", json={"items": ["one"], "k": 1}).json()["results"][0]
+    assert (asked["version"], asked["matches"][0]["id"], asked["matches"][0]["route"]) == ("new", "same", ["dual"])
+
+
+def test_images_and_texts_lie_in_one_gallery(served: Any, reading: dict[str, Version], pictures: list[bytes]) -> None:
+    path = served.gallery("both")
+    assert served.ingest(path, {f"i{n}": picture for n, picture in enumerate(pictures[:5])}).json()["stored"] == 5
+    assert post(served, path, {"east": "east", "north": "north"}).json()["stored"] == 2
+
+    assert served.query(path, pictures[0], k=1).json()["results"][0]["matches"][0]["id"] == "i0"
+    found = served.http.post(f"{path}/query", json={"texts": ["north"], "k": 7, "with_text": True}).json()
+    texts = {match["id"]: match["text"] for match in found["results"][0]["matches"]}
+    assert texts == {"north": "north", "east": "east"} | {f"i{n}": None for n in range(5)}
+
+    served.deploy(path, "new")  # reads no images: they stay where they are
+    number = served.backfill(path)
+    served.work()
+    shown = served.http.get(f"/backfills/{number}").json()
+    assert (shown["state"], shown["total"], shown["done"], shown["failed"]) == ("done", 2, 2, 0)
+    served.http.post(f"{path}/rollback", json={})
+    number = served.backfill(path)  # nothing: `both` said all that it can
+    assert served.http.get(f"/backfills/{number}").json()["total"] == 0
+    images = Encoder(reading["both"]).encode([decode_image(pictures[0])]).vectors[0]
+    assert vectors(served, path, "both")["i0"] == pytest.approx(images, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("", "invalid_text"),
+        (" \n\t", "invalid_text"),
+        (3, "invalid_text"),
+        (None, "invalid_text"),
+        ("é" * 40_000, "invalid_text"),
+        ("\ud800 half", "invalid_text"),
+    ],
+    ids=lambda value: str(value)[:8].encode("ascii", "replace").decode(),
+)
+def test_a_bad_text_is_named_and_the_others_are_stored(
+    served: Any, reading: dict[str, Version], text: Any, code: str
+) -> None:
+    path = served.gallery("old")
+    body = {"items": [{"id": "good", "text": "east"}, {"id": "bad", "text": text}]}
+
+    answer = served.http.post(f"{path}/items", content=json.dumps(body), headers={"content-type": "application/json"})
+    (error,) = answer.json()["errors"]
+    assert (answer.json()["stored"], error["code"], error["pointer"]) == (1, code, "/items/1/text")
+    assert served.http.get(f"{path}/items").json()["items"][0]["id"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "pointer"),
+    [
+        ({"items": [{"id": "a", "text": "east"}], "version": "old"}, "invalid_body", "/version"),
+        ({"items": [{"id": "a", "text": "east", "image": "a.png"}]}, "items_refused", "/items/0/image"),
+    ],
+)
+def test_what_is_no_batch_of_texts_is_refused(served: Any, stored: str, body: Any, code: str, pointer: str) -> None:
+    problem(served.http.post(f"{stored}/items", json=body), 422, code, pointer)
+
+
+def test_bytes_that_are_no_utf8_are_refused(served: Any, stored: str) -> None:
+    raw = b'{"items": [{"id": "a", "text": "\xff east"}]}'
+    answer = served.http.post(f"{stored}/items", content=raw, headers={"content-type": "application/json"})
+    problem(answer, 422, "invalid_body")
+
+
+@pytest.mark.parametrize("version", ["v1", "plain"])
+def test_a_version_that_reads_no_texts_refuses_them_once(served: Any, reading: Any, version: str) -> None:
+    told = problem(post(served, served.gallery(version), TEXTS), 422, "no_text_entrance")["detail"]
+    assert repr(version) in told
+    assert "both, new, old" in told
+
+
+def test_the_text_of_an_embedding_made_elsewhere_is_kept_for_later_versions(
+    served: Any, reading: dict[str, Version], client: Client
+) -> None:
+    path = served.gallery("new")
+    name = path.rpartition("/")[2]
+    rows = np.eye(4, dtype=np.float32)
+    items = [{"id": f"p{n}", "embedding": rows[n], "text": "east north"} for n in range(2)]
+    assert client.ingest_embeddings(name, items, version="old").stored == 2
+    listed = [{"id": "p2", "embedding": [1] * 6}, {"id": "p3", "embedding": [1] * 6, "text": " "}]
+    answer = served.http.post(f"{path}/items", json={"items": listed}).json()
+    assert (answer["stored"], answer["errors"][0]["pointer"]) == (1, "/items/1/text")
+    assert client.ingest_texts(name, [TextItem("q", "north", {"a": 1})]).new == 1
+
+    number = served.backfill(path)
+    served.work()
+
+    assert served.http.get(f"/backfills/{number}").json()["done"] == 2
+    made = expected(reading["new"], {"p0": "east north", "p1": "east north", "q": "north"})
+    assert {key: row for key, row in vectors(served, path, "new").items() if key != "p2"} == made
+    assert served.http.get(f"{path}/items/p0").json()["text"] == "east north"
