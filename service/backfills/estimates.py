@@ -78,7 +78,8 @@ def estimate(
     now, with_target = _bytes_now(registry, connection, scope, target)
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
-    replaced = _already_held(connection, waiting, target)
+    taken = waiting if passed is None else item.c.id.in_(listed(connection, sorted(passed)).keys)
+    replaced = _already_held(connection, taken, target)
     left = _left(connection, scope, order, by_version, items)
     after_retiring = min(with_target + max(items - replaced, 0) * width, live * width)
     return BackfillEstimate(

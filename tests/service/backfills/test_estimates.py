@@ -113,6 +113,18 @@ class TestEstimate:
 
         assert (told["items"], told["sampled"], told["bytes_after_retiring"]) == (6, 6, None)
 
+    def test_only_what_passes_the_filter_can_replace_what_is_stored(self, served: Any, pictures: list[bytes]) -> None:
+        path = served.gallery("v1")
+        for kind, numbers in (("boot", range(6)), ("shoe", range(6, 20))):
+            served.ingest(path, {f"i{n}": pictures[n] for n in numbers}, kind=kind)
+        served.http.post(f"{path}/deployments", json={"version": "unsure"})
+        assert ask(served, path, kind="transform", filter={"field": "kind", "eq": "shoe"}).status_code == 202
+        served.work()
+
+        for kind, added in (("boot", 6 * 20), ("shoe", 0)):
+            told = ask(served, path, dry_run=True, filter={"field": "kind", "eq": kind}).json()
+            assert told["bytes_after"] - told["bytes_now"] == added
+
     def test_items_without_image_are_counted_in_the_scope_only(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures)
         for kind in ("boot", "boot", "shoe"):
