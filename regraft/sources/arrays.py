@@ -18,7 +18,10 @@ class ArrayFile:
 
     def __init__(self, path: Path, wanted: Wanted, ids: Path | None) -> None:
         self._path, self._ids = path, ids
-        self._rows = OPEN[path.suffix](path)
+        try:
+            self._rows = OPEN[path.suffix](path)
+        except (ValueError, EOFError) as error:  # numpy's words for a file that is empty, cut or of another kind
+            raise InvalidArgument(f"{path.name} is no {path.suffix} file: {error}") from error
         self._version = wanted.vector("")[1]
         if self._rows.ndim != 2 or self._rows.dtype.kind not in "fiu":
             raise InvalidArgument(f"{path.name} must hold a matrix of numbers, not {self._rows.shape}")

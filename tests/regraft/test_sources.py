@@ -227,3 +227,11 @@ def test_values_that_json_has_no_word_for_become_some_that_it_has() -> None:
     given = {"a": np.float32(1), "b": float("nan"), "c": np.arange(2), 1: {"x": Path("p")}}
 
     assert as_json(given) == {"a": 1.0, "b": None, "c": [0, 1], "1": {"x": "p"}}
+
+
+@pytest.mark.parametrize("content", [b"", b"\x01"])
+@pytest.mark.parametrize("ending", [".npy", ".fvecs", ".fbin"])
+def test_a_file_of_vectors_that_is_empty_or_cut_is_told_as_one(tmp_path: Path, ending: str, content: bytes) -> None:
+    (tmp_path / f"cut{ending}").write_bytes(content)
+    with pytest.raises(InvalidArgument, match=f"cut{ending} is no {ending} file"):
+        open_source(str(tmp_path / f"cut{ending}"), Wanted())
