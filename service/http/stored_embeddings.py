@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 
+from index.errors import InvalidArgument
+from index.item_id import is_writable
 from index.version import Origin
 from regraft.models import EmbeddingPage, IngestResult, MissingPage
 from service.errors import InvalidBody
@@ -25,6 +28,7 @@ from service.schemas import ID, NAME, Name
 from service.store.embeddings import says_itself, vectors_of
 from service.store.repository import gallery_named, items_after, versions_held
 from service.store.sql_arrays import written
+from service.store.tables import item
 from service.store.vector_codec import from_bytes
 
 router = APIRouter(route_class=CheckedRoute, tags=["items"])
@@ -89,13 +93,15 @@ def read(
     cursor: str = "",
     versions: Annotated[str, Query(description="names, with commas between them; default: all that items hold")] = "",
     with_text: WithText = False,
+    ids: Annotated[str, Query(description="a JSON list of ids: only these, of those that are there")] = "",
 ) -> Response:
     """A page of the gallery's items with the vectors they hold, as JSON or as a table in Arrow's format."""
+    only = [item.c.external_id.in_(_listed(ids))] if ids else []
     after = decode_cursor(cursor)
     named = [service.registry.named(one) for one in versions.split(",") if one]
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
-        rows = items_after(connection, gallery.id, after, limit + 1)
+        rows = items_after(connection, gallery.id, after, limit + 1, *only)
         page = rows[:limit]
         held_ids = [] if named else sorted(versions_held(connection, gallery.id))
         stored = vectors_of(connection, [row.id for row in page])
@@ -117,6 +123,16 @@ def read(
 
 def _origins(stored: dict[int, tuple[str, bytes]]) -> dict[int, str]:
     return {version_id: origin for version_id, (origin, _) in stored.items()}
+
+
+def _listed(ids: str) -> list[str]:
+    try:
+        listed = json.loads(ids)
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise InvalidArgument('ids must be a JSON list of ids, such as ["a", "b"]', pointer="/ids")
+    return [one for one in listed if is_writable(one)]  # no other id was ever stored
 
 
 def _held(stored: dict[int, tuple[str, bytes]], wanted: dict[int, LoadedVersion]) -> list[dict[str, Any]]:

@@ -146,3 +146,13 @@ def test_vectors_are_read_back_page_by_page_as_json_and_as_tables_alike(served: 
     assert whole.column("origin:v2").to_pylist() == ["supplied", "supplied", None]
     assert [json.loads(one) for one in whole.column("metadata").to_pylist()] == [{"n": n} for n in range(3)]
     assert tables[1].schema.metadata[b"next"] == b""
+
+
+def test_vectors_of_named_items_are_read_back_alone(served: Any, filled: str) -> None:
+    with Client(str(served.http.base_url).removesuffix("/v1/")) as client:
+        page = client.embeddings(filled.rpartition("/")[2], ids=["c", "nobody", "a\x00", "a"], versions=["v1"])
+
+    assert {one.id: one.embeddings[0].embedding for one in page.items} == {"a": OLD[0].tolist(), "c": OLD[2].tolist()}
+    assert page.next is None
+    for wrong in ("a", '{"a": 1}', "[1]"):
+        problem(served.http.get(f"{filled}/items:embeddings", params={"ids": wrong}), 422, "invalid_argument", "/ids")
