@@ -1,0 +1,71 @@
+"""How a framework's filters become those of docs/filters.md: the conditions they share, and one error for the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from index.errors import InvalidFilter
+
+Condition = dict[str, Any]
+Scalar = str | int | float | bool | None
+
+
+class UnsupportedFilter(InvalidFilter, ValueError):
+    """A filter has no counterpart in docs/filters.md; the message names the operator and those that have one."""
+
+    code = "unsupported_filter"
+
+
+def equals(field: str, value: Any) -> Condition:
+    """A value of the field is this one. Raises UnsupportedFilter for lists and objects."""
+    if not isinstance(value, Scalar):
+        raise UnsupportedFilter(f"{field}: a field equals one string, number, truth value or null, not {value!r}")
+    return {"field": field, "eq": value}
+
+
+def one_of(field: str, values: Any) -> Condition:
+    """A value of the field is among these. Raises UnsupportedFilter."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise UnsupportedFilter(f"{field}: `in` takes a list of values, not {values!r}")
+    for value in values:
+        equals(field, value)
+    return {"field": field, "in": list(values)} if values else nothing(field)
+
+
+def within(field: str, **bounds: Any) -> Condition:
+    """A value of the field lies between bounds: gt, gte, lt, lte. Raises UnsupportedFilter."""
+    for bound in bounds.values():
+        if isinstance(bound, bool) or not isinstance(bound, str | int | float):
+            raise UnsupportedFilter(f"{field}: a range has bounds that are numbers or strings, not {bound!r}")
+    return {"field": field, "range": bounds}
+
+
+def present(field: str, there: bool = True) -> Condition:
+    """The field is there, whatever it holds, or is not."""
+    return {"field": field, "exists": there}
+
+
+def nothing(field: str) -> Condition:
+    """What no item passes."""
+    return {"and": [present(field), present(field, False)]}
+
+
+def is_null(field: str) -> Condition:
+    """The field is not there, or null."""
+    return either([present(field, False), equals(field, None)])
+
+
+def both(conditions: Sequence[Condition]) -> Condition:
+    """All of them hold."""
+    return conditions[0] if len(conditions) == 1 else {"and": list(conditions)}
+
+
+def either(conditions: Sequence[Condition]) -> Condition:
+    """At least one holds."""
+    return conditions[0] if len(conditions) == 1 else {"or": list(conditions)}
+
+
+def negated(condition: Condition) -> Condition:
+    """A yes becomes a no, a no a yes."""
+    return {"not": condition}

@@ -1,0 +1,231 @@
+"""Documents of one gallery with vectors by one version: what the stores of the frameworks share.
+
+A document is an item whose metadata hold its text under `text_key` and the document's own metadata beside it, so that
+filters name them as they are, and a gallery that was filled otherwise can be read too.
+
+Shapes: N documents, D numbers of a vector.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.errors import InvalidArgument
+from regraft.client import Client, Problem, QueryOptions
+from regraft.models import EmbeddedItem, Match
+
+Vector = Sequence[float]
+One = TypeVar("One")
+WRITTEN, NAMED, PAGE = 500, 50, 1000
+"""Documents a request: those that are written, those read by their ids, and those listed."""
+
+
+class Documents:
+    """A gallery as documents. With `create`, what is missing is made at the first use.
+
+    That is the gallery, the version (for vectors made elsewhere, of `dim` numbers or as many as the first one has),
+    and, where the gallery has no current version, this one's deployment. A gallery that has another current version
+    keeps it: an edge and a deployment are how a newer version takes over.
+
+    Args:
+        gallery: its name.
+        version: what makes the vectors.
+        client: how the service is reached.
+        text_key: the metadata field of the text.
+        create: make what is missing.
+        dim, space: of a version that is not there yet; `space` as in a card.
+    """
+
+    def __init__(
+        self,
+        gallery: str,
+        version: str,
+        client: Client,
+        *,
+        text_key: str,
+        create: bool = True,
+        dim: int | None = None,
+        space: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.gallery, self.version, self.client, self.text_key = gallery, version, client, text_key
+        self._missing_is_made, self._space = create, dict(space or {"kind": "cosine"})
+        self._dim, self._there = dim, not create
+
+    def prepare(self, dim: int | None = None) -> None:
+        """See that gallery and version are there; `dim` as far as it is known. Raises Problem."""
+        if self._there:
+            return
+        if self.gallery not in {gallery.name for gallery in self.client.galleries()}:
+            self._create_gallery()
+        dim = self._dim or dim
+        if self.version not in {version.name for version in self.client.versions()}:
+            if dim is None:
+                return
+            self._register(dim)
+        if self.client.gallery(self.gallery).current is None:
+            self.client.deploy(self.gallery, self.version, reason="the first version of its documents")
+        self._there = True
+
+    def put(self, ids: Sequence[str], texts: Sequence[str], about: Sequence[Mapping[str, Any]], vectors: Any) -> None:
+        """Store N documents; of one whose id is there nothing stays. `vectors` is (N, D).
+
+        Raises:
+            InvalidArgument: metadata hold `text_key` themselves, or there is no vector of one length for each.
+            Problem: the service refuses; batches of 500 are stored whole or not at all.
+        """
+        if not ids:
+            return
+        rows = np.asarray(vectors, np.float32)
+        if rows.ndim != 2 or len(rows) != len(ids):
+            raise InvalidArgument(f"{len(ids)} documents need as many vectors of one length, not an array {rows.shape}")
+        items = []
+        for key, text, metadata, row in zip(ids, texts, about, rows, strict=True):
+            if self.text_key in metadata:
+                raise InvalidArgument(f"{key}: its metadata hold {self.text_key!r}, where its text is kept (text_key)")
+            items.append({"id": key, "metadata": {**metadata, self.text_key: text}, "embedding": row})
+        self.prepare(rows.shape[1])
+        for batch in _batches(items, WRITTEN):
+            self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
+
+    def search(self, vector: Vector, k: int, **options: Any) -> list[Match]:
+        """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`. Raises Problem."""
+        row = np.asarray(vector, np.float32)
+        self.prepare(len(row))
+        asked = cast(QueryOptions, {name: value for name, value in options.items() if value is not None})
+        found = self.client.query_embeddings(self.gallery, row[None], self.version, k, **asked)
+        return found.results[0].matches
+
+    def matching(self, condition: Mapping[str, Any] | None) -> Iterator[Match]:
+        """Every document that passes a filter, page by page; the order says nothing.
+
+        It is a query that ranks all of them: what no edge reaches is refused, and not left out.
+        """
+        if self.count() == 0:
+            return
+        probe = np.zeros((1, self.dim()), np.float32)
+        probe[0, 0] = 1.0
+        options: QueryOptions = {"exact": True, "strict": True}
+        if condition:
+            options["filter"] = condition
+        while True:
+            page = self.client.query_embeddings(self.gallery, probe, self.version, PAGE, **options)
+            yield from page.results[0].matches
+            if page.next is None:
+                return
+            options["cursor"] = page.next
+
+    def get(self, ids: Sequence[str]) -> dict[str, EmbeddedItem]:
+        """Id -> item with its vectors, of those that are there."""
+        self.prepare()
+        batches = _batches(list(dict.fromkeys(ids)), NAMED)
+        pages = (self.client.embeddings(self.gallery, ids=batch, limit=NAMED) for batch in batches)
+        return {item.id: item for page in pages for item in page.items}
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete those that are there. Returns how many."""
+        self.prepare()
+        return sum(self.client.delete_items(self.gallery, batch).deleted for batch in _batches(ids, WRITTEN))
+
+    def reembed(self, embed: Callable[[list[str]], Any], limit: int | None = None) -> int:
+        """Embed documents that hold no vector by this version, all or so many, from the texts that are stored.
+
+        A few thousand are what an edge from a newer version is fitted on; all of them are the move to it. What is
+        there stays, so a roll-back loses nothing; run again, it goes on.
+
+        Returns:
+            How many were embedded.
+        """
+        self.prepare()
+        done = 0
+        while limit is None or done < limit:
+            size = WRITTEN if limit is None else min(WRITTEN, limit - done)
+            ids = self.client.missing_items(self.gallery, version=self.version, limit=size).ids
+            if not ids:
+                break
+            texts = {key: self.told(item.metadata)[0] for key, item in self.get(ids).items()}
+            rows = np.asarray(embed(list(texts.values())), np.float32)
+            items = [{"id": key, "embedding": row} for key, row in zip(texts, rows, strict=True)]
+            self.client.put_embeddings(self.gallery, items, version=self.version, atomic=True)
+            done += len(items)
+        return done
+
+    def count(self) -> int:
+        """How many documents there are."""
+        self.prepare()
+        return self.client.gallery(self.gallery).items
+
+    def describe(self, metadata: Mapping[str, Mapping[str, Any]]) -> None:
+        """Give documents other metadata, by id; their vectors stay."""
+        held = self.get(list(metadata))
+        by_version: dict[str, list[dict[str, Any]]] = {}
+        for key, item in held.items():
+            one = item.embeddings[-1]
+            changed = {"id": key, "metadata": metadata[key], "embedding": np.asarray(one.embedding, np.float32)}
+            by_version.setdefault(one.version, []).append(changed)
+        for version, items in by_version.items():
+            for batch in _batches(items, WRITTEN):
+                self.client.ingest_embeddings(self.gallery, batch, version=version, atomic=True)
+
+    def told(self, metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+        """A document's text and its own metadata."""
+        return str(metadata.get(self.text_key, "")), {n: v for n, v in metadata.items() if n != self.text_key}
+
+    def diverse(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
+        """K of the matches by maximal marginal relevance: near to the query, and unlike those chosen before.
+
+        `weight` 1: only nearness, 0: only difference. Two documents are compared in a version that both hold vectors
+        of; where there is none they count as unlike.
+        """
+        alike = self._similarities([match.id for match in matches])
+        near = np.array([match.raw_score for match in matches])
+        chosen: list[int] = []
+        while len(chosen) < min(k, len(matches)):
+            redundant = alike[:, chosen].max(axis=1) if chosen else np.zeros(len(matches))
+            worth = weight * near - (1 - weight) * redundant
+            worth[chosen] = -np.inf
+            chosen.append(int(worth.argmax()))
+        return [matches[n] for n in chosen]
+
+    def _similarities(self, ids: Sequence[str]) -> NDArray[np.float32]:
+        """Cosines (N, N)."""
+        held = self.get(ids)
+        vectors: dict[str, dict[int, Vector]] = {}
+        for n, key in enumerate(ids):
+            for one in held[key].embeddings if key in held else ():
+                vectors.setdefault(one.version, {})[n] = one.embedding
+        alike = np.zeros((len(ids), len(ids)), np.float32)
+        for mine in vectors.values():
+            rows = np.array(list(mine.values()), np.float32)
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+            alike[np.ix_(list(mine), list(mine))] = rows @ rows.T
+        return alike
+
+    def dim(self) -> int:
+        """D. Raises Problem where the version is not there and nobody said."""
+        return self._dim or self.client.version(self.version).dim
+
+    def _create_gallery(self) -> None:
+        try:
+            self.client.create_gallery(self.gallery)
+        except Problem as problem:
+            if problem.code != "gallery_exists":  # somebody else was faster
+                raise
+
+    def _register(self, dim: int) -> None:
+        from index.creation.supplied import Supplied
+        from regraft.version import Version
+
+        with tempfile.TemporaryDirectory() as scratch:
+            self.client.register_version(
+                Version.create(Path(scratch) / self.version, Supplied(dim, self._space)).folder
+            )
+
+
+def _batches(all_of_them: Sequence[One], size: int) -> Iterator[Sequence[One]]:
+    return (all_of_them[at : at + size] for at in range(0, len(all_of_them), size))

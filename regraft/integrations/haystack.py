@@ -1,0 +1,357 @@
+"""A gallery as a document store of Haystack (haystack-ai), and its retriever, so that a pipeline switches by an import.
+
+    from regraft.integrations.haystack import RegraftDocumentStore, RegraftEmbeddingRetriever
+
+    store = RegraftDocumentStore(gallery="docs", version="minilm-v1", embedding_dim=384)
+
+A pipeline that was saved names this module: `Pipeline.load(..., allowed_modules=["regraft.integrations.haystack"])`.
+
+When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
+the two versions and the new one is deployed, it finds the documents of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
+from typing import Any, Self
+
+import numpy as np
+from haystack import Document, component, default_from_dict, default_to_dict
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.document_stores.types import DuplicatePolicy, FilterPolicy, apply_filter_policy
+from haystack.errors import FilterError
+from haystack.utils import Secret
+
+from index.errors import InvalidArgument
+from regraft.client import DEFAULT_URL, Client
+from regraft.integrations.conditions import (
+    Condition,
+    UnsupportedFilter,
+    both,
+    either,
+    equals,
+    is_null,
+    negated,
+    nothing,
+    one_of,
+    present,
+    within,
+)
+from regraft.integrations.documents import Documents, Vector
+
+Filters = dict[str, Any]
+WITHOUT = "_without_embedding"
+"""Metadata field of a document that came without an embedding: it is stored with a placeholder and never retrieved."""
+BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
+OWN = {field.name for field in fields(Document)} - {"content", "meta"}
+
+
+class RegraftDocumentStore:
+    """Documents of a gallery. Haystack's filters are evaluated by the service, see docs/filters.md.
+
+    Documents without an embedding are kept, and not retrieved by one. Vectors of a version that compares cosines come
+    back as unit vectors. Blobs and sparse embeddings are refused.
+
+    Args:
+        gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
+        version: the version of the embeddings. One that is not there is registered, for vectors made elsewhere.
+        url, api_key: the service.
+        content_key: the metadata field that holds the content.
+        create: make the gallery and the version where they are missing.
+        embedding_dim: numbers in an embedding of a version that is not there yet; default: as many as the first has.
+        return_embedding: whether documents come with their embeddings.
+    """
+
+    def __init__(
+        self,
+        gallery: str,
+        version: str,
+        *,
+        url: str = DEFAULT_URL,
+        api_key: Secret | None = None,
+        content_key: str = "content",
+        create: bool = True,
+        embedding_dim: int | None = None,
+        return_embedding: bool = False,
+    ) -> None:
+        self._given: dict[str, Any] = {
+            "gallery": gallery,
+            "version": version,
+            "url": url,
+            "content_key": content_key,
+            "create": create,
+            "embedding_dim": embedding_dim,
+            "return_embedding": return_embedding,
+        }
+        self._api_key = api_key
+        self._return_embedding = return_embedding
+        client = Client(url, api_key.resolve_value() if api_key else None)
+        self.documents = Documents(gallery, version, client, text_key=content_key, create=create, dim=embedding_dim)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` makes this store of again."""
+        key = self._api_key.to_dict() if self._api_key else None
+        described: dict[str, Any] = default_to_dict(self, **self._given, api_key=key)
+        return described
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The store that `to_dict` described."""
+        given = data["init_parameters"]
+        if given.get("api_key"):
+            given["api_key"] = Secret.from_dict(given["api_key"])
+        made: Self = default_from_dict(cls, data)
+        return made
+
+    def count_documents(self) -> int:
+        """How many documents there are."""
+        return self.documents.count()
+
+    def filter_documents(self, filters: Filters | None = None) -> list[Document]:
+        """Every document that passes. Raises FilterError."""
+        found = list(self.documents.matching(as_filter(filters, self.documents.text_key)))
+        return self._shown([(one.id, one.metadata, None) for one in found])
+
+    def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
+        """Store documents. Returns how many were written.
+
+        Raises:
+            ValueError: something that is no list of documents.
+            DuplicateDocumentError: an id is there, unless `policy` is OVERWRITE or SKIP.
+            InvalidArgument: a document without content, with a blob or a sparse embedding.
+        """
+        if not isinstance(documents, list) or not all(isinstance(one, Document) for one in documents):
+            raise ValueError("documents must be a list of Document")
+        for one in documents:
+            if one.blob is not None or one.sparse_embedding is not None or one.content is None:
+                raise InvalidArgument(f"{one.id}: the store keeps content, meta and embedding, and needs content")
+        new = {one.id: one for one in documents}
+        if policy is not DuplicatePolicy.OVERWRITE:
+            there = [key for key in self.documents.get(list(new)) if key in new]
+            if policy is not DuplicatePolicy.SKIP and (there or len(new) < len(documents)):
+                raise DuplicateDocumentError(f"{there[0]} is there" if there else "an id comes twice in the list")
+            new = {key: one for key, one in new.items() if key not in there}
+        self._put(list(new.values()))
+        return len(new)
+
+    def delete_documents(self, document_ids: list[str]) -> None:
+        """Delete documents; ids that are not there are no error."""
+        self.documents.delete(document_ids)
+
+    def delete_all_documents(self) -> None:
+        """Delete every document; the gallery stays."""
+        self.documents.delete([one.id for one in self.documents.matching(None)])
+
+    def delete_by_filter(self, filters: Filters) -> int:
+        """Delete every document that passes. Returns how many."""
+        return self.documents.delete([one.id for one in self._matching(filters)])
+
+    def count_documents_by_filter(self, filters: Filters) -> int:
+        """How many documents pass."""
+        return len(self._matching(filters))
+
+    def update_by_filter(self, filters: Filters, meta: dict[str, Any]) -> int:
+        """Put these metadata into every document that passes. Returns how many."""
+        found = self._matching(filters)
+        self.documents.describe({one.id: {**one.metadata, **meta} for one in found})
+        return len(found)
+
+    def embedding_retrieval(
+        self,
+        query_embedding: Vector,
+        *,
+        filters: Filters | None = None,
+        top_k: int = 10,
+        return_embedding: bool | None = None,
+        **options: Any,
+    ) -> list[Document]:
+        """The documents nearest to an embedding of the version, with their scores; `options`: `QueryOptions`."""
+        asked = as_filter(filters, self.documents.text_key)
+        condition = both([present(WITHOUT, False), *([asked] if asked else [])])
+        found = self.documents.search(query_embedding, top_k, filter=condition, **options)
+        return self._shown([(one.id, one.metadata, one.score) for one in found], return_embedding)
+
+    def reembed(self, embed: Callable[[list[str]], Sequence[Vector]], limit: int | None = None) -> int:
+        """Embed documents that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        self.documents.prepare(len(embed(["a text"])[0]))
+        return self.documents.reembed(embed, limit)
+
+    async def count_documents_async(self) -> int:
+        """As `count_documents`."""
+        return await asyncio.to_thread(self.count_documents)
+
+    async def filter_documents_async(self, filters: Filters | None = None) -> list[Document]:
+        """As `filter_documents`."""
+        return await asyncio.to_thread(self.filter_documents, filters)
+
+    async def write_documents_async(
+        self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE
+    ) -> int:
+        """As `write_documents`."""
+        return await asyncio.to_thread(self.write_documents, documents, policy)
+
+    async def delete_documents_async(self, document_ids: list[str]) -> None:
+        """As `delete_documents`."""
+        await asyncio.to_thread(self.delete_documents, document_ids)
+
+    async def embedding_retrieval_async(self, query_embedding: Vector, **options: Any) -> list[Document]:
+        """As `embedding_retrieval`."""
+        return await asyncio.to_thread(self.embedding_retrieval, query_embedding, **options)
+
+    def _matching(self, filters: Filters) -> list[Any]:
+        return list(self.documents.matching(as_filter(filters, self.documents.text_key)))
+
+    def _put(self, documents: Sequence[Document]) -> None:
+        dim = next((len(one.embedding) for one in documents if one.embedding is not None), None)
+        if documents and dim is None:
+            dim = self.documents.dim()
+        rows = np.zeros((len(documents), dim or 0), np.float32)
+        about = []
+        if odd := [one for one in documents if one.embedding is not None and len(one.embedding) != dim]:
+            raise InvalidArgument(f"{odd[0].id}: an embedding of {len(odd[0].embedding or ())} numbers, not of {dim}")
+        for row, one in zip(rows, documents, strict=True):
+            about.append(one.meta if one.embedding is not None else {**one.meta, WITHOUT: True})
+            row[:] = one.embedding if one.embedding is not None else np.eye(1, len(row))[0]
+        self.documents.put([one.id for one in documents], [one.content or "" for one in documents], about, rows)
+
+    def _shown(
+        self, found: Sequence[tuple[str, Mapping[str, Any], float | None]], embeddings: bool | None = None
+    ) -> list[Document]:
+        wanted = self._return_embedding if embeddings is None else embeddings
+        held = self.documents.get([key for key, _, _ in found]) if wanted else {}
+        shown = []
+        for key, metadata, score in found:
+            content, meta = self.documents.told(metadata)
+            missing = meta.pop(WITHOUT, False)
+            mine = [] if missing or key not in held else held[key].embeddings
+            vector = next((one.embedding for one in mine if one.version == self.documents.version), None)
+            shown.append(Document(id=key, content=content, meta=meta, score=score, embedding=vector))
+        return shown
+
+
+@component
+class RegraftEmbeddingRetriever:
+    """Retrieves documents of a `RegraftDocumentStore` by an embedding.
+
+    Args:
+        document_store: the store.
+        filters: of every run; `filter_policy` says what those of a run do to them.
+        top_k: documents wanted.
+        return_embedding: whether they come with their embeddings; default: as the store says.
+    """
+
+    def __init__(
+        self,
+        document_store: RegraftDocumentStore,
+        *,
+        filters: Filters | None = None,
+        top_k: int = 10,
+        return_embedding: bool | None = None,
+        filter_policy: str | FilterPolicy = FilterPolicy.REPLACE,
+    ) -> None:
+        if not isinstance(document_store, RegraftDocumentStore):
+            raise TypeError("document_store must be a RegraftDocumentStore")
+        self.document_store, self.filters, self.top_k = document_store, filters, top_k
+        self.return_embedding = return_embedding
+        self.filter_policy = FilterPolicy.from_str(str(filter_policy))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `from_dict` makes this retriever of again."""
+        described: dict[str, Any] = default_to_dict(
+            self,
+            document_store=self.document_store.to_dict(),
+            filters=self.filters,
+            top_k=self.top_k,
+            return_embedding=self.return_embedding,
+            filter_policy=self.filter_policy.value,
+        )
+        return described
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> Self:
+        """The retriever that `to_dict` described."""
+        given = data["init_parameters"]
+        if isinstance(given["document_store"], dict):
+            given["document_store"] = RegraftDocumentStore.from_dict(given["document_store"])
+        made: Self = default_from_dict(cls, data)
+        return made
+
+    @component.output_types(documents=list[Document])
+    def run(
+        self, query_embedding: list[float], filters: Filters | None = None, top_k: int | None = None
+    ) -> dict[str, list[Document]]:
+        """`documents`: those nearest to the embedding, best first."""
+        return {"documents": self.document_store.embedding_retrieval(query_embedding, **self._options(filters, top_k))}
+
+    @component.output_types(documents=list[Document])
+    async def run_async(
+        self, query_embedding: list[float], filters: Filters | None = None, top_k: int | None = None
+    ) -> dict[str, list[Document]]:
+        """As `run`."""
+        options = self._options(filters, top_k)
+        return {"documents": await self.document_store.embedding_retrieval_async(query_embedding, **options)}
+
+    def _options(self, filters: Filters | None, top_k: int | None) -> dict[str, Any]:
+        asked = apply_filter_policy(self.filter_policy, self.filters, filters)
+        return {"filters": asked, "top_k": top_k or self.top_k, "return_embedding": self.return_embedding}
+
+
+def as_filter(filters: Filters | None, content_key: str = "content") -> Condition | None:
+    """Haystack's filters as docs/filters.md has them.
+
+    Raises:
+        FilterError: what Haystack refuses, and what has no counterpart: fields of a document that are no metadata.
+    """
+    if not filters:
+        return None
+    try:
+        return _logical(filters, content_key) if "conditions" in filters else _comparison(filters, content_key)
+    except UnsupportedFilter as error:
+        raise FilterError(str(error)) from error
+
+
+def _logical(filters: Filters, content_key: str) -> Condition:
+    joined: dict[str, Callable[[Sequence[Condition]], Condition]] = {
+        "AND": both,
+        "OR": either,
+        "NOT": lambda parts: negated(both(parts)),
+    }
+    if filters.get("operator") not in joined or not filters["conditions"]:
+        raise FilterError(f"conditions are joined by one of {', '.join(joined)}, not by {filters.get('operator')!r}")
+    return joined[filters["operator"]]([as_filter(one, content_key) or {} for one in filters["conditions"]])
+
+
+def _comparison(condition: Filters, content_key: str) -> Condition:
+    if missing := [part for part in ("field", "operator", "value") if part not in condition]:
+        raise FilterError(f"a condition has field, operator and value: {missing[0]} is missing in {condition}")
+    field, operator, value = _field(condition["field"], content_key), condition["operator"], condition["value"]
+    if operator in ("==", "!="):
+        equal = is_null(field) if value is None else equals(field, value)
+        return equal if operator == "==" else negated(equal)
+    if operator in ("in", "not in"):
+        if not isinstance(value, list):
+            raise FilterError(f"{field}: {operator!r} takes a list, not {value!r}")
+        return one_of(field, value) if operator == "in" else negated(one_of(field, value))
+    if operator not in BOUNDS:
+        raise FilterError(f"{field}: no operator {operator!r}; there are ==, !=, in, not in, {', '.join(BOUNDS)}")
+    return _range(field, operator, value)
+
+
+def _range(field: str, operator: str, bound: Any) -> Condition:
+    if bound is None:
+        return nothing(field)
+    if isinstance(bound, str):
+        try:
+            datetime.fromisoformat(bound)
+        except ValueError as error:
+            raise FilterError(f"{field}: {operator} compares numbers and ISO dates, not {bound!r}") from error
+    return within(field, **{BOUNDS[operator]: bound})
+
+
+def _field(name: str, content_key: str) -> str:
+    if name in OWN:
+        raise FilterError(f"the service filters by meta and content, not by {name!r}")
+    return content_key if name == "content" else name.removeprefix("meta.")

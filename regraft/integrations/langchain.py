@@ -1,0 +1,276 @@
+"""A gallery as a vector store of LangChain (langchain-core), so that an application switches by an import.
+
+    from regraft.integrations.langchain import RegraftVectorStore
+
+    store = RegraftVectorStore(embeddings, gallery="docs", version="minilm-v1")
+
+When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
+the two versions and the new one is deployed, it finds the documents of the first.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import VectorStore
+
+from index.errors import InvalidArgument
+from regraft.client import DEFAULT_URL, Client
+from regraft.integrations.conditions import (
+    Condition,
+    UnsupportedFilter,
+    both,
+    either,
+    equals,
+    negated,
+    one_of,
+    present,
+    within,
+)
+from regraft.integrations.documents import Documents, Vector
+from regraft.models import Match
+
+Filter = Mapping[str, Any]
+OWN = ({"field", "eq"}, {"field", "in"}, {"field", "range"}, {"field", "prefix"}, {"field", "exists"})
+
+
+def _between(field: str, bounds: Any) -> Condition:
+    if not isinstance(bounds, Sequence) or len(bounds) != 2:
+        raise UnsupportedFilter(f"{field}: $between takes two bounds, not {bounds!r}")
+    return within(field, gte=bounds[0], lte=bounds[1])
+
+
+OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
+    "$eq": equals,
+    "$ne": lambda field, value: negated(equals(field, value)),
+    "$in": one_of,
+    "$nin": lambda field, values: negated(one_of(field, values)),
+    "$gt": lambda field, bound: within(field, gt=bound),
+    "$gte": lambda field, bound: within(field, gte=bound),
+    "$lt": lambda field, bound: within(field, lt=bound),
+    "$lte": lambda field, bound: within(field, lte=bound),
+    "$between": _between,
+    "$exists": lambda field, there: present(field, bool(there)),
+}
+"""What LangChain's stores call their operators."""
+
+
+class RegraftVectorStore(VectorStore):
+    """Documents of a gallery. Filters: docs/filters.md, `{"city": "Bern"}`, or `{"price": {"$lt": 5}, "$or": [...]}`.
+
+    A document's text is the item's metadata field `text_key`, its own metadata are the others. Scores are the
+    service's: cosines for a version that compares so; higher is better. `search_options` are those of
+    `QueryOptions`: `mode`, `threshold`, `strict`, `exact`.
+
+    Args:
+        embedding: the model that makes `version`'s vectors.
+        gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
+        version: the version of the vectors. One that is not there is registered, for vectors made elsewhere.
+        url, api_key: the service, unless `client` is given.
+        client: a client of the service, which the store does not close.
+        text_key: the metadata field that holds the text.
+        create: make the gallery and the version where they are missing.
+        space: of a version that is not there yet, as in a card; default: cosine.
+    """
+
+    def __init__(
+        self,
+        embedding: Embeddings,
+        *,
+        gallery: str,
+        version: str,
+        url: str = DEFAULT_URL,
+        api_key: str | None = None,
+        client: Client | None = None,
+        text_key: str = "text",
+        create: bool = True,
+        space: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._embedding = embedding
+        self.documents = Documents(
+            gallery, version, client or Client(url, api_key), text_key=text_key, create=create, space=space
+        )
+
+    @property
+    def embeddings(self) -> Embeddings:
+        """The model that makes the version's vectors."""
+        return self._embedding
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **options: Any,
+    ) -> Self:
+        """A store that holds these texts; `options`: those of the constructor."""
+        store = cls(embedding, **options)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: list[str] | None = None,
+        **_: Any,
+    ) -> list[str]:
+        """Embed and store texts; of one whose id is there nothing stays. Returns the ids, made where none are given."""
+        listed = list(texts)
+        about = metadatas or [{} for _ in listed]
+        keys = [given or str(uuid.uuid4()) for given in (ids or [""] * len(listed))]
+        if not len(listed) == len(about) == len(keys):
+            raise InvalidArgument(f"{len(listed)} texts need as many metadatas and ids: {len(about)}, {len(keys)}")
+        self.documents.put(keys, listed, about, self._embedding.embed_documents(listed) if listed else [])
+        return keys
+
+    def prepare(self) -> None:
+        """See now that gallery and version are there: the version of a newer model, before an edge joins it."""
+        self.documents.prepare(len(self._embedding.embed_query("a text")))
+
+    def reembed(self, limit: int | None = None) -> int:
+        """Embed documents that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        self.prepare()
+        return self.documents.reembed(self._embedding.embed_documents, limit)
+
+    def delete(self, ids: list[str] | None = None, **_: Any) -> bool:
+        """Delete documents by their ids; those that are not there are no error. Raises InvalidArgument without ids."""
+        if ids is None:
+            raise InvalidArgument("give the ids to delete; `regraft gallery delete` deletes all of them")
+        self.documents.delete(ids)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """The documents of these ids that are there, in this order."""
+        found = self.documents.get(ids)
+        return [self._document(key, found[key].metadata) for key in ids if key in found]
+
+    def similarity_search(
+        self,
+        query: str,
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[Document]:
+        """The k documents nearest to a text, best first."""
+        return self.similarity_search_by_vector(self._embedding.embed_query(query), k, filter, **search_options)
+
+    def similarity_search_with_score(
+        self,
+        query: str,
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[tuple[Document, float]]:
+        """The same, each with its score."""
+        return self.similarity_search_with_score_by_vector(
+            self._embedding.embed_query(query), k, filter, **search_options
+        )
+
+    def similarity_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[Document]:
+        """The k documents nearest to a vector of the version."""
+        return [self._shown(match) for match in self._matches(embedding, k, filter, search_options)]
+
+    def similarity_search_with_score_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[tuple[Document, float]]:
+        """The same, each with its score."""
+        return [(self._shown(match), match.score) for match in self._matches(embedding, k, filter, search_options)]
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[Document]:
+        """Of the `fetch_k` documents nearest to a text, k that are near and unlike each other."""
+        vector = self._embedding.embed_query(query)
+        return self.max_marginal_relevance_search_by_vector(vector, k, fetch_k, lambda_mult, filter, **search_options)
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: list[float],
+        k: int = 4,
+        fetch_k: int = 20,
+        lambda_mult: float = 0.5,
+        filter: Filter | None = None,  # noqa: A002
+        **search_options: Any,
+    ) -> list[Document]:
+        """The same for a vector; compared are the vectors that the documents hold, see `Documents.diverse`."""
+        matches = self._matches(embedding, fetch_k, filter, search_options)
+        return [self._shown(match) for match in self.documents.diverse(matches, k, lambda_mult)]
+
+    def _matches(
+        self, vector: Vector, k: int, given: Filter | None, search_options: Mapping[str, Any]
+    ) -> Sequence[Match]:
+        return self.documents.search(vector, k, filter=as_filter(given), **search_options)
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        """A cosine as LangChain wants it: from 0 to 1."""
+        return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
+
+    def _shown(self, match: Match) -> Document:
+        return self._document(match.id, match.metadata)
+
+    def _document(self, key: str, metadata: Mapping[str, Any]) -> Document:
+        text, own = self.documents.told(metadata)
+        return Document(id=key, page_content=text, metadata=own)
+
+
+def as_filter(given: Filter | None) -> Condition | None:
+    """A filter of LangChain's stores as docs/filters.md has it; one in that language stays as it is.
+
+    Raises:
+        UnsupportedFilter: a callable, or an operator that has no counterpart, such as $like.
+    """
+    if not given and not callable(given):
+        return None
+    if not isinstance(given, Mapping):
+        raise UnsupportedFilter(f"a filter is a dictionary, not {type(given).__name__}: the service evaluates it")
+    if set(given) in OWN or set(given) <= {"and", "or", "not"}:
+        return dict(given)
+    return both([_condition(name, value) for name, value in given.items()])
+
+
+def _condition(name: str, value: Any) -> Condition:
+    if name in ("$and", "$or"):
+        if not isinstance(value, list) or not value:
+            raise UnsupportedFilter(f"{name} takes a list of filters, not {value!r}")
+        parts = [as_filter(one) or {} for one in value]
+        return both(parts) if name == "$and" else either(parts)
+    if name == "$not":
+        return negated(as_filter(value) or {})
+    if name.startswith("$"):
+        raise UnsupportedFilter(f"{name} joins no filters; $and, $or and $not do")
+    if not isinstance(value, Mapping):
+        return equals(name, value)
+    return both([_operator(name, operator, operand) for operator, operand in value.items()])
+
+
+def _operator(field: str, operator: str, value: Any) -> Condition:
+    if operator not in OPERATORS:
+        raise UnsupportedFilter(
+            f"{field}: the service has no {operator!r}; it has {', '.join(OPERATORS)}, and `prefix` of docs/filters.md"
+        )
+    return OPERATORS[operator](field, value)

@@ -1,0 +1,227 @@
+"""A gallery as a vector store of LlamaIndex (llama-index-core), so that an application switches by an import.
+
+    from regraft.integrations.llama_index import RegraftVectorStore
+
+    store = RegraftVectorStore(gallery="docs", version="minilm-v1")
+    index = VectorStoreIndex.from_documents(documents, storage_context=StorageContext.from_defaults(vector_store=store))
+
+When a newer embedding model comes, a second store of the same gallery names the new model's version: once an edge joins
+the two versions and the new one is deployed, it finds the nodes of the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.schema import BaseNode, MetadataMode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    FilterCondition,
+    FilterOperator,
+    MetadataFilter,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
+
+from index.errors import InvalidArgument
+from regraft.client import DEFAULT_URL, Client
+from regraft.integrations.conditions import (
+    Condition,
+    UnsupportedFilter,
+    both,
+    either,
+    equals,
+    negated,
+    one_of,
+    within,
+)
+from regraft.integrations.documents import Documents
+
+NODE_ID, DOC_ID = "_node_id", "doc_id"
+"""Metadata fields beside a node's own: its id, which filters cannot name otherwise, and its document's."""
+LAMBDA, PREFETCH = 0.5, 4
+"""Of maximal marginal relevance: the weight of nearness, and how many times k nodes are looked at."""
+OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
+    FilterOperator.EQ: equals,
+    FilterOperator.NE: lambda field, value: negated(equals(field, value)),
+    FilterOperator.GT: lambda field, bound: within(field, gt=bound),
+    FilterOperator.GTE: lambda field, bound: within(field, gte=bound),
+    FilterOperator.LT: lambda field, bound: within(field, lt=bound),
+    FilterOperator.LTE: lambda field, bound: within(field, lte=bound),
+    FilterOperator.IN: one_of,
+    FilterOperator.NIN: lambda field, values: negated(one_of(field, values)),
+    FilterOperator.ANY: one_of,
+    FilterOperator.ALL: lambda field, values: both([equals(field, value) for value in values]),
+    FilterOperator.CONTAINS: equals,
+}
+"""Arrays stand for their elements in docs/filters.md, so that `any` and `contains` are its `in` and `eq`."""
+
+
+class RegraftVectorStore(BasePydanticVectorStore):
+    """Nodes of a gallery, with their texts. See `regraft.integrations.documents.Documents` for the fields.
+
+    Similarities are the service's scores: cosines for a version that compares so; higher is better. Queries are of the
+    modes `default` and `mmr`.
+    """
+
+    stores_text: bool = True
+    flat_metadata: bool = False
+    gallery: str
+    version: str
+    url: str = DEFAULT_URL
+    text_key: str = "text"
+    create: bool = True
+    dim: int | None = None
+    space: dict[str, Any] | None = None
+    _documents: Documents = PrivateAttr()
+    modes: ClassVar = (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR)
+
+    def __init__(
+        self, gallery: str, version: str, *, api_key: str | None = None, client: Client | None = None, **fields: Any
+    ) -> None:
+        super().__init__(gallery=gallery, version=version, **fields)
+        self._documents = Documents(
+            gallery,
+            version,
+            client or Client(self.url, api_key),
+            text_key=self.text_key,
+            create=self.create,
+            dim=self.dim,
+            space=self.space,
+        )
+
+    @classmethod
+    def class_name(cls) -> str:
+        return "RegraftVectorStore"
+
+    @property
+    def client(self) -> Client:
+        """How the service is reached."""
+        return self._documents.client
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        """Store nodes that hold their embeddings; of one whose id is there nothing stays. Returns their ids."""
+        ids = [node.node_id for node in nodes]
+        texts = [node.get_content(metadata_mode=MetadataMode.NONE) for node in nodes]
+        about = [
+            {**node_to_metadata_dict(node, remove_text=True, flat_metadata=False), NODE_ID: node.node_id}
+            for node in nodes
+        ]
+        self._documents.put(ids, texts, about, [node.get_embedding() for node in nodes])
+        return ids
+
+    def reembed(self, model: BaseEmbedding, limit: int | None = None) -> int:
+        """Embed nodes that hold no vector by this version, all or so many; see `Documents.reembed`."""
+        self._documents.prepare(len(model.get_text_embedding("a text")))
+        return self._documents.reembed(model.get_text_embedding_batch, limit)
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        """Delete every node of a document."""
+        self._delete_matching(equals(DOC_ID, ref_doc_id))
+
+    def delete_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **_: Any) -> None:
+        """Delete the nodes of these ids that pass the filters. Raises InvalidArgument without either."""
+        if node_ids is None and filters is None:
+            raise InvalidArgument("give node_ids or filters; clear() deletes every node")
+        self._delete_matching(_asked(node_ids, None, filters))
+
+    def clear(self) -> None:
+        """Delete every node."""
+        self._delete_matching(None)
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        """The nodes of these ids that pass the filters."""
+        found = self._documents.matching(_asked(node_ids, None, filters))
+        return [self._node(match.metadata) for match in found]
+
+    def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        """The nodes nearest to an embedding of the version, best first.
+
+        `options`: those of `QueryOptions`, and for mmr `mmr_prefetch_k`, how many nodes are looked at.
+
+        Raises:
+            InvalidArgument: another mode, or no embedding.
+            UnsupportedFilter: an operator has no counterpart.
+        """
+        if query.mode not in self.modes or query.query_embedding is None:
+            legal = ", ".join(mode.value for mode in self.modes)
+            raise InvalidArgument(f"a query is an embedding in one of the modes {legal}, not {query.mode.value}")
+        diverse = query.mode is VectorStoreQueryMode.MMR
+        k = query.similarity_top_k
+        looked_at = options.pop("mmr_prefetch_k", PREFETCH * k) if diverse else k
+        condition = _asked(query.node_ids or None, query.doc_ids or None, query.filters)
+        matches = self._documents.search(query.query_embedding, looked_at, filter=condition, **options)
+        if diverse:
+            weight = LAMBDA if query.mmr_threshold is None else query.mmr_threshold
+            matches = self._documents.diverse(matches, k, weight)
+        return VectorStoreQueryResult(
+            nodes=[self._node(match.metadata) for match in matches],
+            similarities=[match.score for match in matches],
+            ids=[match.id for match in matches],
+        )
+
+    async def async_add(self, nodes: Sequence[BaseNode], **options: Any) -> list[str]:
+        return await asyncio.to_thread(self.add, nodes, **options)
+
+    async def adelete(self, ref_doc_id: str, **options: Any) -> None:
+        await asyncio.to_thread(self.delete, ref_doc_id, **options)
+
+    async def adelete_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **options: Any
+    ) -> None:
+        await asyncio.to_thread(self.delete_nodes, node_ids, filters, **options)
+
+    async def aclear(self) -> None:
+        await asyncio.to_thread(self.clear)
+
+    async def aget_nodes(
+        self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None
+    ) -> list[BaseNode]:
+        return await asyncio.to_thread(self.get_nodes, node_ids, filters)
+
+    async def aquery(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
+        return await asyncio.to_thread(self.query, query, **options)
+
+    def _delete_matching(self, condition: Condition | None) -> None:
+        self._documents.delete([match.id for match in self._documents.matching(condition)])
+
+    def _node(self, metadata: Mapping[str, Any]) -> BaseNode:
+        text, own = self._documents.told(metadata)
+        return metadata_dict_to_node(own, text=text)
+
+
+def as_filter(filters: MetadataFilters) -> Condition:
+    """Filters as docs/filters.md has them.
+
+    Raises:
+        UnsupportedFilter: text_match, text_match_insensitive or is_empty, or a value that nothing equals.
+    """
+    parts = [as_filter(one) if isinstance(one, MetadataFilters) else _condition(one) for one in filters.filters]
+    if not parts:
+        raise UnsupportedFilter("filters without a filter say nothing: leave them out")
+    if filters.condition is FilterCondition.NOT:
+        return negated(both(parts))
+    return either(parts) if filters.condition is FilterCondition.OR else both(parts)
+
+
+def _condition(one: MetadataFilter) -> Condition:
+    if one.operator not in OPERATORS:
+        legal = ", ".join(operator.value for operator in OPERATORS)
+        raise UnsupportedFilter(f"{one.key}: the service has no {one.operator.value!r}; it has {legal}")
+    return OPERATORS[one.operator](one.key, one.value)
+
+
+def _asked(
+    node_ids: Sequence[str] | None, doc_ids: Sequence[str] | None, filters: MetadataFilters | None
+) -> Condition | None:
+    parts = [one_of(name, list(ids)) for name, ids in ((NODE_ID, node_ids), (DOC_ID, doc_ids)) if ids is not None]
+    if filters is not None and filters.filters:
+        parts.append(as_filter(filters))
+    return both(parts) if parts else None

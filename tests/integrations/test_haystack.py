@@ -1,0 +1,126 @@
+"""The document store of Haystack against Haystack's own suites, its retriever, and an upgrade of the model."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("haystack", reason="needs regraft[haystack]")
+
+from haystack import Document, Pipeline
+from haystack.dataclasses import ByteStream
+from haystack.document_stores.errors import DuplicateDocumentError
+from haystack.document_stores.types import DuplicatePolicy
+from haystack.errors import FilterError
+from haystack.testing.document_store import CountDocumentsByFilterTest, DocumentStoreBaseExtendedTests
+from haystack.testing.document_store_async import (
+    CountDocumentsAsyncTest,
+    DeleteDocumentsAsyncTest,
+    FilterDocumentsAsyncTest,
+    WriteDocumentsAsyncTest,
+)
+from haystack.utils import Secret
+
+from index.errors import InvalidArgument
+from regraft.integrations.haystack import RegraftDocumentStore, RegraftEmbeddingRetriever, as_filter
+from staging.models import TEXTS
+
+
+class Standard:
+    """What the suites share: a store of vectors of 768 numbers, and documents compared in no order, less embeddings."""
+
+    @pytest.fixture
+    def document_store(self, url, name):
+        store = RegraftDocumentStore(name, "random-768", url=url, embedding_dim=768)
+        yield store
+        store.documents.client.close()
+
+    @staticmethod
+    def assert_documents_are_equal(received, expected):
+        def plain(documents):
+            return sorted((one.id, one.content, sorted(one.meta.items())) for one in documents)
+
+        assert plain(received) == plain(expected)
+
+
+class TestStore(Standard, DocumentStoreBaseExtendedTests, CountDocumentsByFilterTest):
+    def test_write_documents(self, document_store):
+        document_store.write_documents([Document(id="a", content="x")])
+        with pytest.raises(DuplicateDocumentError):
+            document_store.write_documents([Document(id="a", content="y")])
+
+
+class TestAsyncStore(
+    Standard, CountDocumentsAsyncTest, DeleteDocumentsAsyncTest, FilterDocumentsAsyncTest, WriteDocumentsAsyncTest
+):
+    async def test_write_documents_async(self, document_store):
+        assert await document_store.write_documents_async([Document(id="a", content="x")]) == 1
+
+
+@pytest.fixture
+def store(url, name, models):
+    made = RegraftDocumentStore(name, "old", url=url)
+    made.write_documents(
+        [Document(id=f"d{n}", content=x, meta={"n": n}, embedding=models[0](x)) for n, x in enumerate(TEXTS)]
+    )
+    yield made
+    made.documents.client.close()
+
+
+def test_the_retriever_runs_in_a_pipeline_that_is_saved_and_loaded(store, models, monkeypatch):
+    monkeypatch.setenv("REGRAFT_API_KEY", "none is asked for")
+    store.write_documents([Document(id="bare", content="no embedding")])
+    keyed = RegraftDocumentStore(**store._given, api_key=Secret.from_env_var("REGRAFT_API_KEY"))
+    pipeline = Pipeline()
+    pipeline.add_component("found", RegraftEmbeddingRetriever(keyed, top_k=3))
+    loaded = Pipeline.loads(pipeline.dumps(), allowed_modules=["regraft.integrations.haystack"])
+    filters = {"field": "meta.n", "operator": ">", "value": 5}
+    keyed.documents.client.close()
+
+    found = loaded.run({"found": {"query_embedding": models[0](TEXTS[9]), "filters": filters}})["found"]["documents"]
+
+    loaded.get_component("found").document_store.documents.client.close()
+    assert [found[0].id, found[0].content, round(found[0].score, 5)] == ["d9", TEXTS[9], 1.0]
+    assert len(found) == 3
+    assert all(one.meta["n"] > 5 for one in found)
+    (seen,) = store.embedding_retrieval(models[0](TEXTS[9]), top_k=1, return_embedding=True)
+    assert seen.embedding == pytest.approx(models[0](TEXTS[9]), abs=1e-6)
+    again = asyncio.run(RegraftEmbeddingRetriever(store, top_k=100).run_async(models[0](TEXTS[9])))
+    assert "bare" not in {one.id for one in again["documents"]}
+
+
+@pytest.mark.parametrize("field", ["id", "embedding", "blob"])
+def test_fields_that_are_no_metadata_are_refused(field):
+    with pytest.raises(FilterError, match=field):
+        as_filter({"field": field, "operator": "==", "value": 1})
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        Document(blob=ByteStream(b"x")),
+        Document(content="a", meta={"content": "mine"}, embedding=[1.0] * 8),
+        Document(content="a", embedding=[1.0] * 9),
+    ],
+)
+def test_what_cannot_be_kept_is_refused(store, document):
+    with pytest.raises((InvalidArgument, ValueError)):
+        store.write_documents([Document(content="fine", embedding=[1.0] * 8), document])
+
+    assert store.count_documents() == len(TEXTS)
+
+
+def test_a_newer_model_finds_what_the_older_one_stored(store, client, url, models, name):
+    newer = RegraftDocumentStore(name, "new", url=url)
+    assert newer.reembed(lambda texts: [models[1](x) for x in texts], 48) == 48
+    client.fit_edge("new", "old", "procrustes", gallery=name, replace=True)
+    client.deploy(name, "new")
+
+    newer.write_documents([Document(id="later", content="whale sings", embedding=models[1]("whale sings"))])
+
+    assert newer.embedding_retrieval(models[1]("ant hides away"), top_k=1)[0].id == "d71"
+    assert newer.embedding_retrieval(models[1]("whale sings"), top_k=1)[0].id == "later"
+    assert client.gallery(name).mix == {"old": 24, "new": 49}
+    assert newer.write_documents([Document(id="d0", content="x", embedding=models[1]("x"))], DuplicatePolicy.SKIP) == 0
+    newer.documents.client.close()

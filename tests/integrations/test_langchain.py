@@ -1,0 +1,138 @@
+"""The vector store of LangChain against LangChain's own suite, filters, diversity, and an upgrade of the model."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("langchain_tests", reason="needs regraft[langchain] and langchain-tests")
+
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_tests.integration_tests import VectorStoreIntegrationTests
+
+from index.errors import InvalidArgument
+from regraft.integrations.conditions import UnsupportedFilter
+from regraft.integrations.langchain import RegraftVectorStore, as_filter
+from staging.models import TEXTS
+
+DOCUMENTS = [
+    Document(id=f"d{n}", page_content=text, metadata={"n": n, "tags": [text.split()[0]]})
+    for n, text in enumerate(TEXTS)
+]
+
+
+class Fake(Embeddings):
+    """A model of the tests as LangChain has them."""
+
+    def __init__(self, model):
+        self._model = model
+
+    def embed_documents(self, texts):
+        return [self._model(text) for text in texts]
+
+    def embed_query(self, text):
+        return self._model(text)
+
+
+class TestRegraftVectorStore(VectorStoreIntegrationTests):
+    @pytest.fixture
+    def vectorstore(self, client, name):
+        return RegraftVectorStore(self.get_embeddings(), gallery=name, version="fake-6", client=client)
+
+
+@pytest.fixture
+def store(client, name, models):
+    made = RegraftVectorStore(Fake(models[0]), gallery=name, version="old", client=client)
+    made.add_documents(DOCUMENTS)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("given", "passes"),
+    [
+        ({"n": 3}, lambda n: n == 3),
+        ({"n": {"$ne": 3}}, lambda n: n != 3),
+        ({"n": {"$in": [1, 2, 99]}}, lambda n: n in (1, 2)),
+        ({"n": {"$in": []}}, lambda n: False),
+        ({"n": {"$nin": [1, 2]}}, lambda n: n not in (1, 2)),
+        ({"n": {"$gt": 5, "$lte": 8}}, lambda n: 5 < n <= 8),
+        ({"n": {"$gte": 20}}, lambda n: n >= 20),
+        ({"n": {"$lt": 2}}, lambda n: n < 2),
+        ({"n": {"$between": [4, 6]}}, lambda n: 4 <= n <= 6),
+        ({"n": {"$exists": False}}, lambda n: False),
+        ({"tags": "owl", "n": {"$lt": 26}}, lambda n: n in (24, 25)),
+        ({"$or": [{"n": 1}, {"$and": [{"n": {"$gt": 2}}, {"n": {"$lt": 5}}]}]}, lambda n: n in (1, 3, 4)),
+        ({"$not": {"n": {"$gt": 0}}}, lambda n: n == 0),
+        ({"field": "n", "range": {"lt": 2}}, lambda n: n < 2),
+        ({"or": [{"field": "n", "eq": 1}, {"field": "tags", "prefix": "ow"}]}, lambda n: n == 1 or 24 <= n < 36),
+    ],
+)
+def test_filters_pass_what_they_say(store, given, passes):
+    found = store.similarity_search("cat runs", k=len(DOCUMENTS), filter=given)
+
+    assert {one.metadata["n"] for one in found} == {n for n in range(len(DOCUMENTS)) if passes(n)}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda document: True,
+        {"n": {"$like": "a%"}},
+        {"n": {"$nonsense": 1}},
+        {"$nor": [{"n": 1}]},
+        {"$and": {"n": 1}},
+        {"n": [1, 2]},
+        {"n": {"$in": "abc"}},
+        {"n": {"$gt": None}},
+        {"n": {"$between": [1]}},
+    ],
+)
+def test_what_cannot_be_mapped_is_refused_by_name(given):
+    with pytest.raises(UnsupportedFilter):
+        as_filter(given)
+
+
+def test_scores_relevance_and_retrievers(store):
+    (best, score), *_ = store.similarity_search_with_score("cat sleeps here", k=3)
+    (_, relevance), *_ = store.similarity_search_with_relevance_scores("cat sleeps here", k=3)
+    retrieved = store.as_retriever(search_kwargs={"k": 2, "filter": {"tags": "dog"}}).invoke("cat sleeps here")
+
+    assert (best.id, best.page_content) == ("d0", "cat sleeps here")
+    assert (round(score, 5), round(relevance, 5)) == (1.0, 1.0)
+    assert [one.metadata["tags"] for one in retrieved] == [["dog"], ["dog"]]
+
+
+def test_diverse_matches_repeat_less(store):
+    store.add_texts(["cat sleeps here"] * 4)
+
+    near = store.similarity_search("cat sleeps here", k=4)
+    diverse = store.max_marginal_relevance_search("cat sleeps here", k=4, lambda_mult=0.3)
+
+    assert len({one.page_content for one in near}) == 1
+    assert diverse[0].page_content == "cat sleeps here"
+    assert len({one.page_content for one in diverse}) == 4
+
+
+def test_what_cannot_be_stored_is_refused(store):
+    with pytest.raises(InvalidArgument, match="text_key"):
+        store.add_texts(["a"], [{"text": "mine"}])
+    with pytest.raises(InvalidArgument, match="metadatas"):
+        store.add_texts(["a", "b"], [{}])
+    with pytest.raises(InvalidArgument, match="ids"):
+        store.delete()
+
+
+def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, name):
+    newer = RegraftVectorStore(Fake(models[1]), gallery=name, version="new", client=client)
+    assert newer.reembed(48) == 48
+    client.fit_edge("new", "old", "procrustes", gallery=name)
+    client.deploy(name, "new")
+
+    newer.add_documents([Document(id="later", page_content="whale sings below")])
+
+    assert newer.similarity_search("ant hides away", k=1)[0].id == "d71"
+    assert client.gallery(name).mix == {"old": 24, "new": 49}
+    assert newer.similarity_search("whale sings below", k=1)[0].id == "later"
+    assert newer.max_marginal_relevance_search("ant hides away", k=2, fetch_k=30)[0].id == "d71"
+    assert newer.reembed() == 24
+    assert client.gallery(name).mix == {"new": 73}
