@@ -1,7 +1,8 @@
 """Documents of one gallery with vectors by one version: what the stores of the frameworks share.
 
-A document is an item whose metadata hold its text under `text_key` and the document's own metadata beside it, so that
-filters name them as they are, and a gallery that was filled otherwise can be read too.
+A document is an item that is a text, with the document's own metadata, so that filters name them as they are and a
+backfill to a version that reads texts can move it. Of an item that is none the text is a field of its metadata: of one
+that was imported from another database, and of a document whose text is blank, which nothing embeds.
 
 Shapes: N documents, D numbers of a vector.
 """
@@ -37,7 +38,7 @@ class Documents:
         gallery: its name.
         version: what makes the vectors.
         client: how the service is reached.
-        text_key: the metadata field of the text.
+        text_key: the metadata field that holds the text of an item that is none.
         create: make what is missing.
         dim, space: of a version that is not there yet; `space` as in a card.
     """
@@ -76,7 +77,7 @@ class Documents:
         """Store N documents; of one whose id is there nothing stays. `vectors` is (N, D).
 
         Raises:
-            InvalidArgument: metadata hold `text_key` themselves, or there is no vector of one length for each.
+            InvalidArgument: there is no vector of one length for each.
             Problem: the service refuses; batches of 500 are stored whole or not at all.
         """
         if not ids:
@@ -86,9 +87,12 @@ class Documents:
             raise InvalidArgument(f"{len(ids)} documents need as many vectors of one length, not an array {rows.shape}")
         items = []
         for key, text, metadata, row in zip(ids, texts, about, rows, strict=True):
-            if self.text_key in metadata:
-                raise InvalidArgument(f"{key}: its metadata hold {self.text_key!r}, where its text is kept (text_key)")
-            items.append({"id": key, "metadata": {**metadata, self.text_key: text}, "embedding": row})
+            kept = (
+                {"metadata": metadata, "text": text}
+                if text.strip()
+                else {"metadata": {**metadata, self.text_key: text}}
+            )
+            items.append({"id": key, "embedding": row, **kept})
         self.prepare(rows.shape[1])
         for batch in _batches(items, WRITTEN):
             self.client.ingest_embeddings(self.gallery, batch, version=self.version, atomic=True, replace=True)
@@ -97,7 +101,8 @@ class Documents:
         """The k documents nearest to a vector of the version; `options`: those of `QueryOptions`. Raises Problem."""
         row = np.asarray(vector, np.float32)
         self.prepare(len(row))
-        asked = cast(QueryOptions, {name: value for name, value in options.items() if value is not None})
+        named = {name: value for name, value in options.items() if value is not None}
+        asked = cast(QueryOptions, {**named, "with_text": True})
         found = self.client.query_embeddings(self.gallery, row[None], self.version, k, **asked)
         return found.results[0].matches
 
@@ -110,7 +115,7 @@ class Documents:
             return
         probe = np.zeros((1, self.dim()), np.float32)
         probe[0, 0] = 1.0
-        options: QueryOptions = {"exact": True, "strict": True}
+        options: QueryOptions = {"exact": True, "strict": True, "with_text": True}
         if condition:
             options["filter"] = condition
         while True:
@@ -124,7 +129,7 @@ class Documents:
         """Id -> item with its vectors, of those that are there."""
         self.prepare()
         batches = _batches(list(dict.fromkeys(ids)), NAMED)
-        pages = (self.client.embeddings(self.gallery, ids=batch, limit=NAMED) for batch in batches)
+        pages = (self.client.embeddings(self.gallery, ids=one, limit=NAMED, with_text=True) for one in batches)
         return {item.id: item for page in pages for item in page.items}
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -148,7 +153,7 @@ class Documents:
             ids = self.client.missing_items(self.gallery, version=self.version, limit=size).ids
             if not ids:
                 break
-            texts = {key: self.told(item.metadata)[0] for key, item in self.get(ids).items()}
+            texts = {key: self.told(item)[0] for key, item in self.get(ids).items()}
             rows = np.asarray(embed(list(texts.values())), np.float32)
             items = [{"id": key, "embedding": row} for key, row in zip(texts, rows, strict=True)]
             self.client.put_embeddings(self.gallery, items, version=self.version, atomic=True)
@@ -172,9 +177,10 @@ class Documents:
             for batch in _batches(items, WRITTEN):
                 self.client.ingest_embeddings(self.gallery, batch, version=version, atomic=True)
 
-    def told(self, metadata: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def told(self, item: Match | EmbeddedItem) -> tuple[str, dict[str, Any]]:
         """A document's text and its own metadata."""
-        return str(metadata.get(self.text_key, "")), {n: v for n, v in metadata.items() if n != self.text_key}
+        own = dict(item.metadata)
+        return (str(own.pop(self.text_key, "")) if item.text is None else item.text), own
 
     def diverse(self, matches: Sequence[Match], k: int, weight: float) -> list[Match]:
         """K of the matches by maximal marginal relevance: near to the query, and unlike those chosen before.

@@ -13,7 +13,7 @@ the two versions and the new one is deployed, it finds the documents of the firs
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from typing import Any, Self
@@ -41,12 +41,13 @@ from regraft.integrations.conditions import (
     within,
 )
 from regraft.integrations.documents import Documents, Vector
+from regraft.models import Match
 
 Filters = dict[str, Any]
 WITHOUT = "_without_embedding"
 """Metadata field of a document that came without an embedding: it is stored with a placeholder and never retrieved."""
 BOUNDS = {">": "gt", ">=": "gte", "<": "lt", "<=": "lte"}
-OWN = {field.name for field in fields(Document)} - {"content", "meta"}
+OWN = {field.name for field in fields(Document)} - {"meta"}
 
 
 class RegraftDocumentStore:
@@ -59,7 +60,7 @@ class RegraftDocumentStore:
         gallery: its name; made, with the version's deployment, at the first use unless `create` is false.
         version: the version of the embeddings. One that is not there is registered, for vectors made elsewhere.
         url, api_key: the service.
-        content_key: the metadata field that holds the content.
+        content_key: the metadata field that holds the content of an item that is no text, as of an imported one.
         create: make the gallery and the version where they are missing.
         embedding_dim: numbers in an embedding of a version that is not there yet; default: as many as the first has.
         return_embedding: whether documents come with their embeddings.
@@ -112,8 +113,8 @@ class RegraftDocumentStore:
 
     def filter_documents(self, filters: Filters | None = None) -> list[Document]:
         """Every document that passes. Raises FilterError."""
-        found = list(self.documents.matching(as_filter(filters, self.documents.text_key)))
-        return self._shown([(one.id, one.metadata, None) for one in found])
+        found = list(self.documents.matching(as_filter(filters)))
+        return self._shown(found, scores=False)
 
     def write_documents(self, documents: list[Document], policy: DuplicatePolicy = DuplicatePolicy.NONE) -> int:
         """Store documents. Returns how many were written.
@@ -169,10 +170,10 @@ class RegraftDocumentStore:
         **options: Any,
     ) -> list[Document]:
         """The documents nearest to an embedding of the version, with their scores; `options`: `QueryOptions`."""
-        asked = as_filter(filters, self.documents.text_key)
+        asked = as_filter(filters)
         condition = both([present(WITHOUT, False), *([asked] if asked else [])])
         found = self.documents.search(query_embedding, top_k, filter=condition, **options)
-        return self._shown([(one.id, one.metadata, one.score) for one in found], return_embedding)
+        return self._shown(found, return_embedding)
 
     def reembed(self, embed: Callable[[list[str]], Sequence[Vector]], limit: int | None = None) -> int:
         """Embed documents that hold no vector by this version, all or so many; see `Documents.reembed`."""
@@ -201,8 +202,8 @@ class RegraftDocumentStore:
         """As `embedding_retrieval`."""
         return await asyncio.to_thread(self.embedding_retrieval, query_embedding, **options)
 
-    def _matching(self, filters: Filters) -> list[Any]:
-        return list(self.documents.matching(as_filter(filters, self.documents.text_key)))
+    def _matching(self, filters: Filters) -> list[Match]:
+        return list(self.documents.matching(as_filter(filters)))
 
     def _put(self, documents: Sequence[Document]) -> None:
         dim = next((len(one.embedding) for one in documents if one.embedding is not None), None)
@@ -217,18 +218,16 @@ class RegraftDocumentStore:
             row[:] = one.embedding if one.embedding is not None else np.eye(1, len(row))[0]
         self.documents.put([one.id for one in documents], [one.content or "" for one in documents], about, rows)
 
-    def _shown(
-        self, found: Sequence[tuple[str, Mapping[str, Any], float | None]], embeddings: bool | None = None
-    ) -> list[Document]:
+    def _shown(self, found: Sequence[Match], embeddings: bool | None = None, *, scores: bool = True) -> list[Document]:
         wanted = self._return_embedding if embeddings is None else embeddings
-        held = self.documents.get([key for key, _, _ in found]) if wanted else {}
+        held = self.documents.get([one.id for one in found]) if wanted else {}
         shown = []
-        for key, metadata, score in found:
-            content, meta = self.documents.told(metadata)
-            missing = meta.pop(WITHOUT, False)
-            mine = [] if missing or key not in held else held[key].embeddings
-            vector = next((one.embedding for one in mine if one.version == self.documents.version), None)
-            shown.append(Document(id=key, content=content, meta=meta, score=score, embedding=vector))
+        for one in found:
+            content, meta = self.documents.told(one)
+            mine = [] if meta.pop(WITHOUT, False) or one.id not in held else held[one.id].embeddings
+            vector = next((x.embedding for x in mine if x.version == self.documents.version), None)
+            score = one.score if scores else None
+            shown.append(Document(id=one.id, content=content, meta=meta, score=score, embedding=vector))
         return shown
 
 
@@ -299,7 +298,7 @@ class RegraftEmbeddingRetriever:
         return {"filters": asked, "top_k": top_k or self.top_k, "return_embedding": self.return_embedding}
 
 
-def as_filter(filters: Filters | None, content_key: str = "content") -> Condition | None:
+def as_filter(filters: Filters | None) -> Condition | None:
     """Haystack's filters as docs/filters.md has them.
 
     Raises:
@@ -308,12 +307,12 @@ def as_filter(filters: Filters | None, content_key: str = "content") -> Conditio
     if not filters:
         return None
     try:
-        return _logical(filters, content_key) if "conditions" in filters else _comparison(filters, content_key)
+        return _logical(filters) if "conditions" in filters else _comparison(filters)
     except UnsupportedFilter as error:
         raise FilterError(str(error)) from error
 
 
-def _logical(filters: Filters, content_key: str) -> Condition:
+def _logical(filters: Filters) -> Condition:
     joined: dict[str, Callable[[Sequence[Condition]], Condition]] = {
         "AND": both,
         "OR": either,
@@ -321,13 +320,13 @@ def _logical(filters: Filters, content_key: str) -> Condition:
     }
     if filters.get("operator") not in joined or not filters["conditions"]:
         raise FilterError(f"conditions are joined by one of {', '.join(joined)}, not by {filters.get('operator')!r}")
-    return joined[filters["operator"]]([as_filter(one, content_key) or {} for one in filters["conditions"]])
+    return joined[filters["operator"]]([as_filter(one) or {} for one in filters["conditions"]])
 
 
-def _comparison(condition: Filters, content_key: str) -> Condition:
+def _comparison(condition: Filters) -> Condition:
     if missing := [part for part in ("field", "operator", "value") if part not in condition]:
         raise FilterError(f"a condition has field, operator and value: {missing[0]} is missing in {condition}")
-    field, operator, value = _field(condition["field"], content_key), condition["operator"], condition["value"]
+    field, operator, value = _field(condition["field"]), condition["operator"], condition["value"]
     if operator in ("==", "!="):
         equal = is_null(field) if value is None else equals(field, value)
         return equal if operator == "==" else negated(equal)
@@ -351,7 +350,7 @@ def _range(field: str, operator: str, bound: Any) -> Condition:
     return within(field, **{BOUNDS[operator]: bound})
 
 
-def _field(name: str, content_key: str) -> str:
+def _field(name: str) -> str:
     if name in OWN:
-        raise FilterError(f"the service filters by meta and content, not by {name!r}")
-    return content_key if name == "content" else name.removeprefix("meta.")
+        raise FilterError(f"the service filters by meta, not by {name!r}")
+    return name.removeprefix("meta.")

@@ -32,7 +32,7 @@ from regraft.integrations.conditions import (
     within,
 )
 from regraft.integrations.documents import Documents, Vector
-from regraft.models import Match
+from regraft.models import EmbeddedItem, Match
 
 Filter = Mapping[str, Any]
 OWN = ({"field", "eq"}, {"field", "in"}, {"field", "range"}, {"field", "prefix"}, {"field", "exists"})
@@ -62,9 +62,8 @@ OPERATORS: dict[str, Callable[[str, Any], Condition]] = {
 class RegraftVectorStore(VectorStore):
     """Documents of a gallery. Filters: docs/filters.md, `{"city": "Bern"}`, or `{"price": {"$lt": 5}, "$or": [...]}`.
 
-    A document's text is the item's metadata field `text_key`, its own metadata are the others. Scores are the
-    service's: cosines for a version that compares so; higher is better. `search_options` are those of
-    `QueryOptions`: `mode`, `threshold`, `strict`, `exact`.
+    A document is an item that is a text, with its metadata. Scores are the service's: cosines for a version that
+    compares so; higher is better. `search_options` are those of `QueryOptions`: `mode`, `threshold`, `strict`, `exact`.
 
     Args:
         embedding: the model that makes `version`'s vectors.
@@ -72,7 +71,7 @@ class RegraftVectorStore(VectorStore):
         version: the version of the vectors. One that is not there is registered, for vectors made elsewhere.
         url, api_key: the service, unless `client` is given.
         client: a client of the service, which the store does not close.
-        text_key: the metadata field that holds the text.
+        text_key: the metadata field that holds the text of an item that is none, as of an imported one.
         create: make the gallery and the version where they are missing.
         space: of a version that is not there yet, as in a card; default: cosine.
     """
@@ -151,7 +150,7 @@ class RegraftVectorStore(VectorStore):
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents of these ids that are there, in this order."""
         found = self.documents.get(ids)
-        return [self._document(key, found[key].metadata) for key in ids if key in found]
+        return [self._shown(found[key]) for key in ids if key in found]
 
     def similarity_search(
         self,
@@ -230,12 +229,9 @@ class RegraftVectorStore(VectorStore):
         """A cosine as LangChain wants it: from 0 to 1."""
         return lambda cosine: min(1.0, max(0.0, (cosine + 1.0) / 2.0))
 
-    def _shown(self, match: Match) -> Document:
-        return self._document(match.id, match.metadata)
-
-    def _document(self, key: str, metadata: Mapping[str, Any]) -> Document:
-        text, own = self.documents.told(metadata)
-        return Document(id=key, page_content=text, metadata=own)
+    def _shown(self, item: Match | EmbeddedItem) -> Document:
+        text, own = self.documents.told(item)
+        return Document(id=item.id, page_content=text, metadata=own)
 
 
 def as_filter(given: Filter | None) -> Condition | None:

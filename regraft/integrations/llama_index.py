@@ -12,7 +12,7 @@ the two versions and the new one is deployed, it finds the nodes of the first.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -43,6 +43,7 @@ from regraft.integrations.conditions import (
     within,
 )
 from regraft.integrations.documents import Documents
+from regraft.models import Match
 
 NODE_ID, DOC_ID = "_node_id", "doc_id"
 """Metadata fields beside a node's own: its id, which filters cannot name otherwise, and its document's."""
@@ -139,7 +140,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
         """The nodes of these ids that pass the filters."""
         found = self._documents.matching(_asked(node_ids, None, filters))
-        return [self._node(match.metadata) for match in found]
+        return [self._node(match) for match in found]
 
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """The nodes nearest to an embedding of the version, best first.
@@ -162,7 +163,7 @@ class RegraftVectorStore(BasePydanticVectorStore):
             weight = LAMBDA if query.mmr_threshold is None else query.mmr_threshold
             matches = self._documents.diverse(matches, k, weight)
         return VectorStoreQueryResult(
-            nodes=[self._node(match.metadata) for match in matches],
+            nodes=[self._node(match) for match in matches],
             similarities=[match.score for match in matches],
             ids=[match.id for match in matches],
         )
@@ -192,8 +193,8 @@ class RegraftVectorStore(BasePydanticVectorStore):
     def _delete_matching(self, condition: Condition | None) -> None:
         self._documents.delete([match.id for match in self._documents.matching(condition)])
 
-    def _node(self, metadata: Mapping[str, Any]) -> BaseNode:
-        text, own = self._documents.told(metadata)
+    def _node(self, match: Match) -> BaseNode:
+        text, own = self._documents.told(match)
         return metadata_dict_to_node(own, text=text)
 
 

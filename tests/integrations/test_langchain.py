@@ -114,12 +114,21 @@ def test_diverse_matches_repeat_less(store):
 
 
 def test_what_cannot_be_stored_is_refused(store):
-    with pytest.raises(InvalidArgument, match="text_key"):
-        store.add_texts(["a"], [{"text": "mine"}])
     with pytest.raises(InvalidArgument, match="metadatas"):
         store.add_texts(["a", "b"], [{}])
     with pytest.raises(InvalidArgument, match="ids"):
         store.delete()
+
+
+def test_any_text_and_any_metadata_come_back_and_imported_items_are_read(store, client, models, name):
+    vector = models[0]("cat")
+    store.documents.put(["blank", "own"], [" ", "b"], [{}, {"text": "mine"}], [vector, vector])
+    client.ingest_embeddings(name, [{"id": "imported", "embedding": vector, "metadata": {"text": "t", "n": 1}}])
+
+    shown = store.get_by_ids(["blank", "own", "imported"])
+
+    assert [(x.page_content, x.metadata) for x in shown] == [(" ", {}), ("b", {"text": "mine"}), ("t", {"n": 1})]
+    assert client.item(name, "own").text == "b"
 
 
 def test_a_newer_model_finds_what_the_older_one_stored(store, client, models, name):
