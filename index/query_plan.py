@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 from index.calibration import Calibration
 from index.engines.base import Keys, Shard
@@ -22,8 +24,7 @@ ShardKey = tuple[str, str]
 """(version, origin)."""
 
 
-@dataclass(frozen=True)
-class Ask:
+class Ask(NamedTuple):
     """Queries that are embedded alike, and what is asked of them.
 
     Attributes:
@@ -39,7 +40,7 @@ class Ask:
     depth: int
     params: SearchParams = DEFAULTS
     encoders: frozenset[str] = frozenset()
-    stored: Mapping[int, int] = field(default_factory=dict)
+    stored: Mapping[int, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True)

@@ -97,8 +97,8 @@ def take_object(value: object, legal: set[str], pointer: str) -> dict[str, Any]:
     """
     if not isinstance(value, dict):
         raise InvalidBody(f"this must be a JSON object, not {type(value).__name__}", pointer=pointer)
-    if unknown := sorted(set(value) - legal):
-        name = unknown[0][:MAX_SHOWN]
+    if not value.keys() <= legal:
+        name = min(value.keys() - legal)[:MAX_SHOWN]
         raise InvalidBody(f"unknown field {name!r}; legal: {', '.join(sorted(legal))}", pointer=f"{pointer}/{name}")
     return value
 

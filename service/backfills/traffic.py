@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
+from itertools import chain
 
-import numpy as np
-from numpy.typing import NDArray
 from sqlalchemy import Connection, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -33,7 +33,7 @@ class Traffic:
     def __init__(self, database: Database, flush_seconds: float = FLUSH_SECONDS) -> None:
         self._database = database
         self._flush_seconds = flush_seconds
-        self._found: deque[NDArray[np.int64]] = deque(maxlen=QUEUE)
+        self._found: deque[Sequence[int]] = deque(maxlen=QUEUE)
         self._stop = threading.Event()
         self._flushing = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="traffic", daemon=True)
@@ -48,7 +48,7 @@ class Traffic:
         self._thread.join()
         self.flush()
 
-    def count(self, keys: NDArray[np.int64]) -> None:
+    def count(self, keys: Sequence[int]) -> None:
         """Note that these items, by their keys, were matched; one that comes twice was matched twice."""
         self._found.append(keys)
 
@@ -58,8 +58,7 @@ class Traffic:
             found = [self._found.popleft() for _ in range(len(self._found))]
             if not found:
                 return
-            keys, counts = np.unique(np.concatenate([np.ravel(keys) for keys in found]), return_counts=True)
-            counted = list(zip(keys.tolist(), counts.tolist(), strict=True))
+            counted = list(Counter(chain.from_iterable(found)).items())
             try:
                 for block in blocks(counted):
                     with self._database.write() as connection:

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
-from starlette.types import ASGIApp
+from starlette.types import Receive, Scope, Send
 
 from service.http import (
     audit,
@@ -75,15 +75,15 @@ NOT_STARTED = 3
 
 
 class Application(FastAPI):
-    """FastAPI, and the short way of queries before all that it wraps around routes."""
+    """FastAPI, and the short way of queries before it and all that it wraps around routes."""
 
     def __init__(self, settings: Settings, **options: Any) -> None:
         """`options`: FastAPI's own."""
         super().__init__(**options)
-        self._settings = settings
+        self._queries = QueryRoute(super().__call__, self, settings)
 
-    def build_middleware_stack(self) -> ASGIApp:
-        return QueryRoute(super().build_middleware_stack(), self, self._settings)
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._queries(scope, receive, send)
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -133,7 +133,9 @@ def serve(settings: Settings, listener: socket | None = None) -> None:
     signal.signal(signal.SIGTERM, _ended)
     app = create_app(settings)
     _let_others_run()
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, access_log=False, log_config=None)
+    # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
+    quiet: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, **quiet)
     server = Server(config, app, shared=listener is not None)
     with suppress(KeyboardInterrupt):
         server.run(None if listener is None else [listener])

@@ -7,7 +7,7 @@ import hmac
 import ipaddress
 import logging
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from http import HTTPStatus
 from urllib.parse import urlsplit
@@ -150,14 +150,15 @@ class Guard:
         forwards was asked by whoever can reach the proxy.
         """
         host, origin = given.get("host", ""), given.get("origin")
-        if not is_loopback(_without_port(host)) and _without_port(host) != self.settings.host:
+        if not is_loopback(named := _without_port(host)) and named != self.settings.host:
             raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             raise ForeignOrigin(f"a page of {origin!r} is not this service's own; {ForeignOrigin.__doc__}")
         if (site := given.get("sec-fetch-site", "none")) not in OWN_PAGES:
             raise ForeignOrigin(f"this is a {site} request; {ForeignOrigin.__doc__}")
-        if forwarded := next((name for name in given if name.startswith(FORWARDED) or name in PROXIES), None):
-            raise ForeignOrigin(f"a proxy forwarded this (header {forwarded!r}); {ForeignOrigin.__doc__}")
+        for name in given:
+            if name.startswith(FORWARDED) or name in PROXIES:
+                raise ForeignOrigin(f"a proxy forwarded this (header {name!r}); {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
         return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
@@ -199,12 +200,9 @@ class Exchange:
         await self._send(message)
 
 
-def _decoded(headers: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
+def _decoded(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
     """The first of each name."""
-    found: dict[str, str] = {}
-    for name, value in headers:
-        found.setdefault(name.decode("latin-1"), value.decode("latin-1"))
-    return found
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
 
 
 def _too_large(limit: int) -> str:

@@ -23,6 +23,7 @@ from service.http.auth import Exchange, Guard
 from service.http.forms import JSON, type_of
 from service.http.npy import NPY
 from service.http.requests import check_parameters
+from service.http.rounds import Rounds
 from service.http.search import QUERY_KEY, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.loaded import LoadedGallery
@@ -37,6 +38,11 @@ COMPARED_NUMBERS = 1 << 21
 ReadFields = Callable[[bytes], Mapping[str, Any]]
 ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
 """Query parameters of a body that is an array."""
+KINDS = {JSON, NPY, ARROW}
+SLOW = {"texts", "items", "with_text"}
+"""What waits for an encoder, or the database."""
+SLOW_WORDS = tuple(b'"%s"' % name.encode() for name in sorted(SLOW))
+SEARCHED_ALONE = {*SLOW, "filter", "cursor", "explain"}
 SHOWN = 256
 """So many matches are written on it."""
 
@@ -47,20 +53,25 @@ class QueryRoute:
     def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings) -> None:
         """`app`: answers everything else, and has a gate of its own."""
         self.app = app
+        self._api = api
         self._guarded = Guard(self._answer, settings)
-        self._handlers = dict(api.exception_handlers)
+        self._rounds = Rounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         asked = scope["type"] == "http" and scope["method"] == "POST" and PATH.fullmatch(scope["path"])
-        answer = self._guarded if asked and _media_type(scope) in (JSON, NPY, ARROW) else self.app
-        await answer(scope, receive, send)
+        if asked and _media_type(scope) in KINDS:
+            scope["app"] = self._api
+            await self._guarded(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            response = await _answered(scope, receive)
+            response = await _answered(self._api.state.runtime, self._rounds, scope, receive)
         except Exception as error:
-            await ExceptionMiddleware(_raising(error), handlers=self._handlers)(scope, receive, send)
+            handlers = dict(self._api.exception_handlers)
+            await ExceptionMiddleware(_raising(error), handlers=handlers)(scope, receive, send)
         else:
             await response(scope, receive, send)
 
@@ -82,16 +93,17 @@ class RawQuery(NamedTuple):
     table: bool
 
 
-async def _answered(scope: Scope, receive: Receive) -> Response:
-    service: Runtime = scope["app"].state.runtime
+async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Receive) -> Response:
     exchange: Exchange = scope["state"]["exchange"]
-    kind, headers = _media_type(scope), exchange.headers
+    headers = exchange.headers
+    kind = type_of(headers["content-type"])
     read: ReadFields = fields_of
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
     name, table = scope["path"].split("/")[3], is_wanted(headers)
-    return await _response(service, RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table))
+    asked = RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table)
+    return await _response(service, rounds, asked)
 
 
 def _reading(service: Runtime, request: Request, kind: str) -> ReadFields:
@@ -106,44 +118,54 @@ def _reading(service: Runtime, request: Request, kind: str) -> ReadFields:
 
 
 async def _body(receive: Receive) -> bytes:
-    parts, more = [], True
-    while more:
+    parts: list[bytes] = []
+    while True:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         parts.append(message.get("body", b""))
-        more = message.get("more_body", False)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+        if not message.get("more_body", False):
+            return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _response(service: Runtime, asked: RawQuery) -> Response:
+async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Response:
     name, read, raw, key, table = asked
-    await service.loaded(name)
-    live, write = service.replica.known(name), as_table if table else as_json
-    if b'"texts"' in raw or b'"items"' in raw or b'"with_text"' in raw:  # they wait for an encoder, or the database
-        run = service.in_thread
-    elif live is not None and len(raw) <= READ_BYTES and live.is_declared():
-        body = read(raw)
-        work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, live, write)
-        if body.get("filter") is not None and not live.gallery.filterable:  # the first one may take seconds
-            return await service.in_thread(work)
-        return work() if _is_small(live, body) else await service.in_searcher(work)
-    else:
-        # One that was unloaded in between keeps a thread for seconds, and not one of the few.
-        run = service.in_searcher if service.replica.is_loaded(name) else service.in_thread
-    return await run(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, None, write)
+    if (live := rounds.known(service, name)) is None:
+        await service.loaded(name)
+        live = service.replica.known(name)
+    write = as_table if table else as_json
+    if live is None or len(raw) > READ_BYTES or not live.is_declared():
+        # One that was unloaded in between keeps a thread for seconds, and not one of the few; so do those that
+        # wait for an encoder, or the database.
+        slow = any(word in raw for word in SLOW_WORDS) or not service.replica.is_loaded(name)
+        work = partial(respond, service, name, lambda live: from_fields(service, live, read(raw)), key, write)
+        return await (service.in_thread(work) if slow else service.in_searcher(work))
+    body = read(raw)
+    if _is_small(live, body):
+        response = await rounds.answer(service, live, from_fields(service, live, body), write)
+        if response is not None:
+            return response
+    work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, write)
+    # The first filter may take seconds.
+    slow = not SLOW.isdisjoint(body) or ("filter" in body and not live.gallery.filterable)
+    return await (service.in_thread(work) if slow else service.in_searcher(work))
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:
     """Whether a query of embeddings takes less than to hand it to a thread; what is wrong with it is told soon."""
     version, embeddings, k = body.get("version"), body.get("embeddings"), body.get("k", 10)
+    if not SEARCHED_ALONE.isdisjoint(body):
+        return False
     if not (isinstance(version, str) and isinstance(embeddings, (list, np.ndarray)) and isinstance(k, int)):
         return True
-    if body.keys() & {"filter", "cursor"} or len(embeddings) * k > SHOWN:
+    if len(embeddings) * k > SHOWN:
         return False
     width = len(embeddings[0]) if len(embeddings) and isinstance(embeddings[0], (list, np.ndarray)) else 1
     return len(embeddings) * width * live.gallery.rows_scanned(version) <= COMPARED_NUMBERS
 
 
 def _media_type(scope: Scope) -> str:
-    return type_of(next((value.decode("latin-1") for name, value in scope["headers"] if name == b"content-type"), ""))
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            return type_of(value.decode("latin-1"))
+    return ""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Request, Response
@@ -19,7 +19,7 @@ from service.http.body_schemas import EMBEDDING, FILE, fields, many, reads
 from service.http.forms import FORM, JSON, media_type, read_form
 from service.http.npy import NPY
 from service.http.requests import CheckedRoute, Service
-from service.http.search_answer import answer_of, page_of
+from service.http.search_answer import Page, answer_of, page_of
 from service.http.search_request import LISTS, OPTIONS, QueryBatch, SearchRequest, from_form
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -35,7 +35,8 @@ MAX_FIELD_BYTES = 1 << 20
 ReadRequest = Callable[[LoadedGallery], SearchRequest]
 """Reads a request as the gallery stands now."""
 
-WriteAnswer = Callable[[dict[str, Any]], Response]
+WriteAnswer = Callable[[SearchRequest, Sequence[Page], float], Response]
+T = TypeVar("T")
 
 OPTION_SCHEMAS: dict[str, Any] = SearchParams.model_json_schema()["properties"]
 OPTION_SCHEMAS["filter"] |= {"anyOf": [{"$ref": "#/components/schemas/Filter"}, {"type": "null"}]}
@@ -73,17 +74,27 @@ async def query(name: Name, request: Request, service: Service) -> Response:
         max_field_bytes=MAX_FIELD_BYTES,
     ) as form:
         await service.loaded(name)
-        return await service.in_thread(respond, service, name, lambda live: from_form(service, live, form), key)
+        return await service.in_thread(
+            respond, service, name, lambda live: from_form(service, live, form), key, as_json
+        )
 
 
-def as_json(answer: dict[str, Any]) -> Response:
+class Written(Response):
+    """A response of bytes: a framework's own costs as much as it takes to write them."""
+
+    def __init__(self, content: bytes, kind: str) -> None:
+        self.status_code, self.media_type, self.background, self.body = 200, kind, None, content
+        self.raw_headers = [(b"content-length", b"%d" % len(content)), (b"content-type", kind.encode())]
+
+
+def as_json(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
     """The answer as JSON."""
-    return Response(orjson.dumps(answer), media_type=JSON)
+    return Written(orjson.dumps(answer_of(asked, pages, seconds)), JSON)
 
 
-def as_table(answer: dict[str, Any]) -> Response:
+def as_table(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> Response:
     """The matches in Arrow's format."""
-    return Response(write_matches(answer), media_type=ARROW)
+    return Written(write_matches(answer_of(asked, pages, seconds)), ARROW)
 
 
 def respond(
@@ -91,14 +102,13 @@ def respond(
     name: str,
     read: ReadRequest,
     key: str | None,
+    write: Callable[[SearchRequest, Sequence[Page], float], T],
     live: LoadedGallery | None = None,
-    write: WriteAnswer = as_json,
-) -> Response:
+) -> T:
     """Parse, encode, search, show; queries of one `key` stay with one version during a canary.
 
-    `live`: the gallery, where it was found this very moment. `write`: in which format.
-
-    The response is written on this thread: a large one would keep the event loop from other requests.
+    `write` makes the response of what was asked and found, and the seconds it took; on this thread, for a large one
+    would keep the event loop from other requests. `live`: the gallery, where it was found this very moment.
 
     Raises:
         UnknownGallery: there is no such gallery.
@@ -116,8 +126,7 @@ def respond(
             asked = read(live)
             answers = service.rollouts.answer(live, [_asking(asked, part, key) for part in asked.parts])
     pages = [page_of(service, asked, *one) for one in zip(asked.parts, answers, strict=True)]
-    answer = answer_of(asked, pages, round((time.perf_counter() - started) * 1000, 3))
-    return write(answer)
+    return write(asked, pages, time.perf_counter() - started)
 
 
 def _asking(asked: SearchRequest, part: QueryBatch, key: str | None) -> Asking:

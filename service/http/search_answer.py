@@ -10,10 +10,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 import orjson
 
 from index.merge import Mode
@@ -35,14 +33,13 @@ RankedMatch = tuple[float, float, int, int]
 """Score, raw score, key and shard of a match."""
 
 
-@dataclass(frozen=True)
-class Page:
-    """What one part of a request gets: `results` in its order, and whether any query has `more` behind them."""
+class Page(NamedTuple):
+    """What one part of a request gets: `results` in its order, and of each whether there are `more` behind them."""
 
     part: QueryBatch
     answer: SearchResult
     results: list[dict[str, Any]]
-    more: bool
+    more: Sequence[bool]
     fetch_seconds: float
 
 
@@ -54,12 +51,12 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
     results = _show(answer, part, shown, asked.params.fields)
     if asked.params.with_text:
         add_texts(service, ((place[2] for place in row) for row in shown), (one["matches"] for one in results))
-    service.traffic.count(np.array([place[2] for row in shown for place in row], np.int64))
-    return Page(part, answer, results, any(len(row) > asked.end for row in rows), time.perf_counter() - started)
+    service.traffic.count([place[2] for row in shown for place in row])
+    return Page(part, answer, results, [len(row) > asked.end for row in rows], time.perf_counter() - started)
 
 
-def answer_of(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> dict[str, Any]:
-    """The answer; `orjson` writes it."""
+def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
+    """The answer, which took so many seconds; `orjson` writes it."""
     first = pages[0].answer
     degraded = {(d.version, d.reason): vars(d) for page in pages for d in page.answer.degraded}.values()
     results = [result for page in pages for result in page.results]
@@ -70,11 +67,11 @@ def answer_of(asked: SearchRequest, pages: Sequence[Page], took_ms: float) -> di
         "seq": first.seq,
         "mix": dict(first.items_by_version),
         "degraded": list(degraded),
-        "warnings": [warning for part in asked.parts for warning in part.sight.as_json()],
+        "warnings": [warning for part in asked.parts if part.sight for warning in part.sight.as_json()],
         "results": results if len(pages) == 1 else sorted(results, key=_place),
-        "next": asked.cursor() if any(page.more for page in pages) else None,
+        "next": asked.cursor() if any(True in page.more for page in pages) else None,
         **({"explain": explain(pages).model_dump(mode="json")} if asked.params.explain else {}),
-        "took_ms": took_ms,
+        "took_ms": round(seconds * 1000, 3),
     }
 
 
@@ -110,18 +107,16 @@ def _show(
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
-            item = answer.items[key]
-            metadata = _metadata(item.metadata, fields)
-            matches.append(
-                {"id": item.id, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata}
-            )
+            stored, name, _ = answer.items[key]
+            metadata = orjson.Fragment(stored) if fields is None else _some(stored, fields)
+            matches.append({"id": name, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata})
         results.append({"query": pointer, "version": answer.version, "mode": answer.mode.value, "matches": matches})
     return results
 
 
-def _metadata(stored: str, fields: Projection | None) -> orjson.Fragment:
-    """A JSON object as it is stored, or some of its fields; it may hold integers that orjson would not write."""
-    return orjson.Fragment(stored if fields is None else json.dumps(fields.of(stored)))
+def _some(stored: str, fields: Projection) -> orjson.Fragment:
+    """Some fields of a JSON object; as text, since it may hold integers that orjson would not write."""
+    return orjson.Fragment(json.dumps(fields.of(stored)))
 
 
 def explain(pages: Sequence[Page]) -> Explanation:

@@ -12,9 +12,9 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import ValidationError
@@ -43,19 +43,22 @@ OPTIONS = tuple(SearchParams.model_fields)
 PLAIN = {"mode", "cursor"}
 """Options that are no JSON in a form, but plain text."""
 PLAIN_OPTIONS = {"k", "mode", "strict", "exact", "explain"}
-PLAIN_TYPES = (int, str)
+PLAIN_TYPES = {int, str, bool}
 """What is asked again and again is checked once; 1 and true are told apart by their types."""
 FEW = 16
 """Requests may be long; so many are remembered."""
 OUT_OF_RANGE = {"greater_than_equal", "less_than_equal"}
 LISTS = ("texts", "items")
-LEGAL = {*OPTIONS, *LISTS, "version", "embeddings"}
+QUERIES = {*LISTS, "version", "embeddings"}
+LEGAL = {*OPTIONS, *QUERIES}
+Queries = tuple[tuple[str | None, tuple[str, ...]], ...]
+"""The version and the pointers of each part of a request."""
+NO_OTHERS: frozenset[str] = frozenset()
 KINDS = ("images", "embeddings", *LISTS)
 """The kinds of queries, in the order of their answers."""
 
 
-@dataclass(frozen=True)
-class QueryBatch:
+class QueryBatch(NamedTuple):
     """Queries that are embedded alike.
 
     Attributes:
@@ -66,7 +69,7 @@ class QueryBatch:
         exclude_keys: for each query the key of an item it must not find, -1 where there is none.
         stored: of queries that are items the key, and the feed number of the write they were read from.
         content: the queries themselves, where a trial may ask another version; None: only this one can embed them.
-        sight: what the versions that embed them do not see of them.
+        sight: what the versions that embed them do not see of them; None: nothing is there to be seen.
     """
 
     pointers: Sequence[str]
@@ -74,26 +77,25 @@ class QueryBatch:
     encode: Encode
     encoders: frozenset[str]
     exclude_keys: Sequence[int]
-    stored: Mapping[int, int] = field(default_factory=dict)
+    stored: Mapping[int, int] = MappingProxyType({})
     content: Content | None = None
-    sight: Sight = field(default_factory=Sight)
+    sight: Sight | None = None
 
 
-@dataclass(frozen=True)
-class SearchRequest:
+class SearchRequest(NamedTuple):
     """A checked request.
 
     Attributes:
         parts: its queries.
         params: its options.
         offset: how many of the best matches earlier pages have shown.
-        fingerprint: of what must not change from page to page, as far as it can be told cheaply.
+        ranking: those that must not change from page to page, as text.
     """
 
     parts: Sequence[QueryBatch]
     params: SearchParams
     offset: int
-    fingerprint: str
+    ranking: str
 
     @property
     def end(self) -> int:
@@ -102,7 +104,7 @@ class SearchRequest:
 
     def cursor(self) -> str:
         """What the same request takes to go on behind this page."""
-        return _cursor(self.end, self.fingerprint)
+        return _cursor(self.end, self.ranking, _queries(self.parts))
 
 
 def fields_of(raw: bytes) -> Mapping[str, Any]:
@@ -141,12 +143,11 @@ def from_form(service: Runtime, live: LoadedGallery, form: Form) -> SearchReques
 def _request_of(
     service: Runtime, live: LoadedGallery, body: Mapping[str, Any], files: Sequence[UploadFile]
 ) -> SearchRequest:
-    params, ranking = _params({name: body[name] for name in OPTIONS if name in body})
+    params, ranking = _params({name: value for name, value in body.items() if name not in QUERIES})
     parts = _parts(service, live, body, files)
-    fingerprint = _fingerprint(ranking, tuple((part.version, tuple(part.pointers)) for part in parts))
-    offset = 0 if params.cursor is None else _read_cursor(params.cursor, fingerprint)
-    _check_size(sum(len(part.pointers) for part in parts), offset, params.k, service.settings.max_results)
-    return SearchRequest(parts, params, offset, fingerprint)
+    offset = 0 if params.cursor is None else _read_cursor(params.cursor, _fingerprint(ranking, _queries(parts)))
+    _check_size(sum([len(part.pointers) for part in parts]), offset, params.k, service.settings.max_results)
+    return SearchRequest(parts, params, offset, ranking)
 
 
 @lru_cache(maxsize=256)
@@ -162,8 +163,9 @@ def _validated(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
 def _params(given: Mapping[str, Any]) -> tuple[SearchParams, str]:
     """The options, and what of them ranks."""
     try:
-        if given.keys() <= PLAIN_OPTIONS and all(isinstance(value, PLAIN_TYPES) for value in given.values()):
-            return _remembered(tuple((name, type(value), value) for name, value in given.items()))
+        types = tuple(map(type, given.values()))
+        if given.keys() <= PLAIN_OPTIONS and PLAIN_TYPES.issuperset(types):
+            return _remembered(tuple(zip(given, types, given.values(), strict=True)))
         return _validated(given)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
@@ -178,7 +180,7 @@ def _parts(
     if "version" in body and "embeddings" not in body:
         raise InvalidBody("version names what made embeddings, and there are none", pointer="/version")
     parts = [_images(service, files)] if files else []
-    if "embeddings" in body or not (files or set(LISTS) & set(body)):
+    if "embeddings" in body or not (files or "texts" in body or "items" in body):
         parts.append(_embeddings(service, body))
     if "texts" in body:
         parts.append(_texts(service, body["texts"]))
@@ -206,7 +208,7 @@ def _embeddings(service: Runtime, body: Mapping[str, Any]) -> QueryBatch:
     _check_count(service, listed, "/embeddings")
     vectors = check_embeddings(listed, registered.card.dim, registered.space, "/embeddings")
     pointers = _pointers("embeddings", len(vectors))
-    return QueryBatch(pointers, registered.name, lambda _: vectors, frozenset(), [-1] * len(vectors))
+    return QueryBatch(pointers, registered.name, lambda _: vectors, NO_OTHERS, [-1] * len(vectors))
 
 
 def _texts(service: Runtime, listed: object) -> QueryBatch:
@@ -233,7 +235,7 @@ def _strings(service: Runtime, listed: object, name: str) -> list[str]:
 
 
 def _pointers(name: str, count: int) -> list[str]:
-    return [f"/{name}/{number}" for number in range(count)]
+    return [f"/{name}/0"] if count == 1 else [f"/{name}/{number}" for number in range(count)]
 
 
 def _read_field(name: str, text: str) -> Any:
@@ -257,14 +259,19 @@ def _read_cursor(cursor: str, made_for: str) -> int:
     raise foreign_cursor()
 
 
-@lru_cache(maxsize=FEW)
-def _fingerprint(ranking: str, queries: tuple[tuple[str | None, tuple[str, ...]], ...]) -> str:
+def _queries(parts: Sequence[QueryBatch]) -> Queries:
+    return tuple([(part.version, tuple(part.pointers)) for part in parts])
+
+
+def _fingerprint(ranking: str, queries: Queries) -> str:
+    """Of what must not change from page to page, as far as it can be told cheaply."""
     return hashlib.sha256(json.dumps([queries, ranking]).encode()).hexdigest()[:16]
 
 
-@lru_cache(maxsize=256)
-def _cursor(end: int, fingerprint: str) -> str:
-    return base64.urlsafe_b64encode(json.dumps([end, fingerprint]).encode()).decode().rstrip("=")
+@lru_cache(maxsize=FEW)
+def _cursor(end: int, ranking: str, queries: Queries) -> str:
+    told = json.dumps([end, _fingerprint(ranking, queries)])
+    return base64.urlsafe_b64encode(told.encode()).decode().rstrip("=")
 
 
 def _check_count(service: Runtime, listed: object, pointer: str) -> None:

@@ -15,8 +15,8 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -63,8 +63,7 @@ class Content(Protocol):
         """An encoder that outlives the request."""
 
 
-@dataclass(frozen=True)
-class Asking:
+class Asking(NamedTuple):
     """Queries as a trial sees them.
 
     Attributes:
@@ -129,10 +128,10 @@ class RolloutMonitor:
         """
         if any(asking.version is None for asking in askings):
             live.check_current()
-        rollout = live.rollout
+        if (rollout := live.rollout) is None:
+            return live.gallery.answer([(asking.version, asking.ask) for asking in askings])
         drawn = [_drawn(rollout, asking) for asking in askings]
-        canary = rollout is not None and rollout.phase == CANARY
-        by_new = [rollout.version.name if rollout and canary and chosen else None for chosen in drawn]
+        by_new = [rollout.version.name if rollout.phase == CANARY and chosen else None for chosen in drawn]
         error, started = None, time.perf_counter()
         try:
             answers = live.gallery.answer([(new or a.version, a.ask) for new, a in zip(by_new, askings, strict=True)])
@@ -145,7 +144,7 @@ class RolloutMonitor:
             answers = live.gallery.answer([(asking.version, asking.ask) for asking in askings])
         seconds = time.perf_counter() - started
         for asking, chosen, new, answered in zip(askings, drawn, by_new, answers, strict=True):
-            if rollout is None or chosen is None:
+            if chosen is None:
                 continue
             with self._counters_of(live, rollout) as counters:
                 counters.add(**{"new" if new else "old": 1})
@@ -163,7 +162,7 @@ class RolloutMonitor:
         fits = self._held + size <= MAX_WAITING_BYTES and not self._jobs.full()
         try:
             if fits:
-                ask = replace(asking.ask, encode=asking.content.kept())
+                ask = asking.ask._replace(encode=asking.content.kept())
                 self._jobs.put_nowait(_Job(live, rollout, old, ask, size, asking.k))
                 self._hold(size)
         except queue.Full:
@@ -252,10 +251,10 @@ class RolloutMonitor:
         self._replica.refresh(gallery_id)
 
 
-def _drawn(rollout: Rollout | None, asking: Asking) -> bool | None:
+def _drawn(rollout: Rollout, asking: Asking) -> bool | None:
     """Whether the queries are of the share that the new version answers; None: they take no part."""
     content = asking.content
-    if rollout is None or content is None or asking.version is not None or rollout.version.name not in content.encoders:
+    if content is None or asking.version is not None or rollout.version.name not in content.encoders:
         return None
     return share_of(rollout, asking.key.encode() if asking.key else content.digest()) < rollout.share
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from index.gallery import Gallery
 from regraft.models import SearchResponse
 from service.http import query_route
 from service.replica.replica import Replica
@@ -47,13 +48,13 @@ def test_small_queries_are_answered_on_the_event_loop(
     served: Any, filled: str, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran: list[str] = []
-    respond = query_route.respond
+    answer_ = Gallery.answer
 
-    def spied(*args: Any, **kwargs: Any) -> Any:
+    def spied(*args: Any) -> Any:
         ran.append(threading.current_thread().name)
-        return respond(*args, **kwargs)
+        return answer_(*args)
 
-    monkeypatch.setattr(query_route, "respond", spied)
+    monkeypatch.setattr(Gallery, "answer", spied)
     ask(served, filled)
     if not small:
         monkeypatch.setattr(query_route, "COMPARED_NUMBERS", 0)
