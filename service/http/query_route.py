@@ -24,7 +24,7 @@ from service.http.forms import JSON, type_of
 from service.http.npy import NPY
 from service.http.requests import check_parameters
 from service.http.rounds import Rounds
-from service.http.search import QUERY_KEY, as_json, as_table, respond
+from service.http.search import QUERY_KEY, WriteAnswer, as_json, as_table, respond
 from service.http.search_request import OPTIONS, fields_of, fields_of_arrow, fields_of_npy, from_fields
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -84,13 +84,13 @@ def _raising(error: Exception) -> ASGIApp:
 
 
 class RawQuery(NamedTuple):
-    """A query as it came: how its body is read, what keeps its client on one version, whether it wants a table."""
+    """A query as it came: how its body is read, what keeps its client on one version, how the answer is written."""
 
     name: str
     read: ReadFields
     raw: bytes
     key: str | None
-    table: bool
+    write: WriteAnswer
 
 
 async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Receive) -> Response:
@@ -101,8 +101,9 @@ async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Rec
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
-    name, table = scope["path"].split("/")[3], is_wanted(headers)
-    asked = RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), table)
+    name = scope["path"].split("/")[3]
+    write = as_table if is_wanted(headers) else as_json
+    asked = RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), write)
     return await _response(service, rounds, asked)
 
 
@@ -129,11 +130,10 @@ async def _body(receive: Receive) -> bytes:
 
 
 async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Response:
-    name, read, raw, key, table = asked
+    name, read, raw, key, write = asked
     if (live := rounds.known(service, name)) is None:
         await service.loaded(name)
         live = service.replica.known(name)
-    write = as_table if table else as_json
     if live is None or len(raw) > READ_BYTES or not live.is_declared():
         # One that was unloaded in between keeps a thread for seconds, and not one of the few; so do those that
         # wait for an encoder, or the database.
