@@ -115,7 +115,7 @@ def gallery_of(items: Vectors, shards: int, config: IndexConfig) -> Gallery:
     gallery.apply({(name, "encoded"): (range(n, len(items), shards), items[n::shards]) for n, name in enumerate(names)})
     routes = [Graph(edges).route("v0", name, frozenset()) for name in names]
     one_map = Calibration(np.array([0.2, 0.8]), np.array([0.1, 0.9]), 5.0)
-    gallery.calibrate({map_key(route, "encoded"): one_map for route in routes if route})
+    gallery.apply({}, calibrations=({map_key(route, "encoded"): one_map for route in routes if route}, {}))
     while gallery.build_index():
         pass
     return gallery

@@ -45,7 +45,6 @@ NONE_MISSING: Mapping[int, Missing] = MappingProxyType({})
 AUTO = IndexConfig()
 ADOPTED_ROWS = 16_384
 """So many rows are compared in one step, in some milliseconds."""
-NO_MODES: Mapping[str, Mode] = MappingProxyType({})
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -204,15 +203,6 @@ class Gallery:
             kept = [edge for edge in self._topology.graph.edges if edge.key != key]
             self._topology = self._topology.connected(kept)
 
-    def calibrate(self, maps: Maps, modes: Mapping[str, Mode] = NO_MODES) -> None:
-        """Set the maps fitted on this gallery's own data, in the place of those it had.
-
-        Calibrated ranking uses one complete set: these where they cover all shards asked, else those of the edges.
-        `modes` says for queries of a version which merge mode was measured to be best here.
-        """
-        with self._change():
-            self._topology = self._topology.calibrated(maps, modes)
-
     def apply(
         self,
         placed: Placed,
@@ -233,7 +223,9 @@ class Gallery:
             missing: those of `removed` that are there, but cannot be searched.
             seq: the number in the change feed that the gallery stands at afterwards; None: as before.
             current: the version that queries which name none are asked by from then on; None: as before.
-            calibrations: what `calibrate` takes; None: as before.
+            calibrations: the maps fitted on this gallery's own data, and for queries of a version the merge mode that
+                was measured to be best here; in the place of those it had. Calibrated ranking uses one complete set:
+                these where they cover all shards asked, else those of the edges. None: as before.
             order: what `prefer` takes; None: as before.
         """
         with self._change():

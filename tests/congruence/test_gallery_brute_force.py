@@ -118,11 +118,15 @@ def test_search_equals_brute_force(
         assert_ranks(found, table, higher, k)
         assert found.items_by_version == {name: len(keys) for (name, _), (keys, _) in placed.items()}
     slope = 3.0 if higher else -3.0
-    gallery.calibrate(
-        {
-            map_key(shard.route, "encoded"): Calibration(np.array([0.5 + number]), np.array([0.5]), slope)
-            for number, shard in enumerate(found.shards)
-        }
+    gallery.apply(
+        {},
+        calibrations=(
+            {
+                map_key(shard.route, "encoded"): Calibration(np.array([0.5 + number]), np.array([0.5]), slope)
+                for number, shard in enumerate(found.shards)
+            },
+            {},
+        ),
     )
     for mode in ("calibrated", "rank"):
         other = gallery.search("v2", encode, ITEMS, encoders=frozenset({"v1"}), mode=mode)

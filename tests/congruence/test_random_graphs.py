@@ -203,11 +203,15 @@ def test_every_route_and_mode_equals_brute_force(universe: Universe, data: st.Da
     first = gallery.search(**search, k=k)
     assert {d.version for d in first.degraded} == {version for version, _ in keys_at} - reached
     assert {(s.version, s.origin) for s in first.shards} == {place for place in keys_at if place[0] in reached}
-    gallery.calibrate(
-        {
-            map_key(s.route, s.origin): map_of(number, VERSIONS[s.version][1] == COSINE)
-            for number, s in enumerate(first.shards)
-        }
+    gallery.apply(
+        {},
+        calibrations=(
+            {
+                map_key(s.route, s.origin): map_of(number, VERSIONS[s.version][1] == COSINE)
+                for number, s in enumerate(first.shards)
+            },
+            {},
+        ),
     )
     keys_of = [keys_at[s.version, s.origin] for s in first.shards]
     tables = [expected_scores(universe, s, keys) for s, keys in zip(first.shards, keys_of, strict=True)]
@@ -231,7 +235,7 @@ def test_one_shard_ranks_the_same_in_every_mode(universe: Universe, name: str) -
     gallery.declare(universe.versions[name])
     gallery.apply({(name, "encoded"): (range(ITEMS), universe.items[name])})
     higher = VERSIONS[name][1] == COSINE
-    gallery.calibrate({(name, name, "encoded", ()): map_of(5, higher)})
+    gallery.apply({}, calibrations=({(name, name, "encoded", ()): map_of(5, higher)}, {}))
     q, x = (side[name].astype(np.float64) for side in (universe.queries, universe.items))
     table = scores(q, x, VERSIONS[name][1])
     pure = np.argsort(-table if higher else table, axis=1)

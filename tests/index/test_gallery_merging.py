@@ -76,9 +76,9 @@ def test_own_maps_rank_once_they_cover_every_shard(mixed: Gallery) -> None:
     q = always(units(2, 4, 9))
     assert mixed.search("v2", q, 6).mode == "raw"
     maps = {("v2", *V1, THROUGH): calibration(1.0), ("v2", *ENCODED, ()): calibration(1.0, 1e3)}
-    mixed.calibrate({key: maps[key] for key in list(maps)[:1]})
+    mixed.apply({}, calibrations=({key: maps[key] for key in list(maps)[:1]}, {}))
     assert mixed.search("v2", q, 6).mode == "raw"
-    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
+    mixed.apply({}, calibrations=(maps, {"v2": Mode.CALIBRATED}))
     found = mixed.search("v2", q, 6)
     assert found.mode == "calibrated"
     # By its map no own item is right: all of v1 comes before.
@@ -105,7 +105,7 @@ def test_what_was_measured_says_the_mode_and_a_rule_does_where_nothing_was(
     assert mode() == "raw"
     mixed.add_edge(replace(edge, calibration={**maps, "mode": "calibrated"}))
     assert mode() == "calibrated"
-    mixed.calibrate({}, {"v2": Mode.RANK, "v3": Mode.RAW})
+    mixed.apply({}, calibrations=({}, {"v2": Mode.RANK, "v3": Mode.RAW}))
     assert mode() == "rank"
     mixed.add_edge(replace(edge, calibration={**maps, "mode": "raw"}))
     assert mode() == "raw"  # what was measured went with the edge it was measured along
@@ -119,7 +119,7 @@ def test_a_map_of_another_route_is_never_used(mixed: Gallery) -> None:
         ("v3", "v1", "encoded", THROUGH),
         ("v2", "v1", "encoded", ()),
     ):
-        mixed.calibrate({own: calibration(1.0), other: calibration(1.0)})
+        mixed.apply({}, calibrations=({own: calibration(1.0), other: calibration(1.0)}, {}))
         with pytest.raises(ModeUnavailable, match="some items have no calibration"):
             mixed.search("v2", always(units(1, 4)), 6, mode="calibrated")
 
@@ -136,9 +136,9 @@ def test_the_maps_of_edges_serve_where_the_gallery_has_no_complete_set(
         return [s.calibration.slope for s in found.shards if s.calibration]
 
     assert used() == [5.0, 6.0]
-    mixed.calibrate({("v2", *ENCODED, ()): calibration(1.0)})
+    mixed.apply({}, calibrations=({("v2", *ENCODED, ()): calibration(1.0)}, {}))
     assert used() == [5.0, 6.0]
-    mixed.calibrate({("v2", *ENCODED, ()): calibration(1.0), ("v2", *V1, THROUGH): calibration(2.0)})
+    mixed.apply({}, calibrations=({("v2", *ENCODED, ()): calibration(1.0), ("v2", *V1, THROUGH): calibration(2.0)}, {}))
     assert used() == [2.0, 1.0]
 
 
@@ -151,7 +151,7 @@ def test_an_edge_whose_map_runs_against_its_space_is_refused(mixed: Gallery, cha
 
 
 def test_a_removed_edge_leaves_the_answer_degraded_and_never_wrong(mixed: Gallery) -> None:
-    mixed.calibrate({("v2", *V1, THROUGH): calibration(1.0), ("v2", *ENCODED, ()): calibration(1.0)})
+    mixed.apply({}, calibrations=({("v2", *V1, THROUGH): calibration(1.0), ("v2", *ENCODED, ()): calibration(1.0)}, {}))
     mixed.remove_edge(("v2", "v1", "matrix"))  # there is none of this kind
     assert mixed.search("v2", always(units(1, 4)), 6).degraded == ()
     mixed.remove_edge(("v2", "v1", "identity"))
@@ -172,12 +172,12 @@ def test_the_gallerys_own_maps_go_with_the_edge_they_were_fitted_on(mixed: Galle
     def mode() -> str:
         return mixed.search("v2", always(units(1, 4)), 6).mode
 
-    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
+    mixed.apply({}, calibrations=(maps, {"v2": Mode.CALIBRATED}))
     mixed.add_edge(edge)  # the very edge that is there
     assert mode() == "calibrated"
     mixed.add_edge(replace(edge, support=9))
     assert mode() == "raw"
-    mixed.calibrate(maps, {"v2": Mode.CALIBRATED})
+    mixed.apply({}, calibrations=(maps, {"v2": Mode.CALIBRATED}))
     assert mode() == "calibrated"
     mixed.remove_edge(edge.key)
     mixed.add_edge(edge)

@@ -346,14 +346,18 @@ def test_each_mode_ranks_by_its_own_score(
     through = ("v2", "v1", "encoded", (("v2", "v1", "truncate"),))
     maps = {through: (1.0, 0.0), ("v2", "v2", "encoded", ()): (1.0, 9.0)}
     try:
-        gallery.calibrate(
-            {key: Calibration(np.array([at]), np.array([0.5]), slope) for key, (slope, at) in maps.items()}
+        gallery.apply(
+            {},
+            calibrations=(
+                {key: Calibration(np.array([at]), np.array([0.5]), slope) for key, (slope, at) in maps.items()},
+                {},
+            ),
         )
         answer = served.query(upgraded, pictures[3], k=20, explain=True, mode="calibrated").json()
         body = {"version": "v2", "embeddings": [[1, 0, 0, 0, 0, 1]], "mode": "raw"}
         raw = served.http.post(f"{upgraded}/query", json=body).json()
     finally:
-        gallery.calibrate({})
+        gallery.apply({}, calibrations=({}, {}))
 
     matches = answer["results"][0]["matches"]
     assert answer["mode"] == "calibrated"
