@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import count, islice
-from typing import Any
+from itertools import count
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,8 @@ MOST_EXACT = 2.0**53
 FEW = 8
 """Up to so many numbers are looked for one after the other."""
 BUCKETS = 1 << 16
-MIN_NEWEST = 1_000
-"""Up to so many new words, or an eighth of the others, wait until they are put in order."""
+ORDERED_TOGETHER = 8_192
+"""So many words are put in order in one step, of some milliseconds; up to so many new ones wait for it."""
 
 
 class GrowingArray:
@@ -116,34 +116,62 @@ class Entries:
             into_S[self._slots.values.take(np.flatnonzero(hit_E))] = True
 
 
+class OrderedWords:
+    """Some words of a vocabulary, next to each other by their codes, in order: a range of strings is one of ranks."""
+
+    __slots__ = ("_ordered", "_rank_V")
+
+    def __init__(self, words: Sequence[str]) -> None:
+        """`words`: all different, by code."""
+        order = sorted(range(len(words)), key=words.__getitem__)
+        self._ordered = [words[at] for at in order]
+        self._rank_V = np.empty(len(words), np.int32)
+        self._rank_V[order] = np.arange(len(words))
+
+    def inside(self, lower: Bound | None, upper: Bound | None) -> Mask:
+        """Which of them lie between two strings, by code (V,)."""
+        low = 0 if lower is None else _place(self._ordered, lower, before=lower.closed)
+        high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
+        return (self._rank_V >= low) & (self._rank_V < high)
+
+
 class StringColumn(Entries):
     """Strings, and what is neither string nor number: null, true, false, and that there is a container.
 
-    Most words are kept in order, so that a range of strings is a range of ranks; the newest are compared by NumPy.
+    Words are put in order some at a time, each once; the newest are compared by NumPy.
     """
 
-    __slots__ = ("_code_of", "_newest", "_ordered", "_rank_V")
+    __slots__ = ("_code_of", "_newest", "_ordered", "_waiting")
 
     def __init__(self) -> None:
         super().__init__(np.int32)
         self._code_of: dict[str, int] = {}
-        self._ordered: list[str] = []
-        # By code, of the words in `_ordered`: they have the first codes.
-        self._rank_V = np.empty(0, np.int32)
+        # By code: the words in order, ORDERED_TOGETHER each, and behind them the newest.
+        self._ordered: list[OrderedWords] = []
+        self._waiting: list[str] = []
         self._newest = GrowingArray(np.dtypes.StringDType())
 
     def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
         """Add strings and constants."""
-        new = [value for value in dict.fromkeys(values) if isinstance(value, str) and value not in self._code_of]
-        self._code_of.update(zip(new, count(FIRST_WORD + len(self._code_of)), strict=False))
+        code_of, only_strings = self._code_of, set(map(type, values)) == {str}
+        new = [value for value in dict.fromkeys(values) if isinstance(value, str) and value not in code_of]
+        code_of.update(zip(new, count(FIRST_WORD + len(code_of)), strict=False))
+        self._waiting += new
         self._newest.extend(new)
-        self.extend(slots, [self._code_of[v] if isinstance(v, str) else constant(v) for v in values])
+        if only_strings:
+            self.extend(slots, list(map(code_of.__getitem__, cast("Sequence[str]", values))))
+        else:
+            self.extend(slots, [code_of[v] if isinstance(v, str) else constant(v) for v in values])
 
     def flush(self) -> None:
         super().flush()
         self._newest.flush()
-        if len(self._newest.values) > max(MIN_NEWEST, len(self._ordered) // 8):
-            self._order()
+        while len(self._waiting) >= ORDERED_TOGETHER:
+            self._ordered.append(OrderedWords(self._waiting[:ORDERED_TOGETHER]))
+            self._waiting = self._waiting[ORDERED_TOGETHER:]
+            self._newest = GrowingArray(np.dtypes.StringDType())
+            self._newest.extend(self._waiting)
+            self._newest.flush()
 
     def mark_equal(self, wanted: Sequence[str | bool | None], into_S: Mask) -> None:
         """Set the slots of items that hold one of these."""
@@ -158,11 +186,9 @@ class StringColumn(Entries):
 
     def mark_inside(self, lower: Bound | None, upper: Bound | None, into_S: Mask) -> None:
         """Set the slots of items with a string between two strings."""
-        low = 0 if lower is None else _place(self._ordered, lower, before=lower.closed)
-        high = len(self._ordered) if upper is None else _place(self._ordered, upper, before=not upper.closed)
-        wanted_V = np.zeros(FIRST_WORD + len(self._code_of), np.bool_)
-        wanted_V[FIRST_WORD : FIRST_WORD + len(self._ordered)] = (self._rank_V >= low) & (self._rank_V < high)
-        wanted_V[FIRST_WORD + len(self._ordered) :] = _inside(self._newest.values, lower, upper)
+        parts = [words.inside(lower, upper) for words in self._ordered]
+        newest_V = _inside(self._newest.values, lower, upper)
+        wanted_V = np.concatenate([np.zeros(FIRST_WORD, np.bool_), *parts, newest_V])
         if wanted_V.any():
             self._mark(wanted_V.take(self._values.values), into_S)
 
@@ -173,21 +199,15 @@ class StringColumn(Entries):
         used = np.unique(codes_E[codes_E >= FIRST_WORD])
         if 2 * len(used) < len(self._code_of):
             words = list(self._code_of)  # in the order of their codes
-            self._code_of = {words[code - FIRST_WORD]: FIRST_WORD + n for n, code in enumerate(used.tolist())}
+            self._waiting = [words[code - FIRST_WORD] for code in used.tolist()]
+            self._code_of = dict(zip(self._waiting, count(FIRST_WORD), strict=False))
             renamed = np.arange(FIRST_WORD + len(words), dtype=np.int32)
             renamed[used] = FIRST_WORD + np.arange(len(used))
             self._values.values = renamed[codes_E]
             self._ordered = []
-            self._order()
-
-    def _order(self) -> None:
-        """Take the newest words in; sorting what is mostly sorted is quick."""
-        newest = islice(self._code_of, len(self._ordered), None)  # in the order of their codes
-        self._ordered = sorted([*self._ordered, *newest])
-        self._newest = GrowingArray(np.dtypes.StringDType())
-        codes_V = np.fromiter(map(self._code_of.__getitem__, self._ordered), np.int64, len(self._ordered))
-        self._rank_V = np.empty(len(codes_V), np.int32)
-        self._rank_V[codes_V - FIRST_WORD] = np.arange(len(codes_V))
+            self._newest = GrowingArray(np.dtypes.StringDType())
+            self._newest.extend(self._waiting)
+            self.flush()
 
 
 class Numbers(Entries):

@@ -125,11 +125,15 @@ def enter(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]]
     values: Values = defaultdict(lambda: ([], []))
     nested: list[tuple[int, Field, Any]] = []
     # Documents with the same keys are read a column at a time: a gallery that is loaded has many.
-    alike: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = defaultdict(lambda: ([], []))
-    for slot, document, shape in zip(slots, documents, map(tuple, documents), strict=True):
-        there, those = alike[shape]
-        there.append(slot)
-        those.append(document)
+    shapes = list(map(tuple, documents))
+    alike: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = {shape: ([], []) for shape in set(shapes)}
+    if len(alike) == 1:  # as a rule
+        alike = dict.fromkeys(alike, (list(slots), list(documents)))
+    else:
+        for slot, document, shape in zip(slots, documents, shapes, strict=True):
+            there, those = alike[shape]
+            there.append(slot)
+            those.append(document)
     for shape, (there, those) in alike.items():
         for key, column in zip(shape, zip(*map(dict.values, those), strict=True), strict=True):
             field = root.child(key)

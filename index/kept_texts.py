@@ -74,6 +74,11 @@ class KeptTexts:
         start, middle, _ = self._places[3 * slot : 3 * slot + 3]
         return bytes(self._bytes[start:middle])
 
+    def firsts(self, slots: Sequence[int]) -> list[bytes]:
+        """The first texts of slots."""
+        kept, places_S3 = self._bytes, np.asarray(self._places).reshape(-1, 3)
+        return [bytes(kept[start:middle]) for start, middle in places_S3[np.array(slots, np.int64), :2].tolist()]
+
     def both(self, slot: int) -> tuple[str, str]:
         """Both texts of a slot."""
         start, middle, end = self._places[3 * slot : 3 * slot + 3]

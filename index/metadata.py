@@ -14,12 +14,15 @@ slots, N items.
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 
 from index.columns import Mask
@@ -38,6 +41,8 @@ LOADED_TOGETHER = 65_536
 """So many keys are entered in one step of some milliseconds, in which no other thread computes."""
 ENTERED_TOGETHER = 4_096
 """So many items are entered in one step, in some ten milliseconds."""
+LONG_NUMBER = re.compile(rb"[0-9]{19}")
+"""Digits of integers that may take more than 64 bits."""
 MIN_RETIRED = 1024
 """So many retired slots are worth a sweep, or as many as half of those in use."""
 
@@ -240,11 +245,11 @@ class Metadata:
 
     def _enter(self, slots: Sequence[int]) -> None:
         """Enter what is at these slots, of which some may be retired."""
-        found = [(slot, text) for slot in slots if (text := self._texts.first(slot))]
-        if found:
-            held, texts = map(list, zip(*found, strict=True))
+        texts = self._texts.firsts(slots)
+        held = [slot for slot, text in zip(slots, texts, strict=True) if text]
+        if held:
             # As one text: many small ones cost several times as much.
-            enter(self._root, held, json.loads(b"[%s]" % b",".join(texts)))
+            enter(self._root, held, _parsed(b"[%s]" % b",".join(filter(None, texts))))
 
     def _sweep(self) -> None:
         """Drop the entries of retired slots once there are many, and use those slots again."""
@@ -256,3 +261,14 @@ class Metadata:
             field.keep(kept_S)
         self._free += self._retired
         self._retired = []
+
+
+def _parsed(text: bytes) -> list[dict[str, Any]]:
+    """JSON documents; orjson, which is faster, would round integers beyond 64 bits, and refuses half characters."""
+    documents: list[dict[str, Any]]
+    if not LONG_NUMBER.search(text):
+        with suppress(orjson.JSONDecodeError):
+            documents = orjson.loads(text)
+            return documents
+    documents = json.loads(text)
+    return documents

@@ -189,7 +189,7 @@ steps = st.lists(
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep after every few changes, and order words as often."""
     monkeypatch.setattr(module, "MIN_RETIRED", 2)
-    monkeypatch.setattr(columns, "MIN_NEWEST", 2)
+    monkeypatch.setattr(columns, "ORDERED_TOGETHER", 3)
     monkeypatch.setattr(kept_texts, "MIN_FREED", 20)
     monkeypatch.setattr(module, "ENTERED_TOGETHER", 3)
 
@@ -307,7 +307,8 @@ def test_slots_and_words_are_used_again() -> None:
     assert found(metadata, slots, {"field": "name", "eq": "word 299"}) == {7}
     assert len(metadata._root.children) < 10
     words = metadata._root.children["name"].words
-    assert len(words._ordered) + len(words._newest.values) == len(words._code_of) < 10
+    assert 3 * len(words._ordered) + len(words._newest.values) == len(words._code_of) < 10
+    assert len(words._waiting) == len(words._newest.values)
 
 
 def test_metadata_nested_deeper_than_python_may_call() -> None:
