@@ -21,9 +21,9 @@ from index.folder import load_version
 from index.image import Pixels, preprocess_batch
 from index.model import FLOAT, Model, check_probe, check_shape, only, ready_to_compare, space_of, wrong
 from index.space import Vectors
-from index.text import TextEncoder
+from index.text import TextEncoder, read_text_probe
 from index.transform import load_transform
-from index.version import ENCODER, PROBE, SIDE, Card, Version
+from index.version import ENCODER, PROBE, SIDE, TEXT_ENCODER, TEXT_PROBE, Card, Version
 
 BATCH = 64
 
@@ -115,10 +115,12 @@ def verify_version(folder: Path, known: Mapping[str, Card] | None = None, *, bat
         images = Encoder(version)
         if batches:
             images.run_batches(folder)
-    if version.card.text:
+    if TEXT_ENCODER in version.card.files:
         texts = TextEncoder(version)
         if batches:
             texts.run_batches(version, BATCH)
+    elif TEXT_PROBE in version.card.files:
+        read_text_probe(version)
     if known is None:
         return version
     for edge in version.edges:

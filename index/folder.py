@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from index.archive import check_path
 from index.checked_json import parse_checked, read_bounded
@@ -24,9 +26,11 @@ from index.version import (
     PROBE,
     SIDE,
     TEXT_FILES,
+    TEXT_PROBE,
     Card,
     Edge,
     EdgeKind,
+    EmbeddingApi,
     Preprocess,
     Score,
     Version,
@@ -34,6 +38,10 @@ from index.version import (
 
 MAX_PROMPT = 1000
 """Characters of a prompt."""
+MAX_API_BATCH = 10_000
+"""Texts in one call of a provider's API."""
+URL = re.compile(r"https?://[\w.:\[\]-]+(/[\w.~%-]+)*", re.ASCII)
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
 MAX_PIXEL = 1e6
 """The largest mean, and one over the smallest standard deviation, of a pixel in [0, 1]."""
 
@@ -94,6 +102,7 @@ def parse_card(value: object) -> Card:
         data=fields.take("data", dict, {}),
         metrics=fields.take("metrics", dict, {}),
         prompts=_take_prompts(fields),
+        api=_take_api(fields),
         files=files,
     )
     fields.finish()
@@ -223,8 +232,12 @@ def _check_parts(card: Card) -> None:
 
 
 def _check_text(card: Card) -> None:
-    """A text entrance is there as a whole, or not at all."""
+    """A text entrance is there as a whole, or not at all; a provider's API is one without files but a probe."""
     given = {path for path in card.files if PurePosixPath(path).parts[0] == "text"}
+    if card.api is not None:
+        if model := sorted(given - {TEXT_PROBE} | {ENCODER} & set(card.files)):
+            raise InvalidVersionFolder(f"{model[0]} goes with no api: a version has one or the other", pointer="/api")
+        return
     for path in TEXT_FILES:
         if given and path not in given:
             raise InvalidVersionFolder(
@@ -305,6 +318,35 @@ def _take_prompts(fields: _Fields) -> dict[str, str]:
     return prompts
 
 
+def _take_api(fields: _Fields) -> EmbeddingApi | None:
+    value = fields.take("api", dict, None)
+    return None if value is None else parse_api(value)
+
+
+def parse_api(value: object, file: str = CARD, prefix: str = "api/") -> EmbeddingApi:
+    """Read the `api` field of a card. Raises InvalidVersionFolder, which names the field and its legal values."""
+    fields = _Fields(value, file, prefix)
+    url, model = fields.take("url", str), fields.take("model", str)
+    parts = urlsplit(url) if URL.fullmatch(url) else None
+    if parts is None or not parts.hostname or parts.username is not None or parts.query or parts.fragment:
+        raise fields.wrong("url", "must be http(s)://HOST/PATH without a slash, a user or a query at its end")
+    if not 1 <= len(model) <= MAX_PROMPT or not model.isprintable():
+        raise fields.wrong("model", f"must be a text of 1 to {MAX_PROMPT} printable characters")
+    key = fields.take("key", str, "")
+    if key and (not VARIABLE.fullmatch(key) or key.startswith("REGRAFT_")):
+        raise fields.wrong("key", "must name an environment variable such as OPENAI_API_KEY, none of Regraft's own")
+    batch_size = fields.take("batch_size", int, EmbeddingApi.batch_size)
+    if not 1 <= batch_size <= MAX_API_BATCH:
+        raise fields.wrong("batch_size", f"must be 1 to {MAX_API_BATCH}")
+    limits = {name: fields.take_number(name) for name in ("requests_per_minute", "tokens_per_minute", "price")}
+    encoding = fields.take("encoding", str, EmbeddingApi.encoding)
+    if encoding not in EmbeddingApi.ENCODINGS:
+        raise fields.wrong("encoding", f"must be one of {', '.join(EmbeddingApi.ENCODINGS)}")
+    api = EmbeddingApi(url, model, key, fields.take("shorten", bool, False), batch_size, **limits, encoding=encoding)
+    fields.finish()
+    return api
+
+
 def _take_resize(fields: _Fields) -> int | tuple[int, int] | None:
     value = fields.left.pop("resize", None)
     if value is None or type(value) is int:
@@ -331,6 +373,13 @@ class _Fields:
                 return None
             raise self.wrong(name, f"must be of type {kind.__name__}")
         return value
+
+    def take_number(self, name: str) -> float | None:
+        """A finite number above 0, or None."""
+        value = self.left.pop(name, None)
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise self.wrong(name, "must be a number above 0")
+        return None if value is None else float(value)
 
     def wrong(self, name: str, why: str) -> InvalidVersionFolder:
         return InvalidVersionFolder(f"{self.file}: {self.prefix}{name} {why}", pointer=f"/{self.prefix}{name}")

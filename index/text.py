@@ -59,6 +59,8 @@ class TextEncoder:
 
     batch = 64
     """Texts in one run."""
+    tokens = 0
+    """Nobody counts them."""
 
     def __init__(self, version: Version, execution: Execution = ONE_THREAD) -> None:
         """Open tokenizer and model, and run the probe.
@@ -67,7 +69,7 @@ class TextEncoder:
             NoTextEntrance: the version has none.
             InvalidVersionFolder: the tokenizer, the model or the probe is not what the card says.
         """
-        if not version.card.text:
+        if TEXT_ENCODER not in version.card.files:
             raise NoTextEntrance(f"version {version.name!r} has no text entrance")
         self._space, self._prompts = space_of(version.card), version.card.prompts
         self._tokenizer, self._limit, self._padding = _open_tokenizer(version)
@@ -114,12 +116,12 @@ class TextEncoder:
         Raises:
             InvalidVersionFolder: as `encode`.
         """
-        longest_L = np.resize(self.prepare(_read_probe(version)[0]), self._limit)
+        longest_L = np.resize(self.prepare(read_text_probe(version)[0]), self._limit)
         for count in (1, largest):
             self.vectors([longest_L] * count)
 
     def _run_probe(self, version: Version) -> None:
-        text, embedding_1D = _read_probe(version)
+        text, embedding_1D = read_text_probe(version)
         try:
             tokens_L = self.prepare(text)
         except InvalidText as error:
@@ -203,7 +205,8 @@ def _read(version: Version, name: str) -> bytes:
     return read_expected(version.folder / name, name, version.card.files.get(name))
 
 
-def _read_probe(version: Version) -> tuple[str, Vectors]:
+def read_text_probe(version: Version) -> tuple[str, Vectors]:
+    """The text of a version's probe and its embedding (1, D). Raises InvalidVersionFolder."""
     dim = version.card.dim
     content = _read(version, TEXT_PROBE)
     try:

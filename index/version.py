@@ -6,7 +6,7 @@
     v2/probe.npz             `image` (1, C, H, W) and the expected `embedding` (1, dim), `side` (1, side_dim)
     v2/text/encoder.onnx     optional second entrance: int64 `input_ids`, `attention_mask` (N, L) -> (N, dim)
     v2/text/tokenizer.json   its tokenizer (Hugging Face `tokenizers`), which states its truncation
-    v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers
+    v2/text/probe.json       `text` and the expected `embedding`, a list of dim numbers; of an API alone in text/
     v2/edges/v1/edge.json    how to compare with v1, and how well it was measured to work
 
 `index.folder` reads, checks and writes such a folder; `index.encoder` and `index.text` run its probes.
@@ -159,10 +159,39 @@ class Preprocess:
 
 
 @dataclass(frozen=True)
+class EmbeddingApi:
+    """A provider's API that embeds texts: `POST {url}/embeddings`, as OpenAI's has it.
+
+    Attributes:
+        url: the base URL, without a slash at its end.
+        model: what the provider calls the model.
+        key: the environment variable that holds the key; "": none is needed.
+        shorten: whether it is asked for as many numbers as the version has (`dimensions`).
+        batch_size: texts in one call, at most.
+        requests_per_minute, tokens_per_minute: what one process may ask for; None: as much as it can.
+        price: of a million tokens, in whatever currency; None: it is not known.
+        encoding: how embeddings come, `float` or `base64`.
+    """
+
+    ENCODINGS: ClassVar = ("float", "base64")
+
+    url: str
+    model: str
+    key: str = ""
+    shorten: bool = False
+    batch_size: int = 128
+    requests_per_minute: float | None = None
+    tokens_per_minute: float | None = None
+    price: float | None = None
+    encoding: str = "float"
+
+
+@dataclass(frozen=True)
 class Card:
     """The JSON beside an exported version. `space` is kept as JSON; `index.space.space_from_json` reads it.
 
-    `prompts` is what the text entrance puts before a text: by `PROMPTS`, the sides of a comparison.
+    `prompts` is what the text entrance puts before a text: by `PROMPTS`, the sides of a comparison. `api` is a provider
+    that is the text entrance.
     """
 
     PROMPTS: ClassVar = ("query", "item")
@@ -177,6 +206,7 @@ class Card:
     data: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     prompts: Mapping[str, str] = field(default_factory=dict)
+    api: EmbeddingApi | None = None
     files: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -186,12 +216,14 @@ class Card:
 
     @property
     def text(self) -> bool:
-        """Whether the version embeds texts as well: it has a text entrance."""
-        return TEXT_ENCODER in self.files
+        """Whether the version embeds texts: it has a text entrance, of its own or at a provider."""
+        return TEXT_ENCODER in self.files or self.api is not None
 
     def as_json(self) -> dict[str, Any]:
         """What card.json holds."""
         fields = {**vars(self), "preprocess": self.preprocess.as_json() if self.preprocess else None}
+        if fields.pop("api") is not None:
+            fields["api"] = vars(self.api)
         return {
             "format": FORMAT,
             **{name: dict(v) if isinstance(v, Mapping) else v for name, v in fields.items()},

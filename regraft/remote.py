@@ -11,7 +11,7 @@ import logging
 import socket
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ class RemoteWorker:
         max_pixels: int = 50_000_000,
         originals: Originals | None = None,
         limits: Limits = Limits(),  # noqa: B008 - frozen
+        apis: Collection[str] = (),
     ) -> None:
         """Say where the work comes from.
 
@@ -80,12 +81,13 @@ class RemoteWorker:
             max_pixels: larger images are refused.
             originals: images by item id, for a device that holds them itself; None: fetched from the service.
             limits: what verifying a version that was fetched may take.
+            apis: the embedding APIs that versions may call.
         """
         self.name = f"{socket.gethostname()[:40]}:{uuid.uuid4().hex[:8]}"
         self._client = client
         self._stop = stop
         self._originals = originals
-        self._folders = Folders(client, folder, execution, limits)
+        self._folders = Folders(client, folder, execution, limits, apis)
         self._transforms: dict[int, Forward] = {}
         self._decoder = Decoder(max_pixels)
         self._leases: Leases[WorkClaim] | None = None

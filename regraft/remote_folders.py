@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,11 @@ from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
 from index.folder import card_sha256, load_version
 from index.isolated import Limits, verify_isolated
-from index.text import TextEncoder
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from regraft.models import WorkEdge
 from service.registry import edge_archive
+from service.registry.encoders.text_entrances import open_texts
 from service.registry.incoming import incoming_folder, sweep
 from service.registry.stored_contents import TextEntrance
 
@@ -29,11 +29,14 @@ EDGES = ".edges"
 class RemoteVersion:
     """A version that was fetched."""
 
-    def __init__(self, number: int, loaded: Version, sha256: str, execution: Execution) -> None:
+    def __init__(
+        self, number: int, loaded: Version, sha256: str, execution: Execution, apis: Collection[str] = ()
+    ) -> None:
         self.id = number
         self.version = loaded
         self.sha256 = sha256
         self._execution = execution
+        self._apis = apis
         self._encoder: Encoder | None = None
         self._text_encoder: TextEntrance | None = None
 
@@ -56,7 +59,7 @@ class RemoteVersion:
     def text_encoder(self) -> TextEntrance:
         """Its text entrance, loaded on first use."""
         if self._text_encoder is None:
-            self._text_encoder = TextEncoder(self.version, self._execution)
+            self._text_encoder = open_texts(self.version, self._execution, self._apis)
         return self._text_encoder
 
 
@@ -74,7 +77,11 @@ class RemoteEdge:
 class Folders:
     """What this worker has needed so far."""
 
-    def __init__(self, client: Client, folder: Path, execution: Execution, limits: Limits) -> None:
+    def __init__(
+        self, client: Client, folder: Path, execution: Execution, limits: Limits, apis: Collection[str] = ()
+    ) -> None:
+        """`apis`: the embedding APIs that versions may call."""
+        self._apis = apis
         self._client = client
         self._limits = limits
         self._folder = folder
@@ -88,7 +95,7 @@ class Folders:
         known = next((v for v in self._versions if (v.name, v.sha256) == (name, expected)), None)
         if known is None:
             loaded = self._load_version(name, expected)
-            known = RemoteVersion(len(self._versions), loaded, expected, self._execution)
+            known = RemoteVersion(len(self._versions), loaded, expected, self._execution, self._apis)
             self._versions.append(known)
         return known
 

@@ -97,6 +97,8 @@ class Settings(BaseSettings):
     """How long a query may wait for others that are being read, to be encoded with them; alone it never waits."""
     encoder_idle_seconds: float = Field(300.0, gt=0)
     """An encoder that no gallery needs and nobody has used for so long is dropped from memory."""
+    embedding_apis: str = ""
+    """Base URLs of embedding APIs that versions may call, with commas between them: nothing else is called."""
     poll_seconds: float = Field(0.02, gt=0)
     """How often the replica and the worker look for news."""
     lease_seconds: float = Field(30.0, gt=0)
@@ -126,6 +128,11 @@ class Settings(BaseSettings):
     def execution(self) -> Execution:
         """How encoders are run."""
         return Execution(self.encoder_threads, self.encoder_device)
+
+    @property
+    def apis(self) -> frozenset[str]:
+        """The base URLs that versions may call."""
+        return frozenset(url.strip().rstrip("/") for url in self.embedding_apis.split(",") if url.strip())
 
     @property
     def verifying(self) -> Limits:

@@ -19,19 +19,28 @@ if TYPE_CHECKING:
     from index.version import Card, Preprocess
 
 PREPROCESS = ("preprocess", "size", "resize", "stretch", "mode", "interpolation", "mean", "std")
+API = ("model", "key", "shorten", "batch_size", "requests_per_minute", "tokens_per_minute", "price", "encoding")
+PROMPTS = ("query_prompt", "item_prompt")
 LEGAL = {
     "dim": ("space", "curvature"),
     "onnx": ("space", "curvature", "pool", "output", *PREPROCESS),
     "timm": ("space", "curvature", "weights"),
     "torchvision": ("space", "curvature", "weights"),
     "hf": ("space", "curvature", "pool"),
+    "api": ("space", "dim", *API, *PROMPTS),
 }
 """The options that say what a version is made of, and those that go with each."""
 
 
 def create(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The version's name.")],
-    dim: Annotated[int | None, typer.Option("--dim", help="Vectors made elsewhere, of so many numbers.")] = None,
+    dim: Annotated[
+        int | None, typer.Option("--dim", "--dimension", help="Vectors made elsewhere, of so many numbers.")
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option("--api", metavar="URL", help="A provider's embedding API, as OpenAI's: texts, by --model, --dim."),
+    ] = None,
     onnx: Annotated[
         Path | None, typer.Option("--onnx", metavar="FILE", help="An ONNX model of images; needs a preprocess.")
     ] = None,
@@ -81,6 +90,24 @@ def create(
         str | None, typer.Option("--pool", help="Of an output (N, tokens, D) or (N, D, H, W): none, mean or cls.")
     ] = None,
     output: Annotated[str | None, typer.Option("--output", help="Which output of the model, if several.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="What the provider calls the model.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key-env", metavar="NAME", help="The environment variable of the API's key.")
+    ] = None,
+    shorten: Annotated[
+        bool | None, typer.Option("--shorten", help="Ask the API for --dim numbers; else it gives what the model has.")
+    ] = None,
+    batch_size: Annotated[int | None, typer.Option("--batch-size", help="Texts a call of the API (128).")] = None,
+    requests_per_minute: Annotated[
+        float | None, typer.Option("--requests-per-minute", help="Calls of the API that a process may make.")
+    ] = None,
+    tokens_per_minute: Annotated[
+        float | None, typer.Option("--tokens-per-minute", help="Tokens that a process may send to the API.")
+    ] = None,
+    price: Annotated[float | None, typer.Option("--price", help="Of a million tokens, for estimates.")] = None,
+    encoding: Annotated[str | None, typer.Option("--encoding", help="Of the API's answers: float or base64.")] = None,
+    query_prompt: Annotated[str | None, typer.Option("--query-prompt", help="Put before a query.")] = None,
+    item_prompt: Annotated[str | None, typer.Option("--item-prompt", help="Put before an item.")] = None,
     into: Annotated[
         Path, typer.Option("--into", metavar="FOLDER", help="The folder that folder NAME is written in.")
     ] = Path(),
@@ -88,17 +115,20 @@ def create(
 ) -> None:
     """Write a version folder, checked as a registration checks it, for `regraft version register`.
 
-    It is made of one of: vectors made elsewhere (--dim), an ONNX file (--onnx), a model of timm (--timm) or torchvision
-    (--torchvision), a folder of Hugging Face's (--hf): images, texts, or both as CLIP.
+    It is made of one of: vectors made elsewhere (--dim), a provider's embedding API (--api), an ONNX file (--onnx), a
+    model of timm (--timm) or torchvision (--torchvision), a folder of Hugging Face's (--hf): images, texts, or both as
+    CLIP.
 
     Example: regraft version create api-v1 --dim 1536
+
+    Example: regraft version create api-v2 --api https://api.openai.com/v1 --model text-embedding-3-large --dim 3072
 
     Example: regraft version create mine --onnx model.onnx --size 224 --resize 256 --mean 0.5,0.5,0.5 --std 0.5,0.5,0.5
     """
     options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
     given = {option: value for option, value in options.items() if value is not None}
     kind = _kind(given)
-    with needs("worker" if kind in {"dim", "onnx"} else "models"):
+    with needs("worker" if kind in {"api", "dim", "onnx"} else "models"):
         from regraft.version import Version
 
         made = Version.create(into / name, _source(kind, given), overwrite=overwrite)
@@ -123,6 +153,8 @@ def told(card: Card, folder: Path) -> list[str]:
     entrances = [what for what, there in (("images", card.encoder), ("texts", card.text)) if there]
     reads = f"reads {' and '.join(entrances)}" if entrances else "takes embeddings from outside"
     lines = [f"wrote {folder}: {card.dim} numbers, {card.space['kind']}, {reads}"]
+    if card.api is not None:
+        lines += _told_of_api(card)
     for what, parity in card.metrics.get("parity", {}).items():
         lines.append(
             f"on {parity['inputs']} {what} it differs from {parity['source']} by at most "
@@ -131,22 +163,39 @@ def told(card: Card, folder: Path) -> list[str]:
     return [*lines, f"next: regraft version register {folder}"]
 
 
+def _told_of_api(card: Card) -> list[str]:
+    assert card.api is not None
+    probe, url = card.metrics["probe"], card.api.url
+    told = f"{url} was not asked, so nothing is known of its answers: {probe.get('why')}"
+    if probe["checked"]:
+        told = (
+            f"{url} embedded {probe['inputs']} texts twice, in another order: lengths and order are right, they "
+            f"differ by at most {probe['largest_difference']:.2g} of the largest; processes compare with the first"
+        )
+    key = f", and {card.api.key} with the key" if card.api.key else ""
+    return [told, f"the service and its workers need REGRAFT_EMBEDDING_APIS={url}{key}"]
+
+
 def _kind(given: Mapping[str, Any]) -> str:
     """The option that says what the version is made of.
 
     Raises:
         InvalidArgument: none or several were given, or one that means nothing beside it.
     """
-    kinds = [kind for kind in LEGAL if kind in given]
+    kinds = [kind for kind in LEGAL if kind in given and not (kind == "dim" and "api" in given)]
     if len(kinds) != 1:
         found = " and ".join(f"--{kind}" for kind in kinds) or "none"
         raise InvalidArgument(f"give one of {', '.join(f'--{kind}' for kind in LEGAL)}, not {found}")
     (kind,) = kinds
     for option in given:
         if option != kind and option not in LEGAL[kind]:
-            legal = ", ".join(f"--{name}" for name in LEGAL[kind])
-            raise InvalidArgument(f"--{option} means nothing with --{kind}; legal: {legal}", pointer=f"/{option}")
+            legal = ", ".join(map(_flag, LEGAL[kind]))
+            raise InvalidArgument(f"{_flag(option)} means nothing with --{kind}; legal: {legal}", pointer=f"/{option}")
     return kind
+
+
+def _flag(option: str) -> str:
+    return "--key-env" if option == "key" else f"--{option.replace('_', '-')}"
 
 
 def _source(kind: str, given: Mapping[str, Any]) -> Source:
@@ -157,6 +206,8 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
         from index.creation.supplied import Supplied
 
         return Supplied(given["dim"], space)
+    if kind == "api":
+        return _provider(given, space)
     if kind in {"timm", "torchvision"}:
         from training.creation.vision import Timm, Torchvision
 
@@ -169,6 +220,19 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
     from index.creation.onnx_file import OnnxFile
 
     return OnnxFile(given["onnx"], _preprocess(given), space, given.get("pool", "none"), given.get("output", ""))
+
+
+def _provider(given: Mapping[str, Any], space: Mapping[str, Any]) -> Source:
+    """Raises InvalidArgument where something is missing."""
+    from index.version import EmbeddingApi
+    from regraft.embedding_api import ProviderApi
+
+    for option in ("model", "dim"):
+        if option not in given:
+            raise InvalidArgument(f"--api needs --{option} as well", pointer=f"/{option}")
+    api = EmbeddingApi(given["api"].rstrip("/"), **{option: given[option] for option in API if option in given})
+    prompts = {option.removesuffix("_prompt"): given[option] for option in PROMPTS if option in given}
+    return ProviderApi(api, given["dim"], space, prompts)
 
 
 def _preprocess(given: Mapping[str, Any]) -> Preprocess:

@@ -80,6 +80,9 @@ def print_estimate(shown: BackfillEstimate) -> None:
         "stored": f"{_bytes(shown.bytes_now)} now, {_bytes(shown.bytes_after)} after, {_retired(shown)}",
         "multiply-accumulates an item": ways,
     }
+    if shown.tokens is not None:
+        price = "no price in the version's card" if shown.price is None else f"{shown.price:,.2f} by the card's price"
+        lines["provider"] = f"about {shown.tokens:,.0f} tokens, {price}; the sample was sent to it"
     out.print(f"{shown.kind} to {shown.version}: an estimate, nothing was started")
     print_table(["", ""], [[name, line] for name, line in lines.items()])
 

@@ -144,6 +144,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
             execution=settings.execution,
             max_pixels=settings.max_image_pixels,
             limits=settings.verifying,
+            apis=settings.apis,
         ).work()
 
 

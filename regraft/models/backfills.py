@@ -118,7 +118,8 @@ class BackfillEstimate(ApiModel):
     """A backfill on paper. `seconds`: one worker on this machine, one step after the other, or what the rate allows.
 
     Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
-    the target is retired; null where some items would still depend on another.
+    the target is retired; null where some items would still depend on another. `tokens` and their `price`, in the
+    currency of the card, are of a target whose texts a provider embeds, by what it counted of the sample.
     """
 
     kind: str
@@ -133,3 +134,5 @@ class BackfillEstimate(ApiModel):
     bytes_after_retiring: int | None
     macs_per_item: ItemMacs
     macs: float | None
+    tokens: float | None = None
+    price: float | None = None

@@ -19,6 +19,7 @@ from index.space import check_vectors, space_from_json
 from index.transform import Carried, Forward, load_forward
 from index.version import Edge, EdgeKey, EdgeKind
 from service.backfills.outcome import Compute, EmbeddedItems, Failed, Outcome
+from service.registry.encoders.embedding_api import ProviderUnavailable
 from service.registry.stored_contents import ContentSource, Embeds, Input, embed, make_input
 from service.store.blob_keys import is_text
 from service.store.vector_codec import from_bytes
@@ -188,6 +189,8 @@ def _embed(inputs: Sequence[tuple[Read, X]], embed: Callable[[Sequence[X]], Carr
         return [], []
     try:
         made = embed([x for _, x in inputs])
+    except ProviderUnavailable:  # no text is at fault
+        raise
     except RegraftError as error:
         if len(inputs) == 1:
             row = inputs[0][0]

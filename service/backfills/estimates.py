@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,10 +70,10 @@ def estimate(
     by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
     items = most(sum(by_version.values()), asked.share, asked.limit)
     rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
-    sampled, seconds = _measure(database, embedder, target, scope, rows)
+    sampled, seconds, tokens = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
     per_item = macs.reencode if kind is Kind.REENCODE else macs.transform
-    total = None if seconds is None else items * seconds
+    total = None if seconds is None else max(items * seconds, _least_seconds(target, items, tokens))
     if asked.rate is not None:
         total = max(total or 0.0, items / asked.rate)
     now, with_target = _bytes_now(registry, connection, scope, target)
@@ -95,6 +96,7 @@ def estimate(
         bytes_after_retiring=None if left else after_retiring,
         macs_per_item=macs,
         macs=None if per_item is None else per_item * items,
+        **_billed(target, items, tokens),
     )
 
 
@@ -128,20 +130,44 @@ def _by_version(connection: Connection, waiting: ColumnElement[bool], read: Colu
     return dict(tuple(row) for row in connection.execute(counted))
 
 
+def _billed(target: LoadedVersion, items: int, tokens: float) -> dict[str, float | None]:
+    """What a provider will count; nothing where the target's encoder is its own."""
+    if target.card.api is None:
+        return {}
+    price = target.card.api.price
+    return {"tokens": items * tokens, "price": None if price is None else items * tokens * price / 1e6}
+
+
+def _least_seconds(target: LoadedVersion, items: int, tokens: float) -> float:
+    """What the limits of a provider's API allow; a sample is within them."""
+    api = target.card.api
+    if api is None:
+        return 0.0
+    calls = math.ceil(items / api.batch_size)
+    minutes = max(calls / (api.requests_per_minute or math.inf), items * tokens / (api.tokens_per_minute or math.inf))
+    return 60 * minutes
+
+
 def _measure(
     database: Database, embedder: Embedder, target: LoadedVersion, scope: Scope, rows: Sequence[SampledRow]
-) -> tuple[int, float | None]:
-    """Seconds an item takes: read, computed, and written in a transaction that is taken back."""
+) -> tuple[int, float | None, float]:
+    """Seconds an item takes: read, computed, and written in a transaction that is taken back; and tokens, if billed."""
     if not rows:
-        return 0, None
+        return 0, None, 0.0
     kind = Kind(scope.kind)
     move = embedder.reencode if kind is Kind.REENCODE else embedder.transform
     outcome_of(move(target, rows[:1]))  # loads the models
-    started = time.perf_counter()
+    started, counted = time.perf_counter(), _counted(target)
     moved, _ = outcome_of(move(target, rows))
     with database.write(dry_run=True) as connection:
         write_moved(connection, scope.gallery_id, target.id, kind, moved)
-    return len(rows), (time.perf_counter() - started) / len(rows)
+    seconds, tokens = time.perf_counter() - started, _counted(target) - counted
+    return len(rows), seconds / len(rows), tokens / len(rows)
+
+
+def _counted(target: LoadedVersion) -> int:
+    """Tokens that this process has had a provider count so far."""
+    return 0 if target.card.api is None else target.text_encoder().tokens
 
 
 def _sample(

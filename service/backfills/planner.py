@@ -79,13 +79,14 @@ ACTIVE = (BackfillState.RUNNING, BackfillState.PAUSED)
 def embeddable(version_id: int) -> ColumnElement[bool]:
     """Whether a row of `item` has an image or a text that the version's encoder for such takes."""
     text = item.c.blob.like(f"%{TEXT}")
-    by_kind = (and_(holds, _has_file(version_id, file)) for holds, file in ((text, TEXT_ENCODER), (~text, ENCODER)))
-    return and_(item.c.blob.is_not(None), or_(*by_kind))
+    texts, images = _says(version_id, ("files", TEXT_ENCODER), ("api", "url")), _says(version_id, ("files", ENCODER))
+    return and_(item.c.blob.is_not(None), or_(and_(text, texts), and_(~text, images)))
 
 
-def _has_file(version_id: int, name: str) -> ColumnElement[bool]:
-    listed_there = version.c.card["files"][name].as_string().is_not(None)
-    return exists().where(version.c.id == version_id, listed_there)
+def _says(version_id: int, *fields: tuple[str, str]) -> ColumnElement[bool]:
+    """Whether the version's card has a text at one of these places."""
+    there = (version.c.card[outer][inner].as_string().is_not(None) for outer, inner in fields)
+    return exists().where(version.c.id == version_id, or_(*there))
 
 
 def _reencodes(version_id: int) -> ColumnElement[bool]:

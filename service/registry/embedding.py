@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from index.errors import NoTextEntrance, RegraftError
 from index.image import Pixels, preprocess
 from index.query_plan import Encode
 from index.space import Vectors
-from index.text import Tokens
 from index.version import Preprocess
 from service.registry.encoders.batching import X
 from service.registry.registry import LoadedVersion, Registry
@@ -63,7 +62,7 @@ def embed_texts(registry: Registry, texts: Sequence[str]) -> Encode:
             raise NoTextEntrance(why, pointer="/texts")
         entrance = version.texts()
 
-        def read(number: int) -> Tokens:
+        def read(number: int) -> Any:
             with pointing(f"/texts/{number}"):
                 return entrance.encoder.prepare(texts[number])
 

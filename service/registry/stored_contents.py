@@ -41,6 +41,8 @@ class TextEntrance(Protocol):
 
     batch: int
     """Texts that are worth one call."""
+    tokens: int
+    """Tokens that a provider has counted so far; 0 where there is none."""
 
     def prepare(self, text: str, side: str = ...) -> Any:
         """A text as what `vectors` takes, with the version's prompt for its side. Raises InvalidText."""

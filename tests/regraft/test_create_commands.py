@@ -10,6 +10,7 @@ from onnx import helper
 
 from index.folder import load_version
 from index.version import Preprocess
+from staging.provider import DIM, providing
 
 
 @pytest.fixture
@@ -67,7 +68,7 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give one of --dim, --onnx, --timm, --torchvision, --hf, not none"),
+        ([], "give one of --dim, --onnx, --timm, --torchvision, --hf, --api, not none"),
         (["--timm", "test_vit", "--pool", "cls"], "--pool means nothing with --timm; legal: --space, --curvature, --w"),
         (["--hf", "none"], "--hf none must be a folder with config.json or modules.json"),
         (["--hf", "none", "--weights", "w"], "--weights means nothing with --hf; legal: --space, --curvature, --pool"),
@@ -91,3 +92,22 @@ def test_what_is_missing_or_wrong_is_named_by_its_option(run, tmp_path, monkeypa
     assert (code, shown) == (1, "")
     assert message in said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_version_by_a_providers_api(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with providing() as provider:
+        monkeypatch.setenv("PROVIDER_API_KEY", provider.key)
+        options = ("--api", f"{provider.url}/", "--model", "m", "--dimension", DIM, "--key-env", "PROVIDER_API_KEY")
+        more = ("--batch-size", 50, "--requests-per-minute", 6000, "--price", 0.13, "--item-prompt", "passage: ")
+        code, shown, _ = run("version", "create", "api", *options, *more)
+    assert code == 0
+    for told in ("reads texts", "lengths and order are right", f"REGRAFT_EMBEDDING_APIS={provider.url}, and PROVIDER"):
+        assert told in shown
+    card = load_version(tmp_path / "api").card
+    assert (card.api.batch_size, card.api.price, dict(card.prompts)) == (50, 0.13, {"item": "passage: "})
+
+    for wrong, told in ((("--pool", "cls"), "--requests-per-minute"), (("--encoding", "int8"), "float, base64")):
+        code, _, said = run("version", "create", "other", *options, *wrong)
+        assert (code, told in " ".join(said.split())) == (1, True)
+    assert "--model" in run("version", "create", "other", "--api", "https://host", "--dim", 3)[2]

@@ -106,10 +106,11 @@ def test_a_remote_worker_is_given_its_settings(told: bool, tmp_path: Path, monke
     for name, value in values.items():
         monkeypatch.setenv(f"REGRAFT_{name}", str(value))
     monkeypatch.setenv("REGRAFT_DATA", str(tmp_path / "set"))
+    monkeypatch.setenv("REGRAFT_EMBEDDING_APIS", "http://x/")
 
     _work_remotely("http://far:1", "k" * 16, tmp_path / "told" if told else None, threading.Event())
 
-    options = {"execution": Execution(3), "max_pixels": 99, "limits": Limits(7.0, 1 << 30)}
+    options = {"execution": Execution(3), "max_pixels": 99, "limits": Limits(7.0, 1 << 30), "apis": {"http://x"}}
     (url, folder, passed), worked = given
     assert (url.startswith("http://far:1"), worked) == (True, "work")
     assert (folder, passed) == (tmp_path / ("told" if told else "set") / "worker", options)

@@ -8,19 +8,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from index.encoder import BATCH, Encoder
 from index.image import Pixels
 from index.space import Vectors
-from index.text import TextEncoder, Tokens
+from index.text import TextEncoder
 from index.version import Version
 from service.registry.encoders.batching import Batcher, R, X, free_runs
+from service.registry.encoders.embedding_api import ApiEncoder
+from service.registry.encoders.text_entrances import open_texts
 from service.settings import Settings
 
 T = TypeVar("T")
+Embed = Callable[[Callable[[], Sequence[Any]]], Vectors]
+"""Embeds what a function prepares."""
 
 Embedded = tuple[Vectors, Vectors | None]
 """The vector (D,) and the side-information (S,) of one item."""
@@ -46,9 +50,17 @@ class TextModality:
 
     def __init__(self, version: Version, settings: Settings) -> None:
         """Load it. Raises NoTextEntrance, InvalidVersionFolder."""
-        self.encoder = encoder = TextEncoder(version, settings.execution)
-        self.queries: Batcher[Tokens, Vectors] = _batcher(encoder.vectors, settings)
-        self.items: Batcher[Tokens, Vectors] = _batcher(encoder.vectors, settings)
+        self.encoder: TextEncoder | ApiEncoder = open_texts(version, settings.execution, settings.apis)
+        self.queries: Embed = self._calls(settings, queries=True)
+        self.items: Embed = self._calls(settings, queries=False)
+
+    def _calls(self, settings: Settings, *, queries: bool) -> Embed:
+        encoder = self.encoder
+        if isinstance(encoder, TextEncoder):
+            return _batcher(encoder.vectors, settings)
+        # A call to a provider is no cheaper for others that it carries, and fails alone.
+        embed = encoder.query_vectors if queries else encoder.vectors
+        return lambda prepare: embed(prepare())
 
 
 class Lazy(Generic[T]):

@@ -77,6 +77,8 @@ class TestEstimate:
             "bytes_after_retiring": 20 * 24,
             "macs_per_item": {"reencode": 64 * 6, "transform": None},
             "macs": 20 * 64 * 6,
+            "tokens": None,
+            "price": None,
         }
         assert served.http.get(f"{path}/backfills").json() == {"backfills": []}
         assert served.http.get(path).json()["mix"] == {"v1": 20}

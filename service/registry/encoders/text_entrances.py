@@ -1,0 +1,26 @@
+"""What embeds the texts of a version: its own model, or a provider's API."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from index.execution import Execution
+from index.text import TextEncoder
+from index.version import Version
+from service.registry.encoders.embedding_api import ApiEncoder
+
+
+def open_texts(version: Version, execution: Execution, apis: Collection[str]) -> TextEncoder | ApiEncoder:
+    """The text entrance of a version.
+
+    Args:
+        version: any.
+        execution: how its own model runs.
+        apis: the embedding APIs that may be called.
+
+    Raises:
+        NoTextEntrance: it has none.
+        InvalidVersionFolder: its model or probe is not what the card says.
+        ProviderUnavailable: its API is not among those.
+    """
+    return TextEncoder(version, execution) if version.card.api is None else ApiEncoder(version, apis)
