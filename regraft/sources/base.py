@@ -8,12 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
 
+from index.errors import InvalidArgument
+
 Vectors = NDArray[Any]
+NO_ID = "no id"
+"""Why a row that nothing names is left out."""
 
 
 @dataclass(frozen=True)
@@ -104,14 +110,59 @@ def as_json(value: Any) -> Any:
     return str(value)
 
 
+def place_of(address: str) -> str:
+    """Where a database is, as `identity` says it: a folder's whole path; of a URL no user, password or key."""
+    if "://" not in address:
+        return str(Path(address).resolve())
+    parts = urlsplit(address)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
 def batch_of(rows: Sequence[tuple[Any, Any, Mapping[str, Any] | None]], version: str | None, cursor: Any) -> Batch:
-    """A batch of (id, vector or None, metadata) each; rows without a vector, or of another length, are left out."""
-    arrays = [None if vector is None else np.asarray(vector, np.float32) for _, vector, _ in rows]
-    dim = next((one.shape for one in arrays if one is not None), None)
-    kept = [n for n, one in enumerate(arrays) if one is not None and one.shape == dim]
-    missing = sum(one is None for one in arrays)
-    odd = len(rows) - len(kept) - missing
-    skipped = {why: n for why, n in (("no vector", missing), ("a vector of another length", odd)) if n}
-    vectors = np.stack([one for n in kept if (one := arrays[n]) is not None]) if kept else np.empty((0, 0), np.float32)
-    columns = [Column(version, np.arange(len(kept)), vectors)] if kept else []
-    return Batch(len(rows), [str(rows[n][0]) for n in kept], [rows[n][2] for n in kept], columns, cursor, skipped)
+    """A batch of (id, vector or None, metadata) each; see `batch_of_columns`."""
+    ids, vectors, metadata = zip(*rows, strict=True)
+    return batch_of_columns(ids, metadata, [(version, vectors)], cursor)
+
+
+def batch_of_columns(
+    ids: Sequence[Any],
+    metadata: Sequence[Mapping[str, Any] | None],
+    columns: Sequence[tuple[str | None, Sequence[Any]]],
+    cursor: Any,
+) -> Batch:
+    """A batch of rows with vectors of several versions, each column with a vector or None a row.
+
+    Rows without an id or any vector are left out, and so are vectors of another length than the column's first.
+
+    Raises:
+        InvalidArgument: what is a vector is none of numbers.
+    """
+    named = [one is not None for one in ids]
+    given = [
+        (version, [one if good else None for one, good in zip(vectors, named, strict=True)])
+        for version, vectors in columns
+    ]
+    found = [_of_one_length(vectors) for _, vectors in given]
+    held = sorted(set().union(*(rows for rows, _ in found)))
+    place = {row: n for n, row in enumerate(held)}
+    missing = sum(all(vectors[n] is None for _, vectors in given) for n, good in enumerate(named) if good)
+    odd = sum(one is not None for _, vectors in given for one in vectors) - sum(len(rows) for rows, _ in found)
+    counts = ((NO_ID, named.count(False)), ("no vector", missing), ("a vector of another length", odd))
+    made = [
+        Column(version, np.array([place[row] for row in rows]), vectors)
+        for (version, _), (rows, vectors) in zip(given, found, strict=True)
+        if rows
+    ]
+    skipped = {why: count for why, count in counts if count}
+    return Batch(len(ids), [str(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped)
+
+
+def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:
+    """Rows that hold a vector as long as the first one, and these (M, D)."""
+    try:
+        arrays = {n: np.asarray(one, np.float32) for n, one in enumerate(vectors) if one is not None}
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"a vector is a list of numbers: {error}") from error
+    shape = next((one.shape for one in arrays.values() if one.ndim == 1), None)
+    kept = [n for n, one in arrays.items() if one.shape == shape]
+    return kept, np.stack([arrays[n] for n in kept]) if kept else np.empty((0, 0), np.float32)

@@ -7,14 +7,14 @@ from typing import Any
 
 import lancedb
 
-from regraft.sources.base import Batch, Wanted, batch_of
+from regraft.sources.base import Batch, Wanted, batch_of, place_of
 
 
 class LanceTable:
     """Rows of a table; `after` is how many were read."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        self._identity, self._wanted = f"lancedb {address} {table}", wanted
+        self._identity, self._wanted = f"lancedb {place_of(address)} {table}", wanted
         self._table = lancedb.connect(address).open_table(table)
 
     @property

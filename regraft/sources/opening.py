@@ -51,6 +51,10 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
     kind = kind_of(source)
     if wanted.text is not None and kind not in TABLES:
         raise InvalidArgument(f"{source}: --text is a column of {' or '.join(TABLES)} files", pointer="/text")
+    if wanted.id is not None and kind in (*OPEN, *INDEXES, "chroma"):
+        raise InvalidArgument(f"{source}: it has no column of ids for --id to name", pointer="/id")
+    if ids is not None and kind not in OPEN:
+        raise InvalidArgument(f"{source}: --ids is of {', '.join(OPEN)} files", pointer="/ids")
     if kind in EXTRA:
         address, mark, collection = source.partition(":")[2].rpartition("#")
         if not mark or not address or not collection:

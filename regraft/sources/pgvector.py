@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Batch, Wanted, batch_of
+from regraft.sources.base import NO_ID, Batch, Wanted, batch_of
 
 
 class PgvectorTable:
     """Rows of a table; `after` is the last id as text, so that what is written meanwhile moves nothing."""
 
     def __init__(self, address: str, table: str, wanted: Wanted) -> None:
-        self._address, self._table = address, table
-        self._wanted = wanted
+        self._address, self._wanted = address, wanted
         self._id = wanted.id or "id"
         self._vector, self._version = wanted.vector("embedding")
-        self._name = sql.Identifier(*table.split("."))
+        self._table = table.split(".")
+        self._name = sql.Identifier(*self._table)
         try:
             with psycopg.connect(address) as connection:
+                at = connection.info
+                self._identity = f"pgvector {at.host}:{at.port}/{at.dbname} {table} {self._id}"
                 described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(self._name)).description
                 kind = sql.SQL("SELECT pg_typeof({})::text FROM {} LIMIT 1").format(
                     sql.Identifier(self._id), self._name
@@ -36,7 +38,7 @@ class PgvectorTable:
 
     @property
     def identity(self) -> str:
-        return f"pgvector {self._table}"
+        return self._identity
 
     @property
     def count(self) -> int:
@@ -45,21 +47,30 @@ class PgvectorTable:
             return int(found[0]) if found else 0
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
-        key, vector = sql.Identifier(self._id), sql.Identifier(self._vector)
         others = [name for name in self._columns if name not in (self._id, self._vector)]
+        # Each page is a transaction: one for hours would keep the table's old rows from being cleaned up.
+        with psycopg.connect(self._address, autocommit=True) as connection:
+            while rows := self._page(connection, others, size, after):
+                after = rows[-1][0]
+                told = (self._wanted.described(dict(zip(others, row[2:], strict=True))) for row in rows)
+                given = [(row[0], row[1], one) for row, one in zip(rows, told, strict=True)]
+                yield batch_of(given, self._version, after)
+            unnamed = sql.SQL("SELECT count(*) FROM {} WHERE {} IS NULL").format(self._name, sql.Identifier(self._id))
+            if (found := connection.execute(unnamed).fetchone()) and found[0]:
+                yield Batch(found[0], [], [], [], after, {NO_ID: found[0]})
+
+    def _page(self, connection: psycopg.Connection[Any], others: Sequence[str], size: int, after: Any) -> list[Any]:
+        """The next rows with an id: it as text, the vector, and the other columns."""
+        # With the table's name before it: alone it would mean, in ORDER BY, the text that is selected, where 10 < 9.
+        key, vector = sql.Identifier(*self._table, self._id), sql.Identifier(self._vector)
         beside = sql.SQL("").join(sql.SQL(", {}").format(sql.Identifier(name)) for name in others)
         # `real[]`: what pgvector's types and arrays can all be cast to.
         chosen = sql.SQL("SELECT {}::text, {}::real[] {} FROM {}").format(key, vector, beside, self._name)
-        behind = sql.SQL(" WHERE {} > CAST(%s AS {})").format(key, sql.SQL(self._kind))
+        # Those without an id would come last in this order, and nothing is behind them to go on with.
+        behind = (
+            sql.SQL(" WHERE {} IS NOT NULL").format(key)
+            if after is None
+            else sql.SQL(" WHERE {} > CAST(%s AS {})").format(key, sql.SQL(self._kind))
+        )
         ordered = sql.SQL(" ORDER BY {} LIMIT %s").format(key)
-        with psycopg.connect(self._address) as connection:
-            while True:
-                where, given = (sql.SQL(""), (size,)) if after is None else (behind, (after, size))
-                rows = connection.execute(chosen + where + ordered, given).fetchall()
-                if not rows:
-                    return
-                after = rows[-1][0]
-                told = (self._wanted.described(dict(zip(others, row[2:], strict=True))) for row in rows)
-                yield batch_of(
-                    [(row[0], row[1], one) for row, one in zip(rows, told, strict=True)], self._version, after
-                )
+        return connection.execute(chosen + behind + ordered, (size,) if after is None else (after, size)).fetchall()

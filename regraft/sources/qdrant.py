@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from qdrant_client import QdrantClient
 
-from regraft.sources.base import Batch, Column, Wanted, as_json, batch_of
+from index.errors import InvalidArgument
+from regraft.sources.base import Batch, Wanted, as_json, batch_of_columns, place_of
 
 
 class QdrantCollection:
     """Points of a collection; `after` is the point to go on with. Named vectors are columns."""
 
     def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
-        self._identity = f"qdrant {address} {collection}"
+        self._identity = f"qdrant {place_of(address)} {collection}"
         self._client = QdrantClient(url=address, api_key=key) if "://" in address else QdrantClient(path=address)
         self._collection, self._wanted = collection, wanted
+        self._asked = self._named_vectors()
 
     @property
     def identity(self) -> str:
@@ -38,24 +39,25 @@ class QdrantCollection:
                 return
             after = after if isinstance(after, int) else str(after)
 
+    def _named_vectors(self) -> Mapping[str, str | None]:
+        """Vectors asked for, with their versions, else the collection's first; one without a name is called "".
+
+        Asked of the collection, not of a point, which may lack any of them.
+        """
+        named = self._client.get_collection(self._collection).config.params.vectors
+        if not isinstance(named, Mapping):
+            return {"": self._wanted.vector("")[1]}
+        if unknown := [name for name in self._wanted.vectors if name not in named]:
+            legal = ", ".join(named) or "none"
+            raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
+        return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
+
     def _batch(self, points: list[Any], after: Any) -> Batch:
-        described = [self._wanted.described(point.payload or {}) for point in points]
-        ids = [
-            (point.payload or {}).get(self._wanted.id, point.id) if self._wanted.id else point.id for point in points
-        ]
-        cursor = as_json(after)
-        if not any(isinstance(point.vector, Mapping) for point in points):
-            version = self._wanted.vector("")[1]
-            rows = [(i, point.vector, about) for i, point, about in zip(ids, points, described, strict=True)]
-            return batch_of(rows, version, cursor)
-        asked = self._wanted.vectors or {
-            name: self._wanted.version for point in points[:1] for name in list(point.vector or {})[:1]
-        }
-        columns = []
-        for name, version in asked.items():
-            held = [n for n, point in enumerate(points) if name in (point.vector or {})]
-            if held:
-                vectors = np.array([points[n].vector[name] for n in held], np.float32)
-                columns.append(Column(version, np.array(held), vectors))
-        bare = len(points) - len({n for column in columns for n in column.rows.tolist()})
-        return Batch(len(points), list(map(str, ids)), described, columns, cursor, {"no vector": bare} if bare else {})
+        about = [point.payload or {} for point in points]
+        held = [point.vector if isinstance(point.vector, Mapping) else {"": point.vector} for point in points]
+        return batch_of_columns(
+            [one.get(self._wanted.id, point.id) for one, point in zip(about, points, strict=True)],
+            list(map(self._wanted.described, about)),
+            [(version, [one.get(name) for one in held]) for name, version in self._asked.items()],
+            as_json(after),
+        )

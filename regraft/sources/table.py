@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from index.errors import InvalidArgument
-from regraft.sources.base import Batch, Column, Wanted
+from regraft.sources.base import NO_ID, Batch, Column, Wanted
 
 VECTOR, ORIGIN = "vector:", "origin:"
 """What begins the names of an export's columns; the version's name follows."""
@@ -74,7 +74,7 @@ class TableFile:
         ids = table.column(self._id).to_pylist()
         named = np.array([one is not None for one in ids], bool)
         place = np.cumsum(named) - 1
-        columns, skipped = [], {"no id": int((~named).sum())} if not named.all() else {}
+        columns, skipped = [], {NO_ID: int((~named).sum())} if not named.all() else {}
         for name, version in self._vectors.items():
             rows, vectors, odd = _matrix(table.column(name))
             if odd:

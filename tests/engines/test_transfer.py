@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from sqlalchemy import make_url
 from regraft import Client, cli
 from regraft.client import ImageItem, TextItem
 from regraft.sources.base import Wanted
+from regraft.sources.pgvector import PgvectorTable
 from regraft.sources.table import TableFile
 from regraft.transfer import export_gallery, import_gallery
 from service.settings import Settings
@@ -237,3 +239,23 @@ def test_the_commands_of_the_page_move_a_table_of_pgvector(
     stored = held(client, "products")
     assert set(stored) == {str(n) for n in range(COUNT) if n != 5}
     assert stored["7"][0] == {"name": "p7", "price": "3.5"}
+
+
+def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_one_are_counted(server: Any) -> None:
+    urls, sources = [server.create(), server.create()], []
+    for url in urls:
+        plain = make_url(url).set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(plain) as connection:
+            connection.execute("CREATE TABLE things (id integer, embedding real[])")
+            rows = [(None if n % 3 == 0 else n, OLD[n].tolist()) for n in range(COUNT)]
+            connection.cursor().executemany("INSERT INTO things VALUES (%s, %s)", rows)
+        sources.append(PgvectorTable(plain, "things", Wanted()))
+
+    batches = list(islice(sources[0].batches(4), 20))
+    for url in urls:
+        server.drop(url)
+
+    assert [i for batch in batches for i in batch.ids] == [str(n) for n in range(COUNT) if n % 3]
+    assert (sum(batch.read for batch in batches), batches[-1].skipped) == (COUNT, {"no id": 8})
+    assert batches[-1].cursor == batches[-2].cursor
+    assert sources[0].identity != sources[1].identity

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import faiss
 import numpy as np
@@ -15,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from index.errors import InvalidArgument
-from regraft.sources.base import ItemSource, Wanted, as_json
+from regraft.sources.base import ItemSource, Wanted, as_json, place_of
 from regraft.sources.opening import open_source
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -74,16 +75,21 @@ FILES = {
 
 
 class FakeQdrant:
+    points: ClassVar = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(10)]
+    vectors: Any = SimpleNamespace(size=4)
+
     def __init__(self, path: str) -> None:
         pass
+
+    def get_collection(self, _: str) -> Any:
+        return SimpleNamespace(config=SimpleNamespace(params=SimpleNamespace(vectors=self.vectors)))
 
     def count(self, _: str) -> Any:
         return SimpleNamespace(count=10)
 
     def scroll(self, _: str, *, limit: int, offset: Any, **__: Any) -> Any:
         at = offset or 0
-        points = [SimpleNamespace(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(10)[at : at + limit]]
-        return points, at + limit if at + limit < 10 else None
+        return self.points[at : at + limit], at + limit if at + limit < len(self.points) else None
 
 
 class FakeChroma:
@@ -182,14 +188,66 @@ def test_a_file_gives_all_its_rows_whole_and_behind_any_cursor(tmp_path: Path, n
     assert next(source.batches(3)).columns[0].version == "v1"
 
 
-@pytest.mark.parametrize("kind", FAKES)
-def test_another_database_gives_all_its_rows(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, fake = FAKES[kind]
-    monkeypatch.setitem(sys.modules, module, fake)
-    monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}", raising=False)
+@pytest.fixture
+def faked(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The clients of other databases are fakes."""
+    for kind, (module, fake) in FAKES.items():
+        monkeypatch.setitem(sys.modules, module, fake)
+        monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}", raising=False)
+    yield
+    for kind in FAKES:
+        sys.modules.pop(f"regraft.sources.{kind}", None)
 
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", FAKES)
+def test_another_database_gives_all_its_rows(kind: str) -> None:
     check(open_source(f"{kind}:somewhere#things", Wanted()), [{"n": n} for n in range(10)])
-    monkeypatch.delitem(sys.modules, f"regraft.sources.{kind}")
+
+
+@pytest.mark.usefixtures("faked")
+@pytest.mark.parametrize("kind", FAKES)
+def test_an_import_is_not_taken_up_from_another_place_and_no_secret_is_kept(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    here = open_source(f"{kind}:somewhere#things", Wanted()).identity
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir("below")
+
+    assert here != open_source(f"{kind}:somewhere#things", Wanted()).identity
+    assert here == open_source(f"{kind}:{tmp_path}/somewhere#things", Wanted()).identity
+    assert place_of("https://me:secret@host:1/path?api_key=secret") == "https://host:1/path"
+
+
+@pytest.mark.usefixtures("faked")
+def test_named_vectors_of_qdrant_are_columns_and_what_a_point_lacks_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[dict[str, Any]] = [
+        {"b": [1.0, 2.0, 3.0]},
+        {"a": [1.0, 2.0], "b": [1.0, 2.0, 3.0]},
+        {"a": [1.0, 2.0, 3.0], "b": [4.0, 5.0, 6.0]},
+        {"a": [[1.0, 2.0], [3.0, 4.0]]},
+        {},
+        {"a": [3.0, 4.0]},
+    ]
+    points: ClassVar = [SimpleNamespace(id=n, vector=one, payload={"key": f"k{n}"}) for n, one in enumerate(held)]
+    points[5].payload["key"] = None
+    monkeypatch.setattr(FakeQdrant, "points", points)
+    monkeypatch.setattr(FakeQdrant, "vectors", {"a": None, "b": None})
+
+    both = Wanted(id="key", vectors={"a": "v1", "b": "v2"})
+    (batch,) = open_source("qdrant:x#y", both).batches(10)
+    (first, *_) = open_source("qdrant:x#y", Wanted()).batches(3)
+
+    assert (batch.read, batch.ids) == (6, ["k0", "k1", "k2"])
+    assert batch.skipped == {"no id": 1, "no vector": 1, "a vector of another length": 2}
+    assert [(c.version, c.rows.tolist(), c.vectors.tolist()) for c in batch.columns] == [
+        ("v1", [1], [[1.0, 2.0]]),
+        ("v2", [0, 1, 2], [[1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
+    ]
+    assert (first.ids, first.columns[0].vectors.tolist()) == (["1"], [[1.0, 2.0]])
+    with pytest.raises(InvalidArgument, match="no vector 'c'; it has a, b"):
+        open_source("qdrant:x#y", Wanted(vectors={"c": None}))
 
 
 def test_ids_come_from_a_file_and_what_a_table_lacks_is_counted(tmp_path: Path) -> None:
@@ -221,6 +279,23 @@ def test_what_is_no_source_is_said_in_words(tmp_path: Path, source: str, told: s
         Path(name).write_bytes(bytes(range(64)))
     with pytest.raises(InvalidArgument, match=told):
         open_source(source, Wanted())
+
+
+@pytest.mark.parametrize(
+    ("source", "wanted", "ids", "told"),
+    [
+        ("a.npy", Wanted(id="key"), None, "no column of ids"),
+        ("a.faiss", Wanted(id="key"), None, "no column of ids"),
+        ("chroma:x#y", Wanted(id="key"), None, "no column of ids"),
+        ("a.faiss", Wanted(), Path("ids.txt"), "--ids is of"),
+        ("a.parquet", Wanted(), Path("ids.txt"), "--ids is of"),
+    ],
+)
+def test_an_option_that_a_source_has_no_use_for_is_refused(
+    source: str, wanted: Wanted, ids: Path | None, told: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        open_source(source, wanted, ids=ids)
 
 
 def test_values_that_json_has_no_word_for_become_some_that_it_has() -> None:
