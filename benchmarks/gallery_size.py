@@ -1,9 +1,10 @@
-"""What grows with a gallery: loading it, a page of its items, planning its backfill, and deleting it.
+"""What grows with a gallery, and how fast: loading it, a page of its items, planning its backfill, deleting it.
 
-    python benchmarks/gallery_size.py [ITEMS]
+    python benchmarks/gallery_size.py [ITEMS,...]
 
-ITEMS (default 100000) embeddings of 128 numbers, over HTTP, on a real service. While the
-gallery is deleted another client writes items into another gallery, one a request: how long the longest one waits.
+ITEMS (default 10000,100000) embeddings of 128 numbers, over HTTP, on a real service. While the gallery is deleted
+another client writes items into another gallery, one a request. The exponent is the slope in log-log of time over
+items, fitted to all sizes: 0 does not grow, 1 grows as the gallery does. Loading: of a gallery just written.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from backfill import Server, fill
 from made_versions import small, write_version
 from sqlalchemy import create_engine, func, select
@@ -31,7 +33,21 @@ from service.store.tables import gallery
 PAGES = 20
 
 
-def main(items: str = "100000") -> None:
+def main(sizes: str = "10000,100000") -> None:
+    counts = [int(size) for size in sizes.split(",")]
+    found = [run(count) for count in counts]
+    print(f"| ms | {' | '.join(f'{count:,} items' for count in counts)} | exponent |\n|{' --- |' * (len(counts) + 2)}")
+    for what in found[0]:
+        took = [one[what] * 1e3 for one in found]
+        print(f"| {what} | {' | '.join(f'{ms:,.1f}' for ms in took)} | {exponent(counts, took)} |")
+
+
+def exponent(counts: list[int], took: list[float]) -> str:
+    return f"{np.polyfit(np.log(counts), np.log(took), 1)[0]:.2f}" if len(counts) > 1 else "-"
+
+
+def run(count: int) -> dict[str, float]:
+    """Seconds of each operation on a gallery of so many items."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
@@ -40,12 +56,12 @@ def main(items: str = "100000") -> None:
         try:
             for version in (v1, v2):
                 server.register(version)
-            for name, count in (("g", int(items)), ("h", 1)):
-                fill(server, name, "v1", "v2", 0, count, 128)
+            for name, many in (("g", count), ("h", 1)):
+                fill(server, name, "v1", "v2", 0, many, 128)
             server.close()
-            print(f"loaded {load(server.settings):.2f} s of processor time")
+            loading = load(server.settings)
             server = Server(root / "data")
-            measure(server)
+            return {"loading, processor time": loading, **measure(server)}
         finally:
             server.close()
 
@@ -62,17 +78,16 @@ def load(settings: Settings) -> float:
     return seconds
 
 
-def measure(server: Server) -> None:
+def measure(server: Server) -> dict[str, float]:
     cursor, took = "", []
     for _ in range(PAGES):
         page, seconds = timed(lambda: server.http.get("/galleries/g/items", params={"cursor": cursor}).json())  # noqa: B023
         cursor = page["next"]
         took.append(seconds)
-    print(f"a page of 100 items {statistics.median(took) * 1e3:.1f} ms")
-    _, seconds = timed(lambda: server.post("/galleries/g/backfills", kind="transform"))
-    print(f"a backfill planned {seconds * 1e3:.0f} ms")
+    found = {"a page of 100 items": statistics.median(took)}
+    found["a backfill planned"] = timed(lambda: server.post("/galleries/g/backfills", kind="transform"))[1]
     waits, stop = [timed(lambda: write(server))[1] for _ in range(PAGES)], threading.Event()
-    print(f"a write {statistics.median(waits) * 1e3:.1f} ms")
+    found["a write into another gallery"] = statistics.median(waits)
     waits.clear()
 
     def go_on() -> None:
@@ -82,17 +97,17 @@ def measure(server: Server) -> None:
     writer = threading.Thread(target=go_on)
     writer.start()
     begin = time.perf_counter()
-    _, seconds = timed(lambda: server.http.delete("/galleries/g", params={"confirm": "g"}))
+    deleted = timed(lambda: server.http.delete("/galleries/g", params={"confirm": "g"}))[1]
     engine = create_engine(server.settings.database_url)
     while True:
         with engine.connect() as connection:
             if connection.execute(select(func.count()).select_from(gallery)).scalar_one() == 1:
                 break
         time.sleep(0.05)
-    print(f"deleted: answered after {seconds * 1e3:.0f} ms, all freed after {time.perf_counter() - begin:.1f} s")
+    found |= {"the gallery deleted, the answer": deleted, "until all is freed": time.perf_counter() - begin}
     stop.set()
     writer.join()
-    print(f"a write meanwhile: median {statistics.median(waits) * 1e3:.1f} ms, longest {max(waits) * 1e3:.0f} ms")
+    return {**found, "a write meanwhile, median": statistics.median(waits), "a write meanwhile, longest": max(waits)}
 
 
 def write(server: Server) -> None:

@@ -29,9 +29,9 @@ import numpy as np
 from ingest import answers, free_port
 
 from index.archive import pack_version
-from index.engines.approximate import build
+from index.engines.approximate import Selection, build
 from index.engines.config import IndexKind, Storage
-from index.engines.segments import SEAL_ROWS
+from index.engines.segments import SETTLED_ROWS
 from index.folder import load_version, write_card
 from index.version import Card
 
@@ -112,7 +112,7 @@ def fill(url: str, scratch: Path, vectors: Any, index: str) -> int:
         while True:
             (shard,) = http.post("/galleries/asked/query", json=ask).raise_for_status().json()["explain"]["shards"]
             exact, effort = shard["scanned"]["exact"], shard["scanned"]["effort"]
-            if index == "exact" or exact < SEAL_ROWS or time.monotonic() > until:
+            if index == "exact" or exact < SETTLED_ROWS or time.monotonic() > until:
                 print(f"{exact} items are scanned, the others are indexed")
                 return int(effort)
             time.sleep(1)
@@ -171,13 +171,14 @@ def run_floor(port: int, vectors: Any, effort: int) -> None:
     from starlette.routing import Route
 
     known = [(f"i{n}", about(n)) for n in range(len(vectors))]
+    everything = Selection()
     graph = effort and build(IndexKind.HNSW, Storage.FLOAT32, vectors, inner_product=True, stopped=lambda: False)
 
     async def ask(request: Request) -> Response:
         asked = orjson.loads(await request.body())
         query = np.asarray(asked["embeddings"], np.float32)
         if graph:
-            scores, found = graph.search(query, asked["k"], effort, None)
+            scores, found = graph.search(query, asked["k"], effort, everything)
         else:
             scores, found = faiss.knn(query, vectors, asked["k"], metric=faiss.METRIC_INNER_PRODUCT)
         matches = [

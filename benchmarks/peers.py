@@ -1,12 +1,13 @@
 """Approximate search in process: Regraft beside the libraries and embedded databases that people use, in one run.
 
-    python benchmarks/peers.py [ITEMS,...] [QUERIES] [DIM]
+    python benchmarks/peers.py [ITEMS,...] [QUERIES] [DIM] [ENGINE+...]
 
 The same ITEMS (default 10000,100000) clustered unit vectors of DIM (128) numbers in each engine that is installed
-(`pip install hnswlib usearch qdrant-edge-py lancedb chromadb`); FAISS always. Each takes, of its own efforts, the least
-that reaches recall@10 0.95 and 0.99. Queries then take turns between all of them in random order, one at a time and
-64 in one call, so that whatever else the machine does falls on all alike: read the ratios. FAISS is asked with
-parameters made once, which cost as much as a small search. `MiB` is what the process grew by.
+(`pip install hnswlib usearch qdrant-edge-py lancedb chromadb milvus-lite pymilvus`; FAISS always) and whose name begins
+with an ENGINE. Each takes, of its own efforts, the least that reaches recall@10 0.95 and 0.99. Queries then take turns
+between all of them in random order, one at a time and 64 in one call, so that whatever else the machine does falls on
+all alike: read the ratios. FAISS is asked with parameters made once, which cost as much as a small search. `MiB` is
+what the process grew by.
 """
 
 from __future__ import annotations
@@ -148,7 +149,8 @@ class Usearch:
 
     def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
         self._index.expansion_search = effort
-        return self._index.search(queries_QD, K, threads=1).keys
+        found = self._index.search(queries_QD, K, threads=1).keys  # of one query a single row
+        return [[int(key) for key in row] for row in found.reshape(len(queries_QD), -1)]
 
 
 class QdrantEdge:
@@ -225,6 +227,26 @@ class Chroma:
         return [[int(key) for key in row] for row in found]
 
 
+class MilvusLite:
+    """Milvus's interface over a server of its own in Python, which compares all rows whatever index is asked for."""
+
+    efforts = (0,)
+
+    def __init__(self, vectors: Vectors, folder: Path) -> None:
+        from pymilvus import MilvusClient
+
+        folder.mkdir(exist_ok=True)
+        self._client = MilvusClient(str(folder / "items.db"))
+        self._client.create_collection("items", dimension=vectors.shape[1], metric_type="IP")
+        for start in range(0, len(vectors), BATCH):
+            block = vectors[start : start + BATCH]
+            self._client.insert("items", [{"id": start + n, "vector": vector} for n, vector in enumerate(block)])
+
+    def search(self, queries_QD: Vectors, effort: int) -> Sequence[Sequence[int]]:
+        found = self._client.search("items", list(queries_QD), limit=K)
+        return [[int(hit["id"]) for hit in hits] for hits in found]
+
+
 ENGINES: dict[str, tuple[type[Engine], str, bool]] = {
     "Regraft, aim 0.99": (Regraft, "faiss", True),
     "Regraft, aim 0.95": (Regraft95, "faiss", True),
@@ -236,25 +258,26 @@ ENGINES: dict[str, tuple[type[Engine], str, bool]] = {
     "Qdrant's embedded engine": (QdrantEdge, "qdrant_edge", False),
     "LanceDB, IVF_HNSW_SQ": (LanceDb, "lancedb", False),
     "Chroma, embedded": (Chroma, "chromadb", False),
+    "milvus-lite": (MilvusLite, "milvus_lite", False),
 }
 """Name -> the engine, the package it needs, and whether it builds a million in minutes."""
 
 
-def main(sizes: str = "10000,100000", queries: str = "300", dim: str = "128") -> None:
+def main(sizes: str = "10000,100000", queries: str = "300", dim: str = "128", engines: str = "") -> None:
     faiss.omp_set_num_threads(1)
     print("| items | engine | effort | recall@10 | p50 ms | p99 ms | queries/s | 64 in a call: /s | built s | MiB |")
     print(f"|{' --- |' * 10}")
     for size in map(int, sizes.split(",")):
         with tempfile.TemporaryDirectory() as scratch:
-            measure(size, int(queries), int(dim), Path(scratch))
+            measure(size, int(queries), int(dim), tuple(engines.split("+")), Path(scratch))
 
 
-def measure(size: int, count: int, dim: int, scratch: Path) -> None:
+def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: Path) -> None:
     vectors, queries = draw(size, count, dim)
     right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     built: dict[str, tuple[Engine, float, float]] = {}
     for name, (engine, package, fast) in ENGINES.items():
-        if importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
+        if name.startswith(chosen) and importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
             before, started = resident_mib(), time.perf_counter()
             made = engine(vectors, scratch / package)
             built[name] = made, time.perf_counter() - started, resident_mib() - before

@@ -1,9 +1,11 @@
 """`make bench`: every measurement of speed in turn, on a quiet machine, written into docs/performance.md with a plot.
 
-    python benchmarks/performance.py [--again] [--large]
+    python benchmarks/performance.py [--again] [--large] [--peers PYTHON]
 
 What each script printed is kept in runs/performance/, and a script whose output is there is not run again, so that a
-run that was stopped goes on; `--again` begins anew. `--large` takes a million items too, which takes an hour.
+run that was stopped goes on; `--again` begins anew. A script that fails is told of on the page, and run again the next
+time. `--large` takes a million items too, five million and longer vectors in process, which takes hours. `--peers`:
+an interpreter whose environment has this package's dependencies and the other engines, see benchmarks/peers.py.
 """
 
 from __future__ import annotations
@@ -12,36 +14,50 @@ import argparse
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
+import textwrap
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import conclusions
 
 HERE = Path(__file__).parent
 KEPT = HERE.parent / "runs" / "performance"
 PAGE = HERE.parent / "docs" / "performance.md"
 PLOT = HERE.parent / "docs" / "performance.svg"
-SLOW_SECONDS = 3_600
+SLOW_SECONDS = 7_200
+WIDTH = 120
 
 
 @dataclass(frozen=True)
 class Section:
-    """One script, and what a reader should know of its table."""
+    """One script, and what a reader should know of its table.
+
+    Attributes:
+        large: arguments with `--large`; None: the same.
+        conclusion: from what it printed, one sentence.
+    """
 
     title: str
     about: str
     script: str
-    arguments: tuple[str, ...] = ()
+    arguments: tuple[str, ...]
+    conclusion: Callable[[str], str]
     large: tuple[str, ...] | None = None
-    """Arguments with `--large`; None: the same."""
+    only_large: bool = False
 
     def command(self, large: bool) -> list[str]:
         arguments = self.large if large and self.large is not None else self.arguments
         return [f"benchmarks/{self.script}.py", *arguments]
 
+
+CHOSEN = "Regraft, aim 0.99+FAISS"
 
 SECTIONS = (
     Section(
@@ -50,7 +66,24 @@ SECTIONS = (
         " the whole gallery: plan, search, exact scores, one list. ![Median time by size](performance.svg)",
         "peers",
         ("10000,100000",),
-        ("10000,100000,1000000",),
+        conclusions.in_process,
+        large=("10000,100000,1000000",),
+    ),
+    Section(
+        "In process, five million",
+        "Engines of which several fit into memory.",
+        "peers",
+        ("5000000", "300", "128", CHOSEN),
+        conclusions.in_process,
+        only_large=True,
+    ),
+    Section(
+        "In process, a million of 512 numbers",
+        "Engines of which several fit into memory.",
+        "peers",
+        ("1000000", "300", "512", CHOSEN),
+        conclusions.in_process,
+        only_large=True,
     ),
     Section(
         "Over HTTP, 10,000 items",
@@ -58,97 +91,158 @@ SECTIONS = (
         " the server's, a request.",
         "http_speed",
         ("10000", "4", "auto"),
+        conclusions.over_http,
     ),
-    Section("Over HTTP, 100,000 items", "", "http_speed", ("100000", "4", "auto")),
-    Section("Several versions in one list", "", "mixed_versions", ("100000",), ("100000,1000000",)),
-    Section("Filters", "", "filters", ("100000",)),
+    Section(
+        "Over HTTP, 100,000 items",
+        "The same with more items.",
+        "http_speed",
+        ("100000", "4", "auto"),
+        conclusions.over_http,
+    ),
+    Section(
+        "Several versions in one list",
+        "The same items in galleries of 1, 2, 4 and 8 versions, scanned; then what each kind of edge does to a query.",
+        "mixed_versions",
+        ("100000", "200"),
+        conclusions.versions,
+        large=("100000,1000000", "100"),
+    ),
+    Section(
+        "Filters",
+        "A scan with a filter beside the same without: the ratio is of processor time.",
+        "filters",
+        ("--items", "100000"),
+        conclusions.filtered,
+    ),
     Section(
         "Ingest",
         "Vectors a second, committed to the disk; the floor is rows into SQLite by its driver.",
         "http_ingest",
         ("6", "10000"),
+        conclusions.stored,
     ),
     Section(
         "Queries beside large ingests",
-        "",
+        "Of another gallery, while JSON bodies of 10,000 embeddings come without a pause.",
         "ingest",
         ("10000", "128", "15"),
+        conclusions.beside,
     ),
     Section(
-        "Deployment and roll-back",
-        "",
+        "Queries beside building",
+        "Of the gallery itself, while it is written, sealed, built anew and written down, as fast as that goes.",
+        "background",
+        ("100000",),
+        conclusions.beside,
+        large=("1000000",),
+    ),
+    Section(
+        "Queries beside a backfill",
+        "A `transform` of every item, at a rate and at full speed.",
+        "backfill",
+        ("queries", "--vectors", "50000", "--seconds", "8"),
+        conclusions.beside_backfill,
+    ),
+    Section(
+        "Deployment and roll-back in memory",
+        "A fifth of the items is served by another version; beside it, vectors are moved, as it once was done.",
         "deploy_time",
         ("100000",),
-        ("100000,1000000",),
+        conclusions.deployed,
+        large=("100000,1000000",),
     ),
-    Section("What grows with a gallery", "", "gallery_size", ("100000",), ("1000000",)),
+    Section(
+        "What grows with a gallery",
+        "The exponent is the slope in log-log: 1 grows as the gallery does.",
+        "gallery_size",
+        ("10000,100000",),
+        conclusions.growth,
+        large=("10000,100000,1000000",),
+    ),
     Section(
         "A gallery from its first item to a roll-back",
-        "Over HTTP, killed with SIGKILL in between.",
+        "Over HTTP, killed with SIGKILL in between; memory and disk an item.",
         "million",
         ("100000",),
-        ("1000000",),
+        conclusions.life,
+        large=("1000000",),
     ),
-    Section("An index on disk", "", "index_speed", ("100000",)),
+    Section(
+        "An index on disk",
+        "In process beside FAISS on the very same index, filters, and a start.",
+        "index_speed",
+        ("100000", "300"),
+        conclusions.on_disk,
+    ),
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--again", action="store_true", help="measure all anew")
-    parser.add_argument("--large", action="store_true", help="with a million items")
+    parser.add_argument("--large", action="store_true", help="with a million items and more")
+    parser.add_argument("--peers", default=sys.executable, help="the interpreter that has the other engines")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     for kept in KEPT.glob("*.txt") if options.again else ():
         kept.unlink()
-    for number, section in enumerate(SECTIONS, 1):
-        print(f"{number}/{len(SECTIONS)} {section.title}", flush=True)
-        measure(section, options.large)
-    plot(output(SECTIONS[0], options.large))
-    PAGE.write_text(page(options.large))
+    chosen = [section for section in SECTIONS if options.large or not section.only_large]
+    for at, section in enumerate(chosen, 1):
+        print(f"{at}/{len(chosen)} {section.title}", flush=True)
+        measure(section, options.large, options.peers if section.script == "peers" else sys.executable)
+        PAGE.write_text(page(chosen, options.large))
+    if (first := output(SECTIONS[0], options.large)) is not None:
+        plot(first)
     print(f"written: {PAGE}")
 
 
-def measure(section: Section, large: bool) -> None:
+def measure(section: Section, large: bool, python: str) -> None:
     """Run the script, unless what it printed is there already."""
     kept = place(section, large)
     if kept.is_file():
         return
     command, started = section.command(large), time.monotonic()
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE.parent)}
-    ran = subprocess.run(
-        [sys.executable, *command],
-        cwd=HERE.parent,
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=SLOW_SECONDS,
-        check=False,
-    )
-    if ran.returncode:
-        sys.exit(f"{' '.join(command)} ended with {ran.returncode}: nothing was written")
+    ways: dict[str, Any] = {"cwd": HERE.parent, "env": env, "stdout": subprocess.PIPE, "text": True}
+    try:
+        ran = subprocess.run([python, *command], timeout=SLOW_SECONDS, check=True, **ways)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        print(f"not measured: {error}", flush=True)
+        return
     took = time.monotonic() - started
-    kept.write_text(
-        f"{ran.stdout.strip()}\n\n`python {' '.join(command)}`, {took:.0f} s, {time.strftime('%Y-%m-%d')}\n"
-    )
+    how = f"`python {shlex.join(command)}`, {took:.0f} s, {time.strftime('%Y-%m-%d')}"
+    kept.write_text(f"{ran.stdout.strip()}\n\n{how}\n")
 
 
 def place(section: Section, large: bool) -> Path:
-    return KEPT / ("_".join([section.script, *section.command(large)[1:]]).replace(",", "-") + ".txt")
+    named = "_".join([section.script, *section.command(large)[1:]])
+    return KEPT / (re.sub(r"[^A-Za-z0-9_.]+", "-", named) + ".txt")
 
 
-def output(section: Section, large: bool) -> str:
-    return place(section, large).read_text()
+def output(section: Section, large: bool) -> str | None:
+    """What a section's script printed, None: it has not run to its end."""
+    kept = place(section, large)
+    return kept.read_text() if kept.is_file() else None
 
 
-def page(large: bool) -> str:
+def page(chosen: Sequence[Section], large: bool) -> str:
     parts = [
         f"# Performance\n\n{machine()} Written by `make bench`; absolute figures move from run to run: read ratios.\n"
     ]
-    for section in SECTIONS:
-        about = f"{section.about}\n\n" if section.about else ""
-        parts.append(f"## {section.title}\n\n{about}{tables_apart(output(section, large))}")
+    for section in chosen:
+        text = output(section, large)
+        if text is None:
+            parts.append(f"## {section.title}\n\nNot measured yet: `python {shlex.join(section.command(large))}`\n")
+            continue
+        concluded = conclusions.of(section.conclusion, text)
+        said = [wrapped(section.about), wrapped(f"**{concluded}**") if concluded else "", tables_apart(text)]
+        parts.append(f"## {section.title}\n\n" + "\n\n".join(part for part in said if part))
     return "\n".join(parts)
+
+
+def wrapped(text: str) -> str:
+    return "\n".join(textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False))
 
 
 def tables_apart(text: str) -> str:
@@ -165,7 +259,8 @@ def machine() -> str:
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     name = model[1] if model else platform.machine()
-    return f"{os.cpu_count()} cores ({name}), {memory:.0f} GiB, Python {platform.python_version()}."
+    when = time.strftime("%Y-%m-%d")
+    return f"{when}: {os.cpu_count()} cores ({name}), {memory:.0f} GiB, Python {platform.python_version()}."
 
 
 def plot(table: str) -> None:

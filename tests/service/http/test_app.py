@@ -51,3 +51,12 @@ def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path, monkeypatch:
         pass
 
     assert set(threading.enumerate()) <= before
+
+
+def test_no_request_waits_for_a_router_to_be_worked_out(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(*_: object, **__: object) -> None:
+        raise AssertionError("while requests are answered")
+
+    monkeypatch.setattr("fastapi.routing.get_dependant", late)
+    assert served.http.get("/galleries").status_code == 200
+    problem(served.http.post("/galleries/none/deployments", json={"version": "v1"}), 404, "unknown_gallery")

@@ -1,0 +1,130 @@
+"""One sentence about the table of each section of docs/performance.md, from its own figures.
+
+Each function takes what a script printed. Where a table is not as expected there is no sentence.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+Cells = list[str]
+
+
+def of(conclude: Callable[[str], str], text: str) -> str:
+    """The sentence, empty where the figures are not there."""
+    try:
+        return conclude(text)
+    except (ValueError, IndexError, KeyError):
+        return ""
+
+
+def rows(text: str) -> Iterator[Cells]:
+    """The cells of every line of every table, heads among them."""
+    for line in text.splitlines():
+        if line.startswith("|") and " --- " not in line:
+            yield [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def number(cell: str) -> float:
+    """The first number of a cell."""
+    found = re.search(r"-?[0-9][0-9,]*\.?[0-9]*", cell)
+    if found is None:
+        raise ValueError(cell)
+    return float(found[0].replace(",", ""))
+
+
+def in_process(text: str) -> str:
+    """The largest size: Regraft beside FAISS's graph and the fastest engine that is a product."""
+    measured = [row for row in rows(text) if row[0].isdigit()]
+    largest = max(int(row[0]) for row in measured)
+    good = [row for row in measured if int(row[0]) == largest and number(row[3]) >= 0.985]
+    median = {row[1]: number(row[4]) for row in sorted(good, key=lambda row: -number(row[4]))}
+    ours, graph = median["Regraft, aim 0.99"], median["FAISS HNSW"]
+    others = {name: ms for name, ms in median.items() if "FAISS" not in name and "Regraft" not in name}
+    text = f"{largest:,} items, recall 0.99: {ours:.3f} ms a query, FAISS's graph alone {graph:.3f} ms"
+    if others:
+        best = min(others, key=others.__getitem__)
+        text += f", the fastest of the others ({best}) {others[best]:.3f} ms"
+    return f"{text}."
+
+
+def over_http(text: str) -> str:
+    """The most connections."""
+    last = {row[0]: row for row in rows(text) if len(row) > 5 and row[1].isdigit()}
+    ours, floor = last["regraft"], last["floor"]
+    share = number(ours[4]) / number(floor[4])
+    return (
+        f"{ours[1]} connections: {number(ours[4]):,.0f} requests/s, {share:.2f} of what the floor answers, for"
+        f" {number(ours[5]) / number(floor[5]):.1f} times its processor time."
+    )
+
+
+def versions(text: str) -> str:
+    """Four versions."""
+    four = next(row for row in rows(text) if row[:2] == ["4", "raw"])
+    return f"A query over four versions takes {number(four[4]):.2f} times one over a single version."
+
+
+def filtered(text: str) -> str:
+    """The dearest filter of one query."""
+    ratios = {f"{row[0]}, {row[1]}": number(row[3]) for row in rows(text) if len(row) > 3 and row[2] == "1"}
+    dearest = max(ratios, key=ratios.__getitem__)
+    return f"The dearest filter ({dearest}) makes a query take {ratios[dearest]:.1f} times as long."
+
+
+def stored(text: str) -> str:
+    """Medians."""
+    median = {row[0]: number(row[1]) for row in rows(text) if row[0] in {"floor", "json", "npy"}}
+    return (
+        f"Arrays are stored at {median['npy'] / median['floor']:.2f} of the floor's rate, JSON at"
+        f" {median['json'] / median['floor']:.2f}."
+    )
+
+
+def beside(text: str) -> str:
+    """The 99th percentiles of all lines."""
+    head = next(rows(text))
+    p99 = head.index("p99 ms")
+    found = [f"{number(row[p99]):.1f} ({row[0]})" for row in rows(text) if row != head]
+    return f"99th percentile in ms: {', '.join(found)}."
+
+
+def beside_backfill(text: str) -> str:
+    """The same, from lines of prose."""
+    found = re.findall(r"backfill ([^:]+): ([0-9]+) items/s .*?p99 ([0-9.]+) ms", text)
+    if not found:
+        raise ValueError(text)
+    return f"99th percentile in ms: {', '.join(f'{p99} ({what}, {rate} items/s)' for what, rate, p99 in found)}."
+
+
+def deployed(text: str) -> str:
+    """The largest gallery."""
+    last = {row[2]: row for row in rows(text) if row[0].isdigit()}
+    rule, moved = last["a rule"], last["moved vectors"]
+    return (
+        f"At {int(rule[0]):,} items a deployment takes {number(rule[3]):.1f} ms; moving vectors took"
+        f" {number(moved[3]):,.0f} ms."
+    )
+
+
+def growth(text: str) -> str:
+    """What grows faster than a gallery."""
+    fast = [row[0] for row in rows(text) if row[-1] != "exponent" and row[-1] != "-" and number(row[-1]) > 1.1]
+    return f"Faster than the gallery grows: {', '.join(fast)}." if fast else "Nothing grows faster than the gallery."
+
+
+def life(text: str) -> str:
+    """The start and the deployment."""
+    found = {row[0]: row[1] for row in rows(text)}
+    start = next(value for name, value in found.items() if name.startswith("killed"))
+    return (
+        f"Killed, it answers {start} after its next start; a deployment takes {found['deployment']}, a roll-back"
+        f" {found['roll-back']}; queries meanwhile: {found['queries meanwhile']}."
+    )
+
+
+def on_disk(text: str) -> str:
+    """The gallery beside FAISS's own index."""
+    ours = next(row for row in rows(text) if row[0] == "gallery")
+    return f"The whole gallery answers at {number(ours[4]):.2f} of FAISS's own speed on the same index."
