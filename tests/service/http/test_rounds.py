@@ -54,6 +54,7 @@ def together(served: Any, name: str, bodies: Sequence[dict[str, Any]]) -> list[A
         asked = [RawQuery(name, fields_of, one, None, as_json) for one in raw]
         return await asyncio.gather(*(_response(served.runtime, rounds, one) for one in asked), return_exceptions=True)
 
+    served.runtime.replica.find(name)  # whatever was written meanwhile, by the thread that counts matches too
     return [read(one) if isinstance(one, Response) else one for one in asyncio.run(ask())]
 
 
