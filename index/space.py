@@ -252,11 +252,15 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
     if x_ND.ndim != 2 or x_ND.shape[1] != dim:
         shape = "x".join(map(str, x.shape))
         raise InvalidVector(f"an embedding has {dim} numbers, this one has shape {shape}", pointer=pointer)
-    norm_N = np.sqrt(np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64))
-    if not (len(norm_N) and norm_N.max() <= MAX_NORM):  # else no number is too large, and none is NaN
+    norm_N = _lengths(x_ND)
+    if len(norm_N) == 1:  # a query: these two cost as much as all of this
+        least = most = norm_N.item()
+    else:
+        least, most = norm_N.min(initial=np.inf), norm_N.max(initial=0.0)
+    if not most <= MAX_NORM:  # else no number is too large, and none is NaN
         _check_finite(x_ND, x, pointer)
     if isinstance(space, Cosine):
-        if len(norm_N) and norm_N.min() < MIN_NORM:
+        if least < MIN_NORM:
             zero = int(np.argmax(norm_N < MIN_NORM))
             raise InvalidVector("an all-zero embedding has no direction to compare", pointer=_at(pointer, x, zero))
         unit_ND = np.empty(x_ND.shape, np.float32)
@@ -266,6 +270,16 @@ def check_vectors(value: object, dim: int, space: Space, *, pointer: str = "/emb
         why = f"an embedding of space {space.kind} may be at most {MAX_NORM:g} long"
         raise InvalidVector(why, pointer=_at(pointer, x, int(np.argmax(long_N))))
     return np.ascontiguousarray(x_ND, dtype=np.float32)
+
+
+def _lengths(x_ND: NDArray[Any]) -> NDArray[np.float64]:
+    """In float64; (N,)."""
+    if x_ND.dtype == np.float64:  # the same sums; of one row they cost half
+        square_N = np.einsum("nd,nd->n", x_ND, x_ND)
+    else:
+        square_N = np.einsum("nd,nd->n", x_ND, x_ND, dtype=np.float64)
+    length_N: NDArray[np.float64] = np.sqrt(square_N)
+    return length_N
 
 
 def _check_finite(x_ND: NDArray[Any], given: NDArray[Any], pointer: str) -> None:

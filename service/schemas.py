@@ -127,8 +127,8 @@ def check_embeddings(value: object, dim: int, space: Space, pointer: str) -> Vec
 def _numbers(rows: list[Any], dim: int) -> NDArray[Any] | None:
     """Lists of `dim` numbers as an array; None: they are something else."""
     try:
-        # NumPy would take true for 1.
-        x = np.asarray(rows if {int, float}.issuperset(map(type, chain.from_iterable(rows))) else [])
+        kinds = set(map(type, chain.from_iterable(rows)))  # NumPy would take true for 1
+        x = np.array(rows if kinds <= {int, float} else [], np.float64 if kinds == {float} else None)
     except (TypeError, ValueError):  # a row that is no list; rows of different lengths
         return None
     return x if x.ndim == 2 and x.shape[1] == dim and x.dtype.kind in "fiu" else None
