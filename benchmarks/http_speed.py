@@ -1,11 +1,12 @@
 """Queries of one embedding over HTTP beside a floor that does the least a server can: p50, p99, requests/s, CPU.
 
-    python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM]
+    python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM] [PROCESSES]
 
 A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, FORM `json` or `npy`. The floor is one
 Starlette route that reads JSON with orjson, asks the same kind of FAISS index (a scan, or a graph with the effort that
 the service chose) and writes ids, scores and metadata with orjson. Both are asked in turns by the same client, with 1,
-8 and 32 connections for SECONDS each, on the machine that runs them: read ratios. CPU is the server's, a request.
+8 and 32 connections for SECONDS each, on the machine that runs them: read ratios. CPU is a request's, of all
+PROCESSES of the server. Last come `GET /health` alone, and beside 32 connections that ask.
 """
 
 from __future__ import annotations
@@ -42,9 +43,11 @@ INDEXING_SECONDS = 300.0
 CENTRES = 200
 
 
-def main(items: str = "10000", seconds: str = "4", index: str = "exact", form: str = "json") -> None:
+def main(
+    items: str = "10000", seconds: str = "4", index: str = "exact", form: str = "json", processes: str = "1"
+) -> None:
     vectors, queries = clustered(int(items))
-    with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
+    with tempfile.TemporaryDirectory() as scratch, served(Path(scratch), processes) as (url, service):
         effort = fill(url, Path(scratch), vectors, index)
         asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
         with floor_of(vectors, effort) as (floor_url, floor):
@@ -54,6 +57,11 @@ def main(items: str = "10000", seconds: str = "4", index: str = "exact", form: s
             for connections in CONNECTIONS:
                 show("floor", connections, floor, floor_url, floor_asks, float(seconds))
                 show("regraft", connections, service, url, asks, float(seconds))
+            health = f"GET /v1/health HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n\r\n".encode()
+            for connections in (0, CONNECTIONS[-1]):
+                took = asyncio.run(beside(url, asks, connections, health, float(seconds)))
+                p50, p99 = np.percentile(took, [50, 99]) * 1000
+                print(f"health beside {connections} connections: p50 {p50:.2f}, p99 {p99:.2f} ms")
 
 
 def clustered(items: int) -> tuple[Any, Any]:
@@ -66,7 +74,7 @@ def clustered(items: int) -> tuple[Any, Any]:
 
 
 @contextmanager
-def served(scratch: Path) -> Any:
+def served(scratch: Path, processes: str) -> Any:
     port = free_port()
     command = [
         sys.executable,
@@ -77,6 +85,8 @@ def served(scratch: Path) -> Any:
         str(port),
         "--workers",
         "0",
+        "--processes",
+        processes,
         "--data",
         str(scratch / "d"),
     ]
@@ -217,6 +227,13 @@ async def load(url: str, asks: Sequence[bytes], connections: int, seconds: float
     return took
 
 
+async def beside(url: str, asks: Sequence[bytes], connections: int, other: bytes, seconds: float) -> list[float]:
+    """How long another request takes beside so many connections that ask."""
+    loads = [load(url, asks, connections, seconds)] if connections else []
+    took, *_ = await asyncio.gather(load(url, [other], 1, seconds), *loads)
+    return took
+
+
 class Client(asyncio.Protocol):
     """Asks, reads the answer, asks again."""
 
@@ -258,8 +275,13 @@ class Client(asyncio.Protocol):
 
 
 def cpu_seconds(pid: int) -> float:
+    """Of a process and its children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    children = [
+        child for thread in Path(f"/proc/{pid}/task").glob("*/children") for child in thread.read_text().split()
+    ]
+    own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return own + sum(cpu_seconds(int(child)) for child in children)
 
 
 if __name__ == "__main__":
