@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from typing import Literal
 
@@ -13,6 +14,8 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 HANDLER = "regraft"
+AGAIN_SECONDS = 60.0
+"""How often an error that comes back every round is logged."""
 
 
 class ConsoleFormatter(logging.Formatter):
@@ -46,6 +49,23 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, default=str)
+
+
+class RecurringErrors:
+    """Errors of what is tried again every second or so: each kind is logged when it comes, and once a minute then."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+        # What was said, of which kind of error -> when.
+        self._said: dict[tuple[str, type], float] = {}
+
+    def log(self, event: Event) -> None:
+        """Say it of the error that is handled now, with its traceback, if that was not done just before."""
+        now, key = time.monotonic(), (str(event), type(sys.exception()))
+        self._said = {one: at for one, at in self._said.items() if now - at < AGAIN_SECONDS}
+        if key not in self._said:
+            self._said[key] = now
+            self._logger.exception(event)
 
 
 FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"console": ConsoleFormatter, "json": JsonFormatter}

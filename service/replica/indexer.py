@@ -11,12 +11,14 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
 from index.events import Event
+from service.logs import RecurringErrors
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 
@@ -36,6 +38,7 @@ class Indexer:
         self._replica = replica
         # Gallery -> its feed number, and when it was first seen to stand there.
         self._stands: dict[int, tuple[int, float]] = {}
+        self._errors = RecurringErrors(logger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="indexer", daemon=True)
 
@@ -49,19 +52,25 @@ class Indexer:
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        first = True
+        unswept = True  # of galleries that went while nothing ran here
         while not self._stop.wait(PAUSE_SECONDS):
             galleries = {live.id: live for live in self._replica.all()}
-            if first or self._stands.keys() - galleries.keys():
-                self._replica.sweep_indexes()
-            first = False
+            unswept |= bool(self._stands.keys() - galleries.keys())
+            if unswept:
+                unswept = not self._attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
             self._stands = {number: self._stood(live) for number, live in galleries.items()}
             for live in galleries.values():
-                try:
-                    self._look_at(live)
-                except Exception:  # queries go on by what there is; the next look tries again
-                    logger.exception(Event("index_failed", gallery=live.name))
+                if not self._attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
                     del self._stands[live.id]
+
+    def _attempt(self, failed: Event, work: Callable[[], None]) -> bool:
+        """Whether it went well; if not, queries go on by what there is, and the next look tries again."""
+        try:
+            work()
+        except Exception:
+            self._errors.log(failed)
+            return False
+        return True
 
     def _stood(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._stands.get(live.id), live.seq

@@ -6,7 +6,7 @@ import io
 import json
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 
 from index.events import CONTEXT, Event
 from regraft.commands import processes
+from service import logs
 from service.backfills import worker
 from service.http import app
-from service.logs import FORMATTERS, HANDLER, LogFormat, configure
+from service.logs import FORMATTERS, HANDLER, LogFormat, RecurringErrors, configure
 from service.settings import Settings
 from service.store.database import Database
 
@@ -121,3 +122,28 @@ def test_every_process_is_configured_by_the_same_settings(
     assert isinstance(handler.formatter, FORMATTERS["json"])
     assert root.level == logging.WARNING
     assert not logging.getLogger("uvicorn").handlers
+
+
+def test_an_error_of_every_round_is_logged_when_it_comes_and_once_a_minute_then(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, errors = iter([*map(float, range(90)), 90.0, 91.0]), RecurringErrors(logger)
+    monkeypatch.setattr(logs.time, "monotonic", lambda: next(clock))
+
+    def round_(gallery: str, fail: Callable[[], object]) -> None:
+        try:
+            fail()
+        except Exception:
+            errors.log(Event("index_failed", gallery=gallery))
+
+    for _ in range(90):
+        round_("a", lambda: int("x"))
+    round_("b", lambda: int("x"))
+    round_("a", {}.popitem)
+
+    assert [(str(r.msg), r.exc_info[0]) for r in caplog.records if r.exc_info] == [
+        ("action=index_failed gallery=a", ValueError),
+        ("action=index_failed gallery=a", ValueError),
+        ("action=index_failed gallery=b", ValueError),
+        ("action=index_failed gallery=a", KeyError),
+    ]

@@ -20,6 +20,7 @@ from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.events import Event
 from service.errors import UnknownGallery
+from service.logs import RecurringErrors
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
@@ -91,6 +92,7 @@ class Curves:
         self._troubles: dict[int, Trouble] = {}
         # Not between two blocks of queries alone: embedding them takes longest.
         self._claims = Leases(self._renew, points.CLAIM_SECONDS)
+        self._errors = RecurringErrors(logger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="curves", daemon=True)
 
@@ -152,7 +154,7 @@ class Curves:
             try:
                 self._look()
             except Exception:  # the database may be back the next time
-                logger.exception(Event("curves_not_followed"))
+                self._errors.log(Event("curves_not_followed"))
 
     def _look(self) -> None:
         known = {*self._held, *self._troubles}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
 from service.replica import indexer
@@ -53,3 +55,31 @@ def test_what_only_one_process_has_loaded_is_sealed_by_it(world: World) -> None:
     c = first.find("c")
     assert len(list(c.folder.glob("[!.]*/*/*"))) == 1, "one built it, and the other has it from there"
     assert c.gallery.items_by_version() == second.find("c").gallery.items_by_version() == {"v1": ROWS}
+
+
+def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica, looks = world.new_replica(), Counter[str]()
+
+    def away(name: str) -> Callable[..., None]:
+        def fail(*_: object) -> None:
+            looks[name] += 1
+            raise OperationalError("SELECT 1", {}, ConnectionError("gone"))
+
+        return fail
+
+    replica.find("a")
+    indexer_of = Indexer(replica)
+    try:
+        with monkeypatch.context() as cut:
+            for name in ("sweep_indexes", "refresh"):
+                cut.setattr(replica, name, away(name))
+            indexer_of.start()
+            until(lambda: min(looks["sweep_indexes"], looks["refresh"]) > 3)
+        until(lambda: indexed(replica, "a"))
+    finally:
+        indexer_of.stop()
+
+    said = Counter(str(record.msg) for record in caplog.records if record.levelname == "ERROR")
+    assert said == {"action=indexes_not_swept": 1, "action=index_failed gallery=a": 1}
