@@ -18,6 +18,7 @@ from index.version import (
     CARD,
     EDGE,
     EDGE_ARRAYS,
+    EDGE_DOMAIN,
     EDGE_MODEL,
     ENCODER,
     FORMAT,
@@ -136,7 +137,7 @@ def load_edge(folder: Path, new: str, old: str) -> Edge:
     """
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     edge = parse_edge(parse_checked(_read(folder, EDGE), EDGE), new, old, folder, found)
-    legal = {EDGE, EDGE_MODEL.get(edge.kind), EDGE_ARRAYS.get(edge.kind)}
+    legal = {EDGE, EDGE_DOMAIN, EDGE_MODEL.get(edge.kind), EDGE_ARRAYS.get(edge.kind)}
     if stray := sorted(found - legal):
         raise InvalidVersionFolder(f"{stray[0]} has no use in an edge of kind {edge.kind}", pointer=f"/{stray[0]}")
     return edge

@@ -67,6 +67,8 @@ EdgeKey = tuple[str, str, str]
 """(new, old, kind): there is at most one edge of each kind between two versions."""
 
 EDGE_MODEL = {EdgeKind.ONNX: "edge.onnx", EdgeKind.FORWARD: "edge.onnx"}
+EDGE_DOMAIN = "domain.npz"
+"""Beside the files of a fitted edge: what it was fitted on, see `index.evaluation.domain`."""
 EDGE_ARRAYS = {EdgeKind.MATRIX: "edge.npz", EdgeKind.SLERP: "edge.npz"}
 
 

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from index.archive import pack_version
 from regraft.connection import Connection
-from regraft.models import EdgeInfo, EdgeList, EdgeRemoval
+from regraft.models import DomainCheck, EdgeInfo, EdgeList, EdgeRemoval
 from regraft.paths import change_params, flag, path_of
 
 
@@ -65,6 +65,29 @@ class EdgeRoutes(Connection):
         data = {**named, **{name: json.dumps(value) for name, value in asked.items()}}
         with pairs.open("rb") as stream:
             return self._ask(EdgeInfo, "POST", path, params=params, data=data, files={"pairs": (pairs.name, stream)})
+
+    def check_edge(
+        self,
+        new: str,
+        old: str,
+        kind: str,
+        *,
+        vectors: Path | None = None,
+        gallery: str | None = None,
+        sample: int = 1000,
+        seed: int = 0,
+    ) -> DomainCheck:
+        """POST /v1/edges:check: how far queries are from the pairs that an edge was fitted on.
+
+        `vectors`: queries by `new`, an .npy with a row each; or the items of `gallery` that hold embeddings by it.
+        """
+        named: dict[str, Any] = {"new": new, "old": old, "kind": kind}
+        if vectors is None:
+            asked = {**named, "gallery": gallery, "sample": sample, "seed": seed}
+            return self._ask(DomainCheck, "POST", "/edges:check", json=asked)
+        with vectors.open("rb") as stream:
+            files = {"vectors": (vectors.name, stream)}
+            return self._ask(DomainCheck, "POST", "/edges:check", data=named, files=files)
 
     def remove_edge(
         self, new: str, old: str, kind: str, *, dry_run: bool = False, force: bool = False, reason: str = ""

@@ -90,6 +90,10 @@ def fit(
         str | None, typer.Option("--label", help="Metadata field of the class, to measure by.", show_default=False)
     ] = None,
     sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 5000,
+    embed: Annotated[
+        int,
+        typer.Option("--embed", min=0, help="Where fewer hold both: embed so many images and texts now."),
+    ] = 0,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=NUMBER", help="An option of the kind; may be repeated.")
     ] = None,
@@ -111,13 +115,48 @@ def fit(
             "`regraft edges add`; a service fits procrustes, ridge, low_rank and slerp",
             pointer="/kind",
         )
-    if pairs is not None and (gallery or label):
-        raise InvalidArgument("--pairs takes no --gallery and no --label: labels are an array of the file")
-    stored = {"gallery": gallery, "label": label, "sample": sample} if pairs is None else {"pairs": pairs}
+    if pairs is not None and (gallery or label or embed):
+        raise InvalidArgument("--pairs takes no --gallery, --label and --embed: labels are an array of the file")
+    stored: dict[str, Any] = {"gallery": gallery, "label": label, "sample": sample}
+    if embed:
+        stored["embed"] = embed
+    if pairs is not None:
+        stored = {"pairs": pairs}
     asked: dict[str, Any] = {**stored, "options": _numbers(settings or [])}
     with connect(url, api_key) as client:
         fitted = client.fit_edge(new, old, kind, seed=seed, replace=replace, dry_run=dry_run, **asked)
     _print_edge(would(dry_run, "fitted", "add"), fitted)
+
+
+@edges.command("check")
+def check(
+    new: New,
+    old: Old,
+    kind: Kind,
+    vectors: Annotated[
+        Path | None,
+        typer.Option("--vectors", metavar="FILE", help="Queries by NEW, an .npy with a row each.", dir_okay=False),
+    ] = None,
+    gallery: Annotated[
+        str | None,
+        typer.Option("--gallery", help="Instead: its items that hold embeddings by NEW.", show_default=False),
+    ] = None,
+    sample: Annotated[int, typer.Option("--sample", min=1, help="Items drawn, at most.")] = 1000,
+    seed: Seed = 0,
+    url: Url = URL,
+    api_key: ApiKey = None,
+) -> None:
+    """Say how far queries are from the pairs that an edge was fitted on.
+
+    Example: regraft edges check v2 v1 matrix --vectors queries.npy
+    """
+    if (vectors is None) == (gallery is None):
+        raise InvalidArgument("give either --vectors or --gallery")
+    with connect(url, api_key) as client:
+        found = client.check_edge(new, old, kind, vectors=vectors, gallery=gallery, sample=sample, seed=seed)
+    answer(found)
+    out.print(found.advice)
+    out.print(f"likeness to the nearest pair: median {found.nearest:.3f}; out of the domain below {found.least:.3f}")
 
 
 @edges.command("remove")

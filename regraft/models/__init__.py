@@ -62,6 +62,7 @@ from regraft.models.search import (
 )
 from regraft.models.versions import (
     DependentGallery,
+    DomainCheck,
     EdgeInfo,
     EdgeList,
     EdgeRemoval,
@@ -88,6 +89,7 @@ __all__ = [
     "DeploymentDetail",
     "DeploymentInfo",
     "DeploymentList",
+    "DomainCheck",
     "EdgeInfo",
     "EdgeList",
     "EdgeRemoval",

@@ -42,6 +42,23 @@ class VersionList(ApiModel):
     versions: list[VersionInfo]
 
 
+class DomainCheck(ApiModel):
+    """How far queries are from the pairs that an edge was fitted on.
+
+    `share` of `queries` are out of its domain, with a 95 % interval; of the pairs that were held out `expected` are.
+    `nearest` is the median likeness of a query to the nearest pair; below `least` it is out. `advice` says it in words.
+    """
+
+    queries: int
+    share: float
+    low: float
+    high: float
+    expected: float
+    nearest: float
+    least: float
+    advice: str
+
+
 class EdgeInfo(ApiModel):
     """An edge and its evidence.
 

@@ -1,27 +1,32 @@
-"""The route that fits edges: on stored items, asked for in JSON, or on pairs that come as a file of a form."""
+"""The routes that fit edges, on stored items or on pairs in a file, and ask how far queries are from those pairs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, BinaryIO, TypeVar
 
 from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
-from regraft.models import EdgeInfo
+from regraft.models import DomainCheck, EdgeInfo
 from service.errors import InvalidBody
 from service.http.body_schemas import FILE, fields, reads
 from service.http.edges import describe
 from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.npy import read_npy
 from service.http.npz import read_pairs
 from service.http.parsing import parse_json
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.runtime import Runtime
+from service.schemas import Body
 from service.store.audit import ChangeContext
+from service.upgrades.edges.domains import DomainIn, check
 from service.upgrades.edges.fitting import FitIn, fit
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
+
+Asked = TypeVar("Asked", bound=Body)
 
 TEXTS = {"new", "old", "kind"}
 """Fields of a form that are text; others are JSON."""
@@ -53,10 +58,42 @@ async def create_fit(request: Request, response: Response, service: Service, con
         return await service.in_thread(fit_file, service, form, context)
 
 
+QUERIES = {**FILE, "description": "queries by `new`, a matrix in NumPy's format (.npy), a row each"}
+CHECKED = DomainIn.model_json_schema()
+CHECK_BODY = reads(
+    json=CHECKED,
+    form=fields(
+        {"vectors": QUERIES, **{name: CHECKED["properties"][name] for name in sorted(TEXTS)}},
+        required=("vectors", *sorted(TEXTS)),
+    ),
+)
+
+
+@router.post("/edges:check", openapi_extra=CHECK_BODY)
+async def check_domain(request: Request, service: Service) -> DomainCheck:
+    """How far queries are from the pairs that an edge was fitted on: queries that are sent, or items of a gallery."""
+    most = service.settings.max_model_bytes
+    if media_type(request, JSON, FORM) == JSON:
+        raw = await read_body(request, most)
+        return await service.in_thread(lambda: _shown(service, parse_json(raw), None))
+    async with read_form(request, files="vectors", fields=TEXTS, max_files=1, max_field_bytes=most) as form:
+        if not form.files:
+            raise InvalidBody("the form needs one file in the field 'vectors', an .npy", pointer="/vectors")
+        return await service.in_thread(lambda: _shown(service, dict(form.fields), form.files[0].file))
+
+
+def _shown(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCheck:
+    given = None if stream is None else read_npy(stream.read(), "/vectors")
+    found = check(service.database, service.registry, _validated(DomainIn, value), given)
+    numbers = {name: value for name, value in vars(found).items() if name != "outside"}
+    return DomainCheck(**numbers, share=found.share, advice=found.in_words())
+
+
 def fit_items(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeInfo:
     """Fit on stored items. Raises RequestValidationError for a body that is no `FitIn`, and what `fit` raises."""
-    asked = _asked(parse_json(raw))
-    return describe(fit(service.database, service.registry, service.replica, asked, context))
+    asked = _validated(FitIn, parse_json(raw))
+    contents = service.blobs, service.decoder
+    return describe(fit(service.database, service.registry, service.replica, contents, asked, context))
 
 
 def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
@@ -68,14 +105,17 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
     """
     if not form.files:
         raise InvalidBody("the form needs one file in the field 'pairs', an .npz", pointer="/pairs")
-    asked = _asked({name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()})
+    asked = _validated(
+        FitIn, {name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()}
+    )
     pairs = read_pairs(form.files[0].file, service.settings.max_body_bytes)
-    return describe(fit(service.database, service.registry, service.replica, asked, context, pairs))
+    contents = service.blobs, service.decoder
+    return describe(fit(service.database, service.registry, service.replica, contents, asked, context, pairs))
 
 
-def _asked(value: object) -> FitIn:
+def _validated(kind: type[Asked], value: object) -> Asked:
     try:
-        return FitIn.model_validate(value)
+        return kind.model_validate(value)
     except ValidationError as error:
         raise RequestValidationError([{**e, "loc": ("body", *e["loc"])} for e in error.errors()]) from error
 

@@ -6,7 +6,7 @@ Embeddings that a forward edge made are left out: they say what that edge does, 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,6 +33,12 @@ class PairedEmbeddings:
     new: Vectors
     old: Vectors
     labels: Sequence[str] | None
+
+    def with_more(self, other: PairedEmbeddings) -> PairedEmbeddings:
+        """These and others, of which both or neither have labels."""
+        labels = None if self.labels is None or other.labels is None else [*self.labels, *other.labels]
+        new, old = np.concatenate([self.new, other.new]), np.concatenate([self.old, other.old])
+        return PairedEmbeddings([*self.names, *other.names], new, old, labels)
 
 
 class PairRow(NamedTuple):
@@ -101,8 +107,13 @@ def draw_held(
     rows = rows[:sample]
     by_new = from_bytes([row.new for row in rows], new.card.dim)
     by_old = from_bytes([row.old for row in rows], old.card.dim)
-    labels = None if label is None else [json.dumps(value_at(row.metadata, label), sort_keys=True) for row in rows]
+    labels = None if label is None else [label_text(row.metadata, label) for row in rows]
     return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), len(ids)
+
+
+def label_text(metadata: Mapping[str, Any], label: str) -> str:
+    """A metadata field, which is there, as a class: 1 and "1" stay different."""
+    return json.dumps(value_at(metadata, label), sort_keys=True)
 
 
 def _labelled(row: PairRow, label: str) -> bool:

@@ -26,6 +26,7 @@ from regraft.sources.table import TableFile
 from regraft.transfer import export_gallery, import_gallery
 from service.settings import Settings
 from staging.builders import add_text, image_bytes, make_image, make_version
+from staging.provider import Provider, embedding, providing
 from staging.served import Served, serving
 
 COUNT = 23
@@ -35,7 +36,14 @@ PAGES = Path(__file__).parents[2] / "docs/migrate"
 
 
 @pytest.fixture
-def served(settings: Settings, tmp_path: Path) -> Iterator[Served]:
+def provider() -> Iterator[Provider]:
+    with providing() as running:
+        yield running
+
+
+@pytest.fixture
+def served(settings: Settings, provider: Provider, tmp_path: Path) -> Iterator[Served]:
+    settings = settings.model_copy(update={"embedding_apis": provider.url})
     v1 = add_text(make_version(tmp_path / "v1", "v1", 4), {"east": OLD[0], "north": OLD[1]})
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     with serving(settings) as running:
@@ -199,7 +207,7 @@ def follow(page: Path, client: Client, monkeypatch: Any, put: dict[str, str]) ->
 
 @pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 def test_the_commands_of_the_page_bring_vectors_of_two_models(
-    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+    client: Client, provider: Provider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
     for name, vectors in (("v1", OLD), ("v2-some", NEW[:21]), ("v2", NEW)):
@@ -207,11 +215,18 @@ def test_the_commands_of_the_page_bring_vectors_of_two_models(
     for name, count in (("ids", COUNT), ("ids-some", 21)):
         Path(f"{name}.txt").write_text("\n".join(f"d{n}" for n in range(count)))
 
-    codes = follow(PAGES / "from-an-api.md", client, monkeypatch, {"1536": "4", "3072": "6"})
+    bodies = [f"word{n} word{n % 5}" for n in range(40)]
+    rows = {"id": [f"n{n}" for n in range(40)], "body": bodies, "embedding": [embedding(t, 4).tolist() for t in bodies]}
+    pq.write_table(pa.table(rows), "notes.parquet")
+    monkeypatch.setenv("OPENAI_API_KEY", provider.key)
+    put = {"1536": "4", "3072": "6", "https://api.openai.com/v1": provider.url}
+    codes = follow(PAGES / "from-an-api.md", client, monkeypatch, put)
 
-    assert set(codes.values()) == {0}, (codes, capsys.readouterr())
+    assert [line for line, code in codes.items() if code] == [], capsys.readouterr().err
     assert client.gallery("docs").mix == {"api-v2": COUNT}
     assert client.query_embeddings("docs", NEW[22:], "api-v2").results[0].matches[0].id == "d22"
+    (fitted,) = client.edges(new="n2", old="n1")
+    assert (fitted.made["held"], fitted.made["embedded"], fitted.support) == (0, 40, 32)
 
 
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)

@@ -112,3 +112,17 @@ def test_removing_an_edge_says_what_depends_on_it(run, service):
     assert "3 cannot be reached any more" in output
     assert "backfill 7 applies it" in output
     assert "would remove v2 -> v1, matrix" in output
+
+
+def test_a_check_of_queries_says_what_it_means(run, service, tmp_path):
+    (tmp_path / "q.npy").write_bytes(b"rows")
+    found = {"queries": 9, "share": 0.5, "low": 0.2, "high": 0.8, "expected": 0.01, "nearest": 0.4, "least": 0.6}
+    service.answers["POST /v1/edges:check"] = {**found, "advice": "Do not trust it."}
+
+    code, shown, _ = run("edges", "check", "v2", "v1", "matrix", "--vectors", tmp_path / "q.npy")
+
+    assert (code, shown.startswith("Do not trust it.\n"), "below 0.600" in shown) == (0, True, True)
+    assert b"rows" in service.requests[0].content
+    assert run("edges", "check", "v2", "v1", "matrix", "--gallery", "g")[0] == 0
+    assert json.loads(service.requests[1].content)["gallery"] == "g"
+    assert run("edges", "check", "v2", "v1", "matrix")[0] == 1

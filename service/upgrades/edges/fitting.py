@@ -10,11 +10,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
-from sqlalchemy import Connection
 
+from index.decoding import Decoder
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
 from index.evaluation.choosing import AUTO, ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.domain import as_json, fit_domain
 from index.evaluation.fitting import (
     FITS,
     MOST_COMPARED,
@@ -38,16 +39,24 @@ from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica
 from service.schemas import Body, FieldPath, Name, Seed
 from service.store.audit import ChangeContext
+from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import gallery_named
 from service.upgrades.edges.changes import accept, check_free
+from service.upgrades.edges.sampling import make_pairs
 
 MIN_PAIRS = 20
 """Below so many a fit means nothing; from here to `index.evaluation.adapters.FEW_PAIRS` it comes with a warning."""
 
+MOST_EMBEDDED = 10_000
+"""Items that are embedded for a fit, at most: it answers in its request."""
+
 MOST_PAIRS = 100_000
 """As many as are drawn of stored items, or sent, at most."""
 
+
+Contents = tuple[Blobs, Decoder]
+"""Where images and texts lie, and what opens images."""
 
 SERVED = {kind: EdgeKind.SLERP if kind == "slerp" else EdgeKind.MATRIX for kind in FITS}
 
@@ -69,6 +78,8 @@ class FitIn(Body):
     options: dict[str, float] = Field(default_factory=dict)
     # A fifth is held out: of 5,000 the 4,000 are left that Drift-Adapter finds enough.
     sample: Annotated[int, Field(ge=MIN_PAIRS, le=MOST_PAIRS)] = 5_000
+    # Where fewer hold both: so many more images and texts are embedded on the spot, of which nothing is stored.
+    embed: Annotated[int, Field(ge=0, le=MOST_EMBEDDED)] = 0
     label: FieldPath | None = None
     seed: Seed = 0
     replace: bool = False
@@ -78,6 +89,7 @@ def fit(
     database: Database,
     registry: Registry,
     replica: Replica,
+    contents: Contents,
     asked: FitIn,
     context: ChangeContext,
     given: PairArrays | None = None,
@@ -85,7 +97,7 @@ def fit(
     """Fit an edge, measure it as it will be served, and accept it unless it is a dry run.
 
     A fifth of the pairs measures the edge, and is neither fitted on nor chosen by: see `index.evaluation.choosing`.
-    Without `given` the pairs are stored items that hold both embeddings.
+    Without `given` the pairs are stored items that hold both embeddings, or whose missing ones are made.
 
     Raises:
         UnknownVersion, UnknownGallery: there is no such version or gallery.
@@ -100,7 +112,7 @@ def fit(
     for served in {SERVED[kind] for kind in (FITS if asked.kind == AUTO else [asked.kind])}:
         check_free(registry, (new.name, old.name, served.value), asked.replace)
     options = _options(asked)
-    held, there = _pairs(database, new, old, asked, given)
+    held, there, made_now = _pairs(database, contents, new, old, asked, given)
     if asked.kind == "slerp" and len(held.new) > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes at most {MOST_COMPARED} pairs", pointer="/pairs")
     pairs = split_pairs(*held, asked.seed)
@@ -114,6 +126,8 @@ def fit(
     adapter = fitter.adapter(kind, pairs)
     with incoming_folder(registry.edges_folder) as folder:
         adapter.save(folder)
+        domain = fit_domain(pairs, new.space)
+        domain.save(folder)
         bare = Edge(new.name, old.name, SERVED[kind], old_encoder=old.card.encoder, folder=folder)
         queries = load_transform(bare, new.card, old.card)(pairs.new_QM, pairs.old_QN)
         measured = measure(queries, pairs, old.card)
@@ -132,8 +146,10 @@ def fit(
             "label": asked.label,
             "seed": asked.seed,
             "held": there,
+            "embedded": made_now,
             "fitted": edge.support,
             "queries": int(measured.valid.sum()),
+            "domain": as_json(domain),
             **_evidence(fitter, kind, choice, pairs, measured),
             "warning": few_pairs(edge.support),
         }
@@ -183,26 +199,46 @@ def _evidence(
 
 
 def _pairs(
-    database: Database, new: LoadedVersion, old: LoadedVersion, asked: FitIn, given: PairArrays | None
-) -> tuple[PairArrays, int]:
-    """What to fit on and measure with, and how many there are to draw from."""
+    database: Database,
+    contents: Contents,
+    new: LoadedVersion,
+    old: LoadedVersion,
+    asked: FitIn,
+    given: PairArrays | None,
+) -> tuple[PairArrays, int, int]:
+    """What to fit on and measure with, how many there are to draw from, and how many were made."""
     if given is not None and len(given.new) > MOST_PAIRS:
         raise InvalidArgument(f"{len(given.new)} pairs; at most {MOST_PAIRS}", pointer="/pairs")
     if given is not None:
-        return check_given(given, new.card, old.card, MIN_PAIRS), len(given.new)
+        return check_given(given, new.card, old.card, MIN_PAIRS), len(given.new), 0
     if asked.kind == "slerp" and asked.sample > MOST_COMPARED:
         raise InvalidArgument(f"kind slerp takes a sample of at most {MOST_COMPARED}", pointer="/sample")
     with database.read() as connection:
-        held, there = _draw(connection, new, old, asked)
-    labels = None if held.labels is None else np.array(held.labels)
-    return PairArrays(held.new, held.old, labels), there
+        gallery_id = None if asked.gallery is None else gallery_named(connection, asked.gallery).id
+        held, there = draw_held(
+            connection, new, old, gallery_id=gallery_id, label=asked.label, sample=asked.sample, seed=asked.seed
+        )
+    more = min(asked.embed, asked.sample - len(held.names))
+    made = None
+    if more > 0:
+        blobs, decoder = contents
+        made = make_pairs(
+            database,
+            blobs,
+            decoder,
+            (new, old),
+            gallery_id=gallery_id,
+            label=asked.label,
+            count=more,
+            seed=asked.seed,
+        )
+    found = held if made is None else held.with_more(made)
+    _check_enough(found, there, new, old, asked)
+    labels = None if found.labels is None else np.array(found.labels)
+    return PairArrays(found.new, found.old, labels), there, 0 if made is None else len(made.names)
 
 
-def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> tuple[PairedEmbeddings, int]:
-    gallery_id = None if asked.gallery is None else gallery_named(connection, asked.gallery).id
-    held, there = draw_held(
-        connection, new, old, gallery_id=gallery_id, label=asked.label, sample=asked.sample, seed=asked.seed
-    )
+def _check_enough(held: PairedEmbeddings, there: int, new: LoadedVersion, old: LoadedVersion, asked: FitIn) -> None:
     if len(held.names) < MIN_PAIRS:
         where = "stored items" if asked.gallery is None else f"items of gallery {asked.gallery!r}"
         labelled = "" if asked.label is None else f", {len(held.names)} of them with metadata field {asked.label!r}"
@@ -211,15 +247,15 @@ def _draw(connection: Connection, new: LoadedVersion, old: LoadedVersion, asked:
             f"{MIN_PAIRS}. {_how_to_get_more(new, old)}",
             pointer="/label" if there >= MIN_PAIRS else "/gallery",
         )
-    return held, there
 
 
 def _how_to_get_more(new: LoadedVersion, old: LoadedVersion) -> str:
     beside = f"Send embeddings by {new.name!r} of items that hold one by {old.name!r}, or the other way round"
-    encoding = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder)
-    if not encoding:
+    able = " or ".join(repr(version.name) for version in (new, old) if version.card.encoder or version.card.text)
+    if not able:
         return beside
-    return f"{beside}. Where items have images, a reencode backfill to {encoding} makes them once that is current"
+    now = "embed=N (--embed N) has N of them embedded for the fit, and a reencode backfill"
+    return f"{beside}. Where items are images or texts, {now} to {able} makes them once that is current"
 
 
 def _options(asked: FitIn) -> Mapping[str, int | float]:

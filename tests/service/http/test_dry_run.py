@@ -23,6 +23,7 @@ from staging.builders import make_version
 from staging.served import serving
 
 WITHOUT = {
+    "POST /v1/edges:check": "changes nothing",
     "POST /v1/galleries/{name}/query": "changes nothing",
     "POST /v1/galleries": "makes an empty gallery, and nothing else",
     "POST /v1/galleries/{name}/items": "a user's write, not an administrator's; every fault is told by item",
@@ -36,7 +37,7 @@ WITHOUT = {
 }
 """Routes that are no GET and cannot be rehearsed, and why."""
 
-READING = {"list", "show", "watch", "estimate", "verify", "pack", "create", "export"}
+READING = {"check", "list", "show", "watch", "estimate", "verify", "pack", "create", "export"}
 """Subcommands that change nothing at the service; `create` makes an empty gallery."""
 ALONE = {"gate", "deploy", "rollback", "retire"}
 """Commands of the same family without subcommands."""

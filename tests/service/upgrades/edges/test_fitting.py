@@ -32,7 +32,7 @@ class TestFit:
         assert key(edge) == ("other", "v1", served_as)
         assert (edge["origin"], edge["support"]) == ("fitted", 48)
         assert edge["warning"].startswith("48 pairs: fewer than 4000")
-        assert set(edge["files"]) == {"edge.json", "edge.npz"}
+        assert set(edge["files"]) == {"edge.json", "edge.npz", "domain.npz"}
         assert set(edge["calibration"]) == {"edge", "own", "mode"}
         for score in edge["scores"].values():
             assert 0 <= score["low"] <= score["value"] <= score["high"] <= 1

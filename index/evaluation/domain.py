@@ -1,0 +1,126 @@
+"""How far queries are from the pairs that an edge was fitted on: an edge says nothing of what it has never seen.
+
+A query is out of the edge's domain where the nearest of the fitted pairs' new vectors is less like it than it is for 99
+of 100 held-out pairs. Shape suffixes: R fitted pairs, Q queries, M new dimension.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.artifacts import read_arrays
+from index.evaluation.fitting import Pairs
+from index.space import Space, Vectors
+from index.version import EDGE_DOMAIN
+
+OUTSIDE = 0.01
+"""The share of held-out pairs that counts as out of the domain."""
+MOST_NUMBERS, LEAST_PAIRS, MOST_PAIRS = 1 << 20, 50, 1000
+"""What is kept of the fitted pairs: so many numbers, and so many pairs at least and at most."""
+MANY = 0.05
+"""From this share of queries on, five times what was held out, an edge is told as out of its domain."""
+BLOCK = 4096
+Z95 = 1.96
+
+
+@dataclass(frozen=True)
+class Domain:
+    """What an edge was fitted on: `reference` (R, M), and the least likeness of a query within."""
+
+    reference_RM: Vectors
+    least: float
+
+    def save(self, folder: Path) -> None:
+        """Write it beside the edge's other files."""
+        np.savez(folder / EDGE_DOMAIN, reference=self.reference_RM, least=np.array([self.least], np.float32))
+
+
+@dataclass(frozen=True)
+class DomainCheck:
+    """So many of `queries` are out of the domain; `low` and `high` bound their share (95 %, Wilson).
+
+    `expected` is the share of held-out pairs; `nearest` the median likeness of a query to its nearest pair, `least` the
+    one below which it is out. In `l2` and `lorentz` likeness is minus the distance.
+    """
+
+    queries: int
+    outside: int
+    low: float
+    high: float
+    expected: float
+    nearest: float
+    least: float
+
+    @property
+    def share(self) -> float:
+        """Of the queries, those out of the domain."""
+        return self.outside / self.queries
+
+    def in_words(self) -> str:
+        """What it means."""
+        told = f"{self.share:.1%} [{self.low:.1%}, {self.high:.1%}] of {self.queries} queries are out of its domain"
+        held = f"of held-out pairs {self.expected:.0%} are"
+        if self.low > MANY:
+            return f"Do not trust what the edge was measured to do: {told}, {held}. Fit it on pairs like these queries."
+        if self.high <= MANY:
+            return f"These queries are like the pairs that the edge was fitted on: {told}, {held}."
+        return f"Whether these queries are like the pairs cannot be told yet: {told}, {held}. Check more of them."
+
+
+def fit_domain(pairs: Pairs, space: Space) -> Domain:
+    """The domain of an edge that was fitted on pairs, by the pairs that were held out. `space`: the new version's."""
+    count = int(np.clip(MOST_NUMBERS // pairs.new_SM.shape[1], LEAST_PAIRS, MOST_PAIRS))
+    reference_RM = pairs.new_SM[:count]  # drawn already
+    nearest_Q = _nearest(pairs.new_QM, reference_RM, space)
+    return Domain(reference_RM, float(np.quantile(nearest_Q, OUTSIDE)))
+
+
+def read_domain(folder: Path, dim: int, expected: str | None = None) -> Domain:
+    """What `Domain.save` wrote, of a new version of `dim` numbers. Raises InvalidVersionFolder, ChangedOnDisk."""
+    with np.load(folder / EDGE_DOMAIN, allow_pickle=False) as stored:
+        count = len(stored["reference"])
+    shapes = {"reference": (count, dim), "least": (1,)}
+    arrays = read_arrays(folder / EDGE_DOMAIN, EDGE_DOMAIN, shapes, expected=expected)
+    return Domain(arrays["reference"], float(arrays["least"][0]))
+
+
+def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCheck:
+    """How many queries, at least one, are out of a domain."""
+    nearest_Q = _nearest(queries_QM, domain.reference_RM, space)
+    outside, count = int((nearest_Q < domain.least).sum()), len(nearest_Q)
+    low, high = _wilson(outside, count)
+    return DomainCheck(count, outside, low, high, OUTSIDE, float(np.median(nearest_Q)), domain.least)
+
+
+def as_json(domain: Domain) -> dict[str, Any]:
+    """What an edge's evidence says of it."""
+    return {"pairs": len(domain.reference_RM), "outside": OUTSIDE, "least": domain.least}
+
+
+def _nearest(queries_QM: Vectors, reference_RM: Vectors, space: Space) -> Vectors:
+    """The likeness of each query to the nearest pair (Q,): higher is more alike."""
+    items_RW, parts = space.items(reference_RM), []
+    for start in range(0, len(queries_QM), BLOCK):
+        scores_BR = space.score(_scanned(space.queries(queries_QM[start : start + BLOCK]), items_RW, space))
+        parts.append((scores_BR if space.higher_is_better else -scores_BR).max(axis=1))
+    return np.concatenate(parts)
+
+
+def _scanned(queries_BW: Vectors, items_RW: Vectors, space: Space) -> Vectors:
+    """What an index gives for each query and item: inner products, or squared distances."""
+    inner_BR: Vectors = queries_BW @ items_RW.T
+    if space.inner_product:
+        return inner_BR
+    lengths_B, lengths_R = (queries_BW**2).sum(axis=1, keepdims=True), (items_RW**2).sum(axis=1)
+    return np.asarray(lengths_B - 2 * inner_BR + lengths_R, np.float32)
+
+
+def _wilson(hits: int, count: int) -> tuple[float, float]:
+    """A 95 % interval of a share (Wilson 1927)."""
+    share, z2 = hits / count, Z95**2
+    centre, spread = share + z2 / (2 * count), Z95 * np.sqrt(share * (1 - share) / count + z2 / (4 * count**2))
+    return float((centre - spread) / (1 + z2 / count)), float((centre + spread) / (1 + z2 / count))

@@ -1,0 +1,114 @@
+"""Pairs made on the spot: stored images and texts embedded by the versions that say nothing of them yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from sqlalchemy import Connection, and_, false, or_, select
+
+from index.decoding import Decoder
+from index.encoder import BATCH
+from index.filter import value_at
+from index.space import Vectors
+from service.backfills.planner import embeddable
+from service.registry.paired_embeddings import OWN, PairedEmbeddings, label_text
+from service.registry.registry import LoadedVersion
+from service.registry.stored_contents import embed, read_inputs
+from service.store.blobs import Blobs
+from service.store.database import Database
+from service.store.embeddings import says_itself
+from service.store.sql_arrays import blocks
+from service.store.tables import embedding, item
+from service.store.vector_codec import from_bytes, is_whole
+
+
+def make_pairs(
+    database: Database,
+    blobs: Blobs,
+    decoder: Decoder,
+    versions: tuple[LoadedVersion, LoadedVersion],
+    *,
+    gallery_id: int | None,
+    label: str | None,
+    count: int,
+    seed: int,
+) -> PairedEmbeddings:
+    """Up to `count` items, drawn by `seed`, that do not hold embeddings by both versions: what is missing is made.
+
+    Nothing is stored. Items whose image or text cannot be read are left out, with `label` those without that field.
+
+    Raises:
+        StoreUnreachable: images and texts are out of reach.
+    """
+    new, old = versions
+    with database.read() as connection:
+        ids = _drawn(connection, versions, gallery_id, seed)
+    names: list[str] = []
+    labels: list[str] = []
+    parts: dict[str, list[Vectors]] = {new.name: [], old.name: []}
+    for block in blocks(ids, BATCH):
+        if len(names) >= count:
+            break
+        with database.read() as connection:
+            rows = list(_rows(connection, block, label))
+            held = {version.name: _held(connection, version, block) for version in versions}
+        made = _embedded(blobs, decoder, versions, rows, held)
+        whole = [row for row in rows if all(row[0] in made[version.name] for version in versions)][: count - len(names)]
+        names += [name for _, name, _, _ in whole]
+        labels += [found for *_, found in whole if found is not None]
+        for version in versions:
+            parts[version.name] += [made[version.name][key] for key, *_ in whole]
+    by_new, by_old = (
+        np.stack(parts[version.name]) if names else np.empty((0, version.card.dim), np.float32) for version in versions
+    )
+    return PairedEmbeddings(names, by_new, by_old, None if label is None else labels)
+
+
+Row = tuple[int, str, str | None, str | None]
+"""Key, id, where its image or text lies, and its label as text."""
+
+
+def _drawn(
+    connection: Connection, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int
+) -> list[int]:
+    both = and_(*(says_itself(version.id) for version in versions))
+    able = (or_(says_itself(version.id), embeddable(version.id)) for version in versions)
+    where = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
+    found = connection.execute(select(item.c.id).where(*where, *able, ~both).order_by(item.c.id)).scalars()
+    drawn: list[int] = np.random.default_rng(seed).permutation(np.fromiter(found, np.int64)).tolist()
+    return drawn
+
+
+def _rows(connection: Connection, block: Sequence[int], label: str | None) -> Iterator[Row]:
+    columns = (item.c.id, item.c.external_id, item.c.blob, item.c.metadata)
+    there = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
+    for row in (there[key] for key in block if key in there):
+        if label is None or value_at(row.metadata, label) is not None:
+            yield row.id, row.external_id, row.blob, None if label is None else label_text(row.metadata, label)
+
+
+def _held(connection: Connection, version: LoadedVersion, block: Sequence[int]) -> dict[int, Vectors]:
+    """What a version itself said of items, by their keys."""
+    mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(block), embedding.c.origin.in_(OWN))
+    rows = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*mine)).all()
+    good = [row for row in rows if is_whole(row.vector, version.card.dim)]
+    vectors = from_bytes([row.vector for row in good], version.card.dim)
+    return {row.item_id: vector for row, vector in zip(good, vectors, strict=True)}
+
+
+def _embedded(
+    blobs: Blobs,
+    decoder: Decoder,
+    versions: Sequence[LoadedVersion],
+    rows: Sequence[Row],
+    held: dict[str, dict[int, Vectors]],
+) -> dict[str, dict[int, Vectors]]:
+    """What is held and, where it is not, what the versions make of images and texts."""
+    missing = {key: [v for v in versions if key not in held[v.name]] for key, *_ in rows}
+    inputs = {key: read_inputs(blobs, decoder, blob, missing[key]) for key, _, blob, _ in rows if blob and missing[key]}
+    for version in versions:
+        mine = [(key, found[version.name]) for key, found in inputs.items() if found and version.name in found]
+        vectors = embed(version, [one for _, one in mine]).vectors
+        held[version.name] |= {key: vector for (key, _), vector in zip(mine, vectors, strict=True)}
+    return held

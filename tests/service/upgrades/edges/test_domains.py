@@ -1,0 +1,114 @@
+"""Pairs made on the spot, and how far queries are from the pairs that an edge was fitted on."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.evaluation.domain import check_domain, fit_domain
+from index.evaluation.fitting import split_pairs
+from index.space import space_from_json
+from naive import draw, unit
+from staging.builders import add_text, image_bytes, make_image, make_version
+from staging.edges import fit, fit_file
+from staging.served import problem
+
+
+@pytest.mark.parametrize("space", [{"kind": "cosine"}, {"kind": "l2"}, {"kind": "lorentz", "curvature": 1.0}])
+def test_queries_like_the_pairs_are_in_the_domain_and_others_are_not(space: Any) -> None:
+    made = space_from_json(space)
+    shape = unit if space["kind"] == "cosine" else lambda x: x
+    centre = np.zeros(8, np.float32)
+    centre[0] = 3
+    pairs = split_pairs(shape(draw(900, 8) + centre), draw(900, 4, seed=1), None)
+    domain = fit_domain(pairs, made)
+
+    alike = check_domain(domain, shape(draw(1000, 8, seed=2) + centre), made)
+    other = check_domain(domain, shape(draw(1000, 8, seed=3) - 3 * centre), made)
+
+    assert (alike.share < 0.04, other.share > 0.9) == (True, True)
+    assert 0 <= alike.low <= alike.share <= alike.high <= 1
+    assert ("are like the pairs" in alike.in_words(), "Do not trust" in other.in_words()) == (True, True)
+    few = check_domain(domain, shape(draw(3, 8, seed=2) + centre), made)
+    assert "cannot be told" in few.in_words()
+
+
+@pytest.fixture(scope="module")
+def fitted(served: Any) -> dict[str, Any]:
+    """`narrow`, fitted to v1 on pairs of which all are near one direction."""
+    served.add("narrow", 6, seed=4)
+    centre = np.eye(6)[0] * 3
+    new = unit(draw(400, 6) + centre)
+    edge = fit_file(served, {"new": new, "old": unit(new[:, :4])}, new="narrow")
+    assert edge.status_code == 201, edge.text
+    return dict(edge.json())
+
+
+def ask(served: Any, **body: Any) -> Any:
+    return served.http.post("/edges:check", json={"new": "narrow", "old": "v1", "kind": "matrix", **body})
+
+
+def send(served: Any, vectors: Any, **fields: str) -> Any:
+    np.save(stream := io.BytesIO(), vectors)
+    data = {"new": "narrow", "old": "v1", "kind": "matrix", **fields}
+    return served.http.post("/edges:check", data=data, files={"vectors": ("q.npy", stream.getvalue())})
+
+
+def test_an_edge_is_asked_about_queries_and_items(served: Any, fitted: Any, pictures: list[bytes]) -> None:
+    assert fitted["made"]["domain"]["pairs"] == 320
+    near, far = np.eye(6)[:1] * 2, -np.eye(6)[:1]
+    assert send(served, np.repeat(near, 200, axis=0)).json()["share"] == 0.0
+    away = send(served, np.repeat(far, 200, axis=0).astype(np.float32)).json()
+    assert (away["share"], away["queries"], "Do not trust" in away["advice"]) == (1.0, 200, True)
+
+    path = served.filled(pictures, "narrow")
+    found = ask(served, gallery=path.rpartition("/")[2], sample=7).json()
+    assert (found["queries"], 0 <= found["share"] <= 1) == (7, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "pointer"),
+    [
+        ({"kind": "slerp"}, 404, "unknown_edge", None),
+        ({"new": "v2", "kind": "truncate"}, 409, "no_domain", "/kind"),
+        ({}, 422, "invalid_argument", "/gallery"),
+        ({"gallery": "nowhere"}, 404, "unknown_gallery", None),
+        ({"sample": 0}, 422, "invalid_request", "/sample"),
+        ({"new": "missing"}, 404, "unknown_version", None),
+    ],
+)
+def test_what_cannot_be_asked_is_named(
+    served: Any, fitted: Any, body: Any, status: int, code: str, pointer: str | None
+) -> None:
+    problem(ask(served, **body), status, code, pointer)
+    problem(send(served, np.zeros((2, 3))), 422, "invalid_vector")
+    problem(send(served, np.zeros(3)), 422, "invalid_body", "/vectors")
+    problem(ask(served, gallery=served.gallery("v1").rpartition("/")[2]), 422, "invalid_argument", "/gallery")
+
+
+def test_missing_pairs_are_made_of_stored_images_and_texts(served: Any, tmp_path: Any) -> None:
+    many = [image_bytes(make_image(n % 5, n)) for n in range(30)]
+    words = {f"w{n}": np.random.default_rng(n).normal(size=6) for n in range(9)}
+    for name, dim in (("said", 4), ("says", 6)):
+        made = make_version(tmp_path / name, name, dim, seed=dim)
+        version = add_text(made, {word: vector[:dim] for word, vector in words.items()})
+        assert served.register(version).status_code == 201
+    path = served.gallery("said")
+    name = path.rpartition("/")[2]
+    served.ingest(path, {f"i{n}": image for n, image in enumerate(many[:15])}, label="picture")
+    texts = [{"id": f"t{n}", "text": f"w{n % 9} w{n % 7}", "metadata": {"label": "text"}} for n in range(15)]
+    assert served.http.post(f"{path}/items", json={"items": texts}).json()["stored"] == 15
+    asked = {"new": "says", "old": "said", "gallery": name, "label": "label"}
+
+    told = problem(fit(served, **asked), 422, "too_few_pairs", "/gallery")["detail"]
+    assert "--embed N" in told
+    edge = fit(served, **asked, embed=25).json()
+
+    assert (edge["made"]["held"], edge["made"]["embedded"], edge["support"]) == (0, 25, 20)
+    again = fit(served, **asked, embed=1000, sample=28, replace=True).json()
+    assert (again["made"]["embedded"], again["made"]["source"]) == (28, "items")
+    held = served.http.get(f"{path}/items:embeddings", params={"versions": "says"}).json()["items"]
+    assert [item["embeddings"] for item in held] == [[]] * 30  # nothing of it is stored
