@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shlex
 import sys
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,8 +28,10 @@ from regraft.sources.table import TableFile
 from regraft.transfer import export_gallery, import_gallery
 from service.settings import Settings
 from staging.builders import add_text, image_bytes, make_image, make_version
+from staging.forked import Forked, environment
 from staging.provider import Provider, embedding, providing
 from staging.served import Served, serving
+from staging.waiting import until
 
 COUNT = 23
 RANDOM = np.random.default_rng(0)
@@ -186,6 +190,38 @@ def test_an_import_that_is_killed_anywhere_and_run_again_stores_all_and_nothing_
     assert deaths > 5
     assert (done.read, done.stored, sum(done.skipped.values())) == (COUNT + 1, COUNT + 1, 0)
     assert held(client, other) == held(client, full)
+
+
+def test_a_process_that_imports_is_killed_at_random_points_and_goes_on(
+    client: Client, full: str, tmp_path: Path
+) -> None:
+    export_gallery(client, full, file := tmp_path / "full.parquet")
+    other, state = gallery(client, "other", "v2"), tmp_path / "state"
+    command = ["-m", "regraft", "import", other, file, "--batch", "1", "--state", state, "--url", client.url, "--json"]
+    draw, deaths, reached = random.Random(1), 0, [0]
+
+    def read() -> int:
+        return int(json.loads(state.read_text())["read"]) if state.exists() else 0
+
+    while reached[-1] < COUNT:
+        process = Forked(command, environment(), tmp_path / f"out{deaths}")
+        point = reached[-1] + draw.randint(1, 4)
+        until(lambda: read() >= point or process.poll() is not None)  # noqa: B023 - it is asked in this turn only
+        time.sleep(draw.random() / 50)
+        process.kill()
+        if process.wait(60) == 0:
+            break
+        deaths += 1
+        reached.append(read())
+    if process.returncode != 0:
+        assert Forked(command, environment(), tmp_path / f"out{deaths}").wait(60) == 0
+
+    told = json.loads((tmp_path / f"out{deaths}").read_text().splitlines()[-1])
+    assert deaths >= 4
+    assert reached == sorted(reached)
+    assert (told["read"], told["stored"], told["skipped"]) == (COUNT + 1, COUNT + 1, {})
+    assert held(client, other) == held(client, full)
+    assert not state.exists()
 
 
 def follow(page: Path, client: Client, monkeypatch: Any, put: dict[str, str]) -> dict[str, int]:
