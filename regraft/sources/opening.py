@@ -16,8 +16,10 @@ EXTRA = {
     "chroma": "from-chroma",
     "lancedb": "from-lancedb",
     "milvus": "from-milvus",
+    "weaviate": "",
+    "opensearch": "",
 }
-"""By live kind: the extra that brings its client."""
+"""By live kind: the extra that brings its client; none where its REST API is read."""
 
 
 def kind_of(source: str) -> str:
@@ -38,7 +40,7 @@ def kind_of(source: str) -> str:
 def extra_of(source: str) -> str:
     """What must be installed to read a source."""
     kind = kind_of(source)
-    return EXTRA.get(kind) or ("index" if kind in INDEXES else "arrow")
+    return EXTRA.get(kind, "index" if kind in INDEXES else "arrow")
 
 
 def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: str | None = None) -> ItemSource:
@@ -91,6 +93,14 @@ def _live(kind: str, address: str, collection: str, wanted: Wanted, key: str | N
         from regraft.sources.lancedb import LanceTable
 
         return LanceTable(address, collection, wanted)
+    if kind == "weaviate":
+        from regraft.sources.weaviate import WeaviateCollection
+
+        return WeaviateCollection(address, collection, wanted, key)
+    if kind == "opensearch":
+        from regraft.sources.opensearch import OpenSearchIndex
+
+        return OpenSearchIndex(address, collection, wanted, key)
     from regraft.sources.milvus import MilvusCollection
 
     return MilvusCollection(address, collection, wanted, key)

@@ -1,0 +1,64 @@
+"""An index of OpenSearch, read in the order of a field by `search_after`, which needs no client of theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import quote
+
+from index.errors import InvalidArgument
+from regraft.sources.base import Batch, Wanted, batch_of, place_of
+from regraft.sources.rest import Rest
+
+OWN_ID = "_id"
+
+
+class OpenSearchIndex:
+    """Documents in the order of their ids, or of the field `id`; `after` is the last of those.
+
+    The vector is a field of the source, the only `knn_vector` of the mapping where none is named. `key`: user:password.
+    """
+
+    def __init__(self, address: str, index: str, wanted: Wanted, key: str | None) -> None:
+        self._identity, self._wanted = f"opensearch {place_of(address)} {index}", wanted
+        user, _, password = (key or "").partition(":")
+        self._rest = Rest("OpenSearch", address, {}, (user, password) if key else None)
+        self._path, self._index = f"/{quote(index, safe='')}", index
+        self._order = wanted.id or OWN_ID
+        self._vector, self._version = self._column()
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def count(self) -> int:
+        return int(self._rest.ask("GET", f"{self._path}/_count")["count"])
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        body = {"size": size, "query": {"match_all": {}}, "sort": [{self._order: "asc"}], "track_total_hits": False}
+        while True:
+            behind = {} if after is None else {"search_after": [after]}
+            found = self._rest.ask("POST", f"{self._path}/_search", json=body | behind)["hits"]["hits"]
+            if not found:
+                return
+            after = found[-1]["sort"][0]
+            yield batch_of([self._row(hit) for hit in found], self._version, after)
+
+    def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
+        source = hit["_source"]
+        key = source.get(self._wanted.id) if self._wanted.id else hit[OWN_ID]
+        return key, source.get(self._vector), self._wanted.described(source, self._vector, self._wanted.id or "")
+
+    def _column(self) -> tuple[str, str | None]:
+        """The field of vectors and its version."""
+        mappings = self._rest.ask("GET", f"{self._path}/_mapping")
+        fields = next(iter(mappings.values()))["mappings"].get("properties", {})
+        vectors = [name for name, about in fields.items() if about.get("type") == "knn_vector"]
+        name, version = self._wanted.vector(vectors[0] if len(vectors) == 1 else "")
+        if name not in fields:
+            legal = ", ".join(vectors) or "none"
+            raise InvalidArgument(
+                f"{self._index}: name its field of vectors, --vector FIELD; there are {legal}", pointer="/vector"
+            )
+        return name, version

@@ -1,0 +1,40 @@
+"""Databases that are read by their REST API: requests with one error for whatever goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from index.errors import InvalidArgument
+
+SECONDS = 60.0
+
+
+class Rest:
+    """Requests to one database."""
+
+    def __init__(
+        self, name: str, address: str, headers: Mapping[str, str], auth: tuple[str, str] | None = None
+    ) -> None:
+        if not address.startswith(("http://", "https://")):
+            raise InvalidArgument(f"{address!r} is no address of {name}: it begins with http:// or https://")
+        self._name, self._address = name, address.rstrip("/")
+        self._http = httpx.Client(headers=dict(headers), auth=auth, timeout=SECONDS)
+
+    def ask(self, method: str, path: str, **request: Any) -> Any:
+        """The JSON of an answer.
+
+        Raises:
+            InvalidArgument: there is none, or it is a refusal; what the database says is quoted.
+        """
+        try:
+            answer = self._http.request(method, f"{self._address}{path}", **request)
+            answer.raise_for_status()
+            return answer.json()
+        except httpx.HTTPStatusError as error:
+            said = " ".join(error.response.text.split())[:300]
+            raise InvalidArgument(f"{self._name} answers {error.response.status_code} to {path}: {said}") from error
+        except (httpx.HTTPError, ValueError) as error:
+            raise InvalidArgument(f"{self._name} cannot be read: {str(error) or type(error).__name__}") from error

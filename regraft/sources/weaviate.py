@@ -1,0 +1,71 @@
+"""A collection of Weaviate, read by the cursor of its REST API (GET /v1/objects), which needs no client of theirs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from index.errors import InvalidArgument
+from regraft.sources.base import Batch, Wanted, batch_of_columns, place_of
+from regraft.sources.rest import Rest
+
+NAME = re.compile(r"[A-Z][_0-9A-Za-z]*")
+"""What a collection may be called; it is written into a query."""
+UNNAMED = ""
+
+
+class WeaviateCollection:
+    """Objects of a collection in the order of their UUIDs; `after` is the last of those. Named vectors are columns."""
+
+    def __init__(self, address: str, collection: str, wanted: Wanted, key: str | None) -> None:
+        if not NAME.fullmatch(collection):
+            raise InvalidArgument(f"{collection!r} is no collection of Weaviate: it begins with a capital letter")
+        self._identity, self._wanted = f"weaviate {place_of(address)} {collection}", wanted
+        self._rest, self._collection = (
+            Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {}),
+            collection,
+        )
+        self._asked = self._named_vectors()
+
+    @property
+    def identity(self) -> str:
+        return self._identity
+
+    @property
+    def count(self) -> int:
+        query = f"{{Aggregate{{{self._collection}{{meta{{count}}}}}}}}"
+        answer = self._rest.ask("POST", "/v1/graphql", json={"query": query})
+        return int(answer["data"]["Aggregate"][self._collection][0]["meta"]["count"])
+
+    def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
+        while True:
+            asked = {"class": self._collection, "limit": size, "include": "vector", "after": after or ""}
+            found = self._rest.ask("GET", "/v1/objects", params=asked)["objects"]
+            if not found:
+                return
+            after = found[-1]["id"]
+            yield self._batch(found, after)
+
+    def _named_vectors(self) -> Mapping[str, str | None]:
+        """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
+        named = self._rest.ask("GET", f"/v1/schema/{self._collection}").get("vectorConfig") or {}
+        if not named:
+            return {UNNAMED: self._wanted.vector(UNNAMED)[1]}
+        if unknown := [name for name in self._wanted.vectors if name not in named]:
+            legal = ", ".join(named)
+            raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
+        return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
+
+    def _batch(self, found: list[Any], after: str) -> Batch:
+        about = [one.get("properties") or {} for one in found]
+        held = [{UNNAMED: one.get("vector"), **(one.get("vectors") or {})} for one in found]
+        return batch_of_columns(
+            [
+                told.get(self._wanted.id) if self._wanted.id else one["id"]
+                for told, one in zip(about, found, strict=True)
+            ],
+            list(map(self._wanted.described, about)),
+            [(version, [one.get(name) or None for one in held]) for name, version in self._asked.items()],
+            after,
+        )

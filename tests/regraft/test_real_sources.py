@@ -1,0 +1,80 @@
+"""Databases that run in a folder, read by their own clients: those of them that are installed here.
+
+Of these only Qdrant's is in the environment of `make test`: the others are large. `pip install '.[from-chroma,from-lancedb,
+from-milvus]'` brings them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regraft.sources.base import ItemSource, Wanted
+from regraft.sources.opening import open_source
+
+COUNT = 25
+ROWS = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
+
+
+def qdrant(folder: Path) -> str:
+    models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
+    from qdrant_client import QdrantClient
+
+    client = QdrantClient(path=str(folder))
+    client.create_collection("things", models.VectorParams(size=4, distance=models.Distance.DOT))
+    points = [models.PointStruct(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(COUNT)]
+    client.upsert("things", points)
+    client.close()
+    return f"qdrant:{folder}#things"
+
+
+def chroma(folder: Path) -> str:
+    chromadb = pytest.importorskip("chromadb", reason="regraft[from-chroma] is not installed")
+    collection = chromadb.PersistentClient(str(folder)).create_collection("things")
+    collection.add([str(n) for n in range(COUNT)], ROWS, [{"n": n} for n in range(COUNT)])
+    return f"chroma:{folder}#things"
+
+
+def lance(folder: Path) -> str:
+    lancedb = pytest.importorskip("lancedb", reason="regraft[from-lancedb] is not installed")
+    rows = [{"id": n, "vector": ROWS[n], "n": n} for n in range(COUNT)]
+    lancedb.connect(str(folder)).create_table("things", rows)
+    return f"lancedb:{folder}#things"
+
+
+def milvus(folder: Path) -> str:
+    pytest.importorskip("milvus_lite", reason="regraft[from-milvus] is not installed")
+    pymilvus = pytest.importorskip("pymilvus", reason="regraft[from-milvus] is not installed")
+    client = pymilvus.MilvusClient(f"{folder}.db")
+    client.create_collection("things", dimension=4, metric_type="IP")
+    client.upsert("things", [{"id": n, "vector": ROWS[n].tolist(), "n": n} for n in range(COUNT)])
+    client.close()
+    return f"milvus:{folder}.db#things"
+
+
+def rows(source: ItemSource, after: Any = None) -> dict[str, tuple[list[float], Any]]:
+    return {
+        key: (vector, about)
+        for batch in source.batches(7, after)
+        for key, vector, about in zip(batch.ids, batch.columns[0].vectors.tolist(), batch.metadata, strict=True)
+    }
+
+
+@pytest.mark.filterwarnings("default")  # theirs
+@pytest.mark.parametrize("fill", [qdrant, chroma, lance, milvus])
+def test_all_rows_come_whole_and_behind_any_cursor(tmp_path: Path, fill: Any) -> None:
+    source = open_source(fill(tmp_path / "there"), Wanted())
+    expected = {str(n): (ROWS[n].tolist(), {"n": n}) for n in range(COUNT)}
+
+    assert source.count == COUNT
+    assert rows(source) == expected
+    seen = 0
+    for batch in source.batches(7):
+        seen += batch.read
+        left = rows(source, json.loads(json.dumps(batch.cursor))) if seen < COUNT else {}
+        assert len(left) == COUNT - seen
+        assert not set(left) & set(batch.ids)

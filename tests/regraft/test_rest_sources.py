@@ -1,0 +1,164 @@
+"""Weaviate and OpenSearch, read from small servers that answer as their documentation of the REST API says."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+from index.errors import InvalidArgument
+from regraft.sources.base import ItemSource, Wanted
+from regraft.sources.opening import open_source
+
+COUNT = 10
+UUIDS = [f"00000000-0000-0000-0000-{n:012}" for n in range(COUNT)]
+
+
+def row(number: int) -> list[float]:
+    return [float(number), 1.0]
+
+
+class Fake(BaseHTTPRequestHandler):
+    """Both databases at once; a request without the credentials of either is refused."""
+
+    named: ClassVar[bool] = False
+    credentials = ("Bearer secret", "Basic " + base64.b64encode(b"admin:secret").decode())
+
+    def log_message(self, *_: Any) -> None: ...
+
+    def do_GET(self) -> None:
+        self._answer(None)
+
+    def do_POST(self) -> None:
+        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _answer(self, body: Any) -> None:
+        path, asked = urlsplit(self.path).path, parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        known = self.headers["authorization"] in self.credentials
+        told = self._told(path, {name: one[0] for name, one in asked.items()}, body) if known else {"error": "who?"}
+        content = json.dumps(told or {"error": "no such index"}).encode()
+        self.send_response(200 if known and told else 404 if known else 401)
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _told(self, path: str, asked: dict[str, str], body: Any) -> Any:
+        if path == "/v1/schema/Things":
+            return {"class": "Things", "vectorConfig": {"a": {}, "b": {}} if self.named else None}
+        if path == "/v1/graphql":
+            return {"data": {"Aggregate": {"Things": [{"meta": {"count": COUNT}}]}}}
+        if path == "/v1/objects":
+            assert (asked["class"], asked["include"]) == ("Things", "vector")
+            start = UUIDS.index(asked["after"]) + 1 if asked["after"] else 0
+            return {"objects": [self._object(n) for n in range(start, min(COUNT, start + int(asked["limit"])))]}
+        if path == "/things/_mapping":
+            return {"things": {"mappings": {"properties": {"v": {"type": "knn_vector"}, "n": {"type": "integer"}}}}}
+        if path == "/things/_count":
+            return {"count": COUNT}
+        if path == "/things/_search":
+            ((order, _),) = body["sort"][0].items()
+            keys = [f"k{n}" if order == "key" else f"d{n}" for n in range(COUNT)]
+            start = keys.index(body["search_after"][0]) + 1 if "search_after" in body else 0
+            hits = [self._hit(n, keys[n]) for n in range(start, min(COUNT, start + body["size"]))]
+            return {"hits": {"hits": hits}}
+        return None
+
+    def _object(self, number: int) -> Any:
+        vectors = {"a": row(number), "b": [1.0, 2.0, float(number)]} if number % 2 else {"b": [1.0, 2.0, float(number)]}
+        held = {"vectors": vectors} if self.named else {"vector": row(number)}
+        return {"id": UUIDS[number], "class": "Things", "properties": {"n": number}, **held}
+
+    def _hit(self, number: int, key: str) -> Any:
+        source = {"v": row(number), "n": number, "key": f"k{number}"}
+        return {"_id": f"d{number}", "_source": source, "sort": [key]}
+
+
+@pytest.fixture
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(Fake, "named", False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Fake)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def rows(source: ItemSource, after: Any = None) -> list[tuple[str, list[float], Any]]:
+    return [
+        (key, vector, about)
+        for batch in source.batches(3, after)
+        for key, vector, about in zip(batch.ids, batch.columns[0].vectors.tolist(), batch.metadata, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "wanted", "ids", "kept"),
+    [
+        ("weaviate:{0}#Things", "secret", Wanted(), UUIDS, lambda n: {"n": n}),
+        (
+            "opensearch:{0}#things",
+            "admin:secret",
+            Wanted(),
+            [f"d{n}" for n in range(COUNT)],
+            lambda n: {"n": n, "key": f"k{n}"},
+        ),
+        (
+            "opensearch:{0}#things",
+            "admin:secret",
+            Wanted(id="key"),
+            [f"k{n}" for n in range(COUNT)],
+            lambda n: {"n": n},
+        ),
+    ],
+)
+def test_all_rows_come_whole_and_behind_any_cursor(
+    address: str, source: str, key: str, wanted: Wanted, ids: Any, kept: Any
+) -> None:
+    opened = open_source(source.format(address), wanted, key=key)
+    expected = [(ids[n], row(n), kept(n)) for n in range(COUNT)]
+
+    assert opened.count == COUNT
+    assert rows(opened) == expected
+    for at, batch in enumerate(opened.batches(3)):
+        assert rows(opened, json.loads(json.dumps(batch.cursor))) == expected[3 * at + 3 :]
+    assert "secret" not in opened.identity
+
+
+def test_named_vectors_of_weaviate_are_columns(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Fake, "named", True)
+
+    opened = open_source(f"weaviate:{address}#Things", Wanted(vectors={"a": "v1", "b": "v2"}), key="secret")
+    first = next(opened.batches(4))
+
+    assert [(c.version, c.rows.tolist()) for c in first.columns] == [("v1", [1, 3]), ("v2", [0, 1, 2, 3])]
+    with pytest.raises(InvalidArgument, match="it has a, b"):
+        open_source(f"weaviate:{address}#Things", Wanted(vectors={"c": None}), key="secret")
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "told"),
+    [
+        ("weaviate:{0}#Things", "wrong", "Weaviate answers 401"),
+        ("weaviate:{0}#Nothing", "secret", "Weaviate answers 404"),
+        ("weaviate:{0}#things", "secret", "capital letter"),
+        ("weaviate:here#Things", "secret", "http://"),
+        ("opensearch:{0}#gone", "admin:secret", "OpenSearch answers 404"),
+        ("opensearch:http://127.0.0.1:9#things", "admin:secret", "OpenSearch cannot be read"),
+    ],
+)
+def test_what_cannot_be_read_is_said_in_words(address: str, source: str, key: str, told: str) -> None:
+    with pytest.raises(InvalidArgument, match=told):
+        open_source(source.format(address), Wanted(), key=key)
+
+
+def test_a_field_of_vectors_that_is_not_there_is_told(address: str) -> None:
+    with pytest.raises(InvalidArgument, match="there are v"):
+        open_source(f"opensearch:{address}#things", Wanted(vectors={"w": None}), key="admin:secret")
