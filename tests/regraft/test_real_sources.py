@@ -1,7 +1,7 @@
 """Databases that run in a folder, read by their own clients: those of them that are installed here.
 
-Of these only Qdrant's is in the environment of `make test`: the others are large. `pip install '.[from-chroma,from-lancedb,
-from-milvus]'` brings them.
+Of these only Qdrant's is in the environment of `make test`: the others are large. `pip install
+'.[from-chroma,from-lancedb,from-milvus]'` brings them.
 """
 
 from __future__ import annotations
