@@ -1,10 +1,11 @@
 """Approximate search in process, beside FAISS's own index over the same vectors: speed and recall, in one run.
 
-    python benchmarks/index_speed.py [ITEMS] [QUERIES] [DIM] [KIND]
+    python benchmarks/index_speed.py [ITEMS] [QUERIES] [DIM] [KIND] [DRAW]
 
-ITEMS (default 100000) clustered unit vectors of DIM (128) numbers in one gallery, sealed by `build_index` as KIND (hnsw
-or ivf). Queries take turns, one at a time and one thread, between the gallery, its shard, FAISS on the index of the
-largest segment with the effort that was measured for it, and FAISS's flat index; a ratio is that of the medians of
+ITEMS (default 100000) unit vectors of DIM (128) numbers in one gallery, sealed by `build_index` as KIND (hnsw or ivf).
+DRAW `clustered` (default): around 2,000 centres; `flat`: in 24 dimensions, with a little noise, where neighbours are
+harder to tell. Queries take turns, one at a time and one thread, between the gallery, its shard, FAISS on the index of
+the largest segment with the effort that was measured for it, and FAISS's flat index; a ratio is that of the medians of
 processor time, which other programs disturb least. Then filters that 50, 10, 1 and 0.1 % of the items pass: the recall
 against an exact query of the same gallery, and its time. Last a start that finds the index on disk, and the bytes of an
 item there.
@@ -30,20 +31,24 @@ from index.metadata import Item
 from index.version import Card, Version
 
 K, CLUSTERS = 10, 2000
+FLAT_DIM, FLAT_NOISE = 24, 0.1
 SHARES = (0.5, 0.1, 0.01, 0.001)
 
 Vectors = NDArray[np.float32]
 Find = Callable[[Vectors], Sequence[int]]
 
 
-def main(items: str = "100000", queries: str = "500", dim: str = "128", kind: str = "hnsw") -> None:
+def main(
+    items: str = "100000", queries: str = "500", dim: str = "128", kind: str = "hnsw", drawn: str = "clustered"
+) -> None:
     faiss.omp_set_num_threads(1)
+    x, q = {"clustered": draw, "flat": draw_flat}[drawn](int(items), int(queries), int(dim))
     with tempfile.TemporaryDirectory() as folder:
-        measure(int(items), int(queries), int(dim), IndexConfig(kind=IndexKind(kind)), Path(folder))
+        measure(x, q, IndexConfig(kind=IndexKind(kind)), Path(folder))
 
 
-def measure(count: int, asked: int, dim: int, config: IndexConfig, folder: Path) -> None:
-    x, queries = draw(count, asked, dim)
+def measure(x: Vectors, queries: Vectors, config: IndexConfig, folder: Path) -> None:
+    count, dim = x.shape
     gallery = Gallery(config, folder)
     gallery.declare(Version(Card("v", dim, {"kind": "cosine"}), folder))
     metadata = [f'{{"share": {value:.6f}}}' for value in np.random.default_rng(1).random(count)]
@@ -61,14 +66,15 @@ def measure(count: int, asked: int, dim: int, config: IndexConfig, folder: Path)
         return gallery.search("v", lambda _: query, K).keys_QK[0]
 
     shard = gallery._shards.serving()["v", "encoded"]  # noqa: SLF001
-    tuned = max(shard.segments, key=lambda one: one.count()).tuned
+    segment = max(shard.segments, key=lambda one: one.count())
+    tuned, keys = segment.tuned, segment.keys_R
     assert tuned is not None, "no index was built"
-    params = tuned.index.params(tuned.effort, None)
-    print(f"{len(shard.segments)} segments, {shard.indexed()} items in an index, effort {tuned.effort}")
+    params = tuned.index.params(tuned.efforts[0][0], None)
+    print(f"{len(shard.segments)} segments, {shard.indexed()} items in an index, efforts {tuned.efforts}")
     ways: dict[str, Find] = {
         "gallery": ours,
-        "shard": lambda query: shard.search(query, K).slots_QK[0],
-        f"FAISS {config.kind}": lambda query: tuned.index.index.search(query, K, params=params)[1][0],
+        "shard": lambda query: shard.search(query, K).slots_QK[0],  # here the same as keys
+        f"FAISS {config.kind}": lambda query: keys[tuned.index.index.search(query, K, params=params)[1][0]],
         "FAISS flat": lambda query: flat.search(query, K)[1][0],
     }
     compare(ways, queries, right)
@@ -85,6 +91,14 @@ def draw(count: int, asked: int, dim: int) -> tuple[Vectors, Vectors]:
         return np.ascontiguousarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
 
     return around(count), around(asked)
+
+
+def draw_flat(count: int, asked: int, dim: int) -> tuple[Vectors, Vectors]:
+    random = np.random.default_rng(0)
+    axes = random.normal(size=(FLAT_DIM, dim)) / np.sqrt(FLAT_DIM)
+    x = random.normal(size=(count + asked, FLAT_DIM)) @ axes + FLAT_NOISE * random.normal(size=(count + asked, dim))
+    x = np.ascontiguousarray(x / np.linalg.norm(x, axis=1, keepdims=True), np.float32)
+    return x[:count].copy(), x[count:].copy()
 
 
 def fill(gallery: Gallery, x: Vectors, items: dict[int, Item], block: int = 10_000) -> None:

@@ -62,6 +62,10 @@ class Approximate(ABC):
         """What a search takes, as so many rows copied together and compared."""
 
     @abstractmethod
+    def least(self, candidates: float) -> float:
+        """The effort below which a search cannot find so many."""
+
+    @abstractmethod
     def params(self, effort: int, selector: Any) -> Any:
         """FAISS's parameters of a search."""
 
@@ -74,6 +78,10 @@ class Approximate(ABC):
             len(queries_QW), pointer(queries_QW), c, pointer(scanned_QC), pointer(at_QC), among.params(self, effort)
         )
         return scanned_QC, at_QC
+
+    def add(self, rows_RW: Vectors) -> None:
+        """More rows, behind those it has."""
+        self.index.add(rows_RW)
 
     def rows(self) -> Vectors | None:
         """The float32 rows it keeps (R, W), without a copy; None where it has no such array."""
@@ -96,6 +104,9 @@ class Hnsw(Approximate):
     def cost(self, effort: float) -> float:
         return effort * NODE_COST
 
+    def least(self, candidates: float) -> float:
+        return candidates
+
     def params(self, effort: int, selector: Any) -> Any:
         return _faiss().SearchParametersHNSW(efSearch=effort, sel=selector)
 
@@ -116,6 +127,9 @@ class Ivf(Approximate):
     def cost(self, effort: float) -> float:
         lists = self.index.nlist
         return LISTED_COST * float(lists + effort * self.index.ntotal / lists)
+
+    def least(self, candidates: float) -> float:
+        return candidates * float(self.index.nlist / self.index.ntotal)
 
     def params(self, effort: int, selector: Any) -> Any:
         return _faiss().SearchParametersIVF(nprobe=min(effort, self.index.nlist), sel=selector)

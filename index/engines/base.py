@@ -47,11 +47,13 @@ class Hits(NamedTuple):
         scores_QK: in the space's own score.
         slots_QK: of the items; MISSING where there are no more.
         how: how it was found.
+        sure: it was searched for no more than so many of each list, 1 to K.
     """
 
     scores_QK: Vectors
     slots_QK: Keys
     how: Scanned
+    sure: int
 
 
 class Shard(Protocol):
@@ -86,11 +88,20 @@ class Shard(Protocol):
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove `keys`; unknown ones are ignored."""
 
-    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+    def search(
+        self,
+        queries_QD: Vectors,
+        k: int,
+        allowed_S: Mask | None = None,
+        *,
+        exact: bool = False,
+        part: float = 1.0,
+    ) -> Hits:
         """The k best of the served items per query.
 
         Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
-        than k of them. `exact`: every item is compared.
+        than k of them. `exact`: every item is compared. `part`: which share of a list of k
+        over several shards is expected of this one; the recall aim need hold only of what it gives of it.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:

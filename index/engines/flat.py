@@ -71,7 +71,15 @@ class FlatShard:
         self._served_R[: self.held()] = served_S[self.slots()]
         self._recount()
 
-    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+    def search(
+        self,
+        queries_QD: Vectors,
+        k: int,
+        allowed_S: Mask | None = None,
+        *,
+        exact: bool = False,
+        part: float = 1.0,
+    ) -> Hits:
         """Scan all rows, or those allowed; see Shard."""
         count = len(self._row_of)
         allowed_R = None if self._served == count else self._served_R[:count]
@@ -82,7 +90,8 @@ class FlatShard:
         slots_QK = self._slots_R[at_QK] if count else at_QK
         if count and at_QK.min(initial=0) == MISSING:
             slots_QK[at_QK == MISSING] = MISSING
-        return Hits(scores_QK, slots_QK, Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R))))
+        how = Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R)))
+        return Hits(scores_QK, slots_QK, how, k)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""

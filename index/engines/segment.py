@@ -7,60 +7,34 @@ suffixes: Q queries, D dimension, R rows, W their width, K wanted.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from index.engines.approximate import Approximate, Selection, build
+from index.engines.approximate import Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
-from index.engines.exact import nearest_rows, score_rows
+from index.engines.exact import nearest_rows
+from index.engines.tuning import Tuned, most_of, search_index, tune
+from index.events import Event
 from index.scan import Mask, Rows
-from index.space import Lorentz, Space, Vectors
+from index.space import Space, Vectors
+
+logger = logging.getLogger(__name__)
 
 MIN_APPROXIMATE = 10_000
 """A scan of fewer rows takes no longer than what surrounds it."""
-REFINED = 2
-"""So many times the candidates wanted are scored exactly, where the index keeps codes or the space rounds."""
-AIM_K = 10
-"""The recall aim is of so many best."""
-SAMPLES = 256
-"""Queries the recall of an index is measured with."""
-SURE = 2.0
-"""Standard errors of the sample by which its recall is to be above the aim."""
-NEAR = 32
-"""Rows around one that a query is drawn from."""
-THIN = 0.1
-"""The share of rows that a filter leaves at which recall is measured a second time."""
+SAMPLES, SAMPLED = 2048, 0.25
+"""So many rows, but no larger a share, stand for queries while an index over the others is measured, which takes a few
+hundredths of what building it does. With fewer, the margin for chance asks for a larger effort."""
 REMEMBERED = 256
 """Ways to search that are remembered, of so many different depths and numbers of rows."""
 BESIDE_BYTES = 5 * 8 + 3
 """Of a row: its key, slot, place in the order of keys, key in that order, digest; and three bits, a byte each."""
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """An index, and what was measured of it.
-
-    Attributes:
-        index: over the rows of one segment.
-        effort: the least that reaches the recall aim at k = 10.
-        recall: what was measured with it.
-        thin_effort: the least that reaches it where one row in ten may be found.
-    """
-
-    index: Approximate
-    effort: int
-    recall: float
-    thin_effort: int
-
-    def effort_for(self, share: float) -> float:
-        """What reaches the aim where a share of the rows may be found: a power through the two that were measured."""
-        return self.effort * math.pow(self.thin_effort / self.effort, math.log(share) / math.log(THIN))
 
 
 class Segment:
@@ -103,7 +77,7 @@ class Segment:
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
         self._selection: Selection | None = None
-        self._ways: dict[tuple[int, int], Scanned] = {}
+        self._ways: dict[tuple[int, float, int], tuple[Scanned, int]] = {}
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -166,40 +140,61 @@ class Segment:
         self.alive_R, self.slots_R, self.served_R = other.alive_R, other.slots_R, other.served_R
         self.refresh()
 
-    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool = False) -> Hits:
+    def search(
+        self,
+        queries_QD: Vectors,
+        k: int,
+        allowed_S: Mask | None,
+        *,
+        exact: bool = False,
+        part: float = 1.0,
+    ) -> Hits:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
         among = self._live if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
-        how = Scanned(among) if exact or not among else self._how(k, among)
-        found = self._approximate(queries_QD, k, how.effort, allowed_R, among) if how.effort else None
-        if found is None:
-            found, how = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k), Scanned(among)
-        scores_QK, at_QK = found
-        if among >= k:  # as nearly always: then nothing is missing
-            return Hits(scores_QK, self.slots_R[at_QK], how)
+        how, sure = Scanned(among), k
+        if among and not exact:
+            how, sure = self._how(k, part, among)
+        if how.effort:
+            scores_QK, at_QK = self._approximate(queries_QD, k, min(sure, among), how.effort, allowed_R)
+        else:
+            scores_QK, at_QK = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k)
+        if min(among, sure) >= k:  # as nearly always: then nothing is missing
+            return Hits(scores_QK, self.slots_R[at_QK], how, sure)
         none_QK = at_QK == MISSING
         slots_QK = np.where(none_QK, MISSING, self.slots_R[at_QK]) if len(self.slots_R) else at_QK
-        return Hits(np.where(none_QK, np.float32(0), scores_QK), slots_QK, how)
+        return Hits(np.where(none_QK, np.float32(0), scores_QK), slots_QK, how, sure)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
     ) -> bool:
         """Build an index as the gallery wants it, and measure what effort its recall takes; takes a while.
 
-        `queries_QD`: what is asked of these rows lately; else rows stand for queries. Where no effort reaches the aim,
-        the segment goes on being scanned. False: it was stopped before the end.
+        `queries_QD`: what is asked of these rows lately; else the last rows stand for queries, which `merged` has drawn
+        at random. Where no effort reaches the aim, the segment goes on being scanned. False: it was stopped before the
+        end.
         """
         self.config = config
         kind = IndexKind.HNSW if config.kind is IndexKind.AUTO else config.kind
         if kind is IndexKind.EXACT or (config.kind is IndexKind.AUTO and len(self.keys_R) < MIN_APPROXIMATE):
             return True
-        index = build(kind, config.storage, self.rows_RW, inner_product=self.space.inner_product, stopped=stopped)
+        # A row that is asked for and is there is found too easily, and so is what lies between rows.
+        rows_RW, held_out = self.rows_RW, _sampled(len(self.rows_RW))
+        indexed_RW = rows_RW[: len(rows_RW) - held_out]
+        index = build(kind, config.storage, indexed_RW, inner_product=self.space.inner_product, stopped=stopped)
         if index is None:
             return False
-        self.tuned = self._tune(index, config.recall, queries_QD)
+        if queries_QD is None:
+            queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
+        efforts, recall = tune(index, self.space, indexed_RW, queries_QD, config.recall)
+        if efforts is None:
+            logger.warning(Event("recall_not_reached", index=kind.value, items=len(rows_RW), **_told(config, recall)))
+            return True
+        index.add(rows_RW[len(indexed_RW) :])
+        self.tuned = Tuned(index, efforts, recall)
         self._ways.clear()
-        if self.tuned is not None and (rows_RW := index.rows()) is not None:
-            self.rows_RW = rows_RW  # once, not beside a copy
+        if (kept_RW := index.rows()) is not None:
+            self.rows_RW = kept_RW  # once, not beside a copy
         return True
 
     def _allowed(self, allowed_S: Mask | None) -> Mask | None:
@@ -209,43 +204,37 @@ class Segment:
         allowed_R: Mask = allowed_S[self.slots_R]
         return allowed_R if whole else allowed_R & self._live_R
 
-    def _how(self, k: int, among: int) -> Scanned:
-        """How `among` of the rows are best searched; worked out once for as long as the rows do not change."""
-        if (how := self._ways.get((k, among))) is None:
+    def _how(self, k: int, part: float, among: int) -> tuple[Scanned, int]:
+        """How `among` of the rows are best searched, and for how many of a list; worked out once until rows change."""
+        if (found := self._ways.get((k, part, among))) is None:
             if len(self._ways) >= REMEMBERED:
                 self._ways.clear()
-            effort = self._effort(k, among)
-            how = self._ways[k, among] = Scanned(0, among, effort) if effort else Scanned(among)
-        return how
+            effort = self._effort(k, part, among)
+            how = Scanned(0, among, effort) if effort else Scanned(among)
+            sure = most_of(k, part) if 0 < effort < (self._effort(k, 1.0, among) or math.inf) else k
+            found = self._ways[k, part, among] = how, sure
+        return found
 
-    def _effort(self, k: int, among: int) -> int:
+    def _effort(self, k: int, part: float, among: int) -> int:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
         if self.tuned is None:
             return 0
-        index, share = self.tuned.index, among / len(self.keys_R)
-        needed = self.tuned.effort_for(share)
-        if k > AIM_K:  # which nothing was measured of
-            needed = max(needed * math.sqrt(k / AIM_K), REFINED * k / share)
-        return math.ceil(needed) if index.cost(needed) < among else 0
+        needed = self.tuned.effort_for(among / len(self.keys_R), part, k)
+        return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
 
     def _approximate(
-        self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None, among: int
-    ) -> tuple[Vectors, Rows] | None:
-        """None: it found fewer than there are."""
-        assert self.tuned is not None
-        scores_QK, at_QK = self._search(self.tuned.index, queries_QD, k, effort, self._selected(allowed_R))
-        short = MISSING in at_QK[:, min(k, among) - 1].tolist()
-        return None if short else (scores_QK, at_QK)
-
-    def _search(
-        self, index: Approximate, queries_QD: Vectors, k: int, effort: int, among: Selection
+        self, queries_QD: Vectors, k: int, least: int, effort: int, allowed_R: Mask | None
     ) -> tuple[Vectors, Rows]:
-        queries_QW = np.ascontiguousarray(self.space.queries(queries_QD))
-        if index.lossy or isinstance(self.space, Lorentz):
-            candidates_QC = index.search(queries_QW, REFINED * k, effort, among)[1]
-            return score_rows(self.space, queries_QD, self.rows_RW, candidates_QC, k)
-        scanned_QK, at_QK = index.search(queries_QW, k, effort, among)
-        return self.space.score(scanned_QK), at_QK
+        """What the index finds; where that is fewer than the `least` that are there, what comparing every row finds."""
+        assert self.tuned is not None
+        selected = self._selected(allowed_R)
+        scores_QK, at_QK = search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, k, effort, selected)
+        last = at_QK[:, least - 1].tolist()
+        if MISSING in last:
+            few = [query for query, at in enumerate(last) if at == MISSING]
+            found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, k)
+            scores_QK[few], at_QK[few] = found
+        return scores_QK, at_QK
 
     def _selected(self, allowed_R: Mask | None) -> Selection:
         """These rows; those that are live are said once a change."""
@@ -254,45 +243,6 @@ class Segment:
         if self._selection is None:
             self._selection = Selection(allowed_R)
         return self._selection
-
-    def _tune(self, index: Approximate, aim: float, queries_QD: Vectors | None) -> Tuned | None:
-        sample_QD = self._sample() if queries_QD is None else queries_QD
-        whole = self._reaching(index, aim, sample_QD, None, 0)
-        if whole is None:
-            return None
-        thin_R: Mask = np.random.default_rng(0).random(len(self.keys_R)) < THIN
-        thin = self._reaching(index, aim, sample_QD, thin_R, whole[0]) if thin_R.any() else None
-        return Tuned(index, *whole, thin[0] if thin else int(whole[0] / THIN**2))
-
-    def _reaching(
-        self, index: Approximate, aim: float, sample_QD: Vectors, allowed_R: Mask | None, least: int
-    ) -> tuple[int, float] | None:
-        """The first effort that reaches the aim among some rows, and its recall."""
-        k = min(AIM_K, len(self.keys_R) if allowed_R is None else int(np.count_nonzero(allowed_R)))
-        right_QK = nearest_rows(self.space, sample_QD, self.rows_RW, allowed_R, k)[1]
-        among = Selection(allowed_R)
-        for effort in (effort for effort in index.efforts if effort >= least):
-            found_QK = self._search(index, sample_QD, k, effort, among)[1]
-            hits = [np.isin(right, found).mean() for right, found in zip(right_QK, found_QK, strict=True)]
-            recall = float(np.mean(hits))
-            if recall - SURE * float(np.std(hits)) / math.sqrt(len(hits)) >= aim:
-                return effort, recall
-        return None
-
-    def _sample(self) -> Vectors:
-        """Queries as rows yet to come would be: drawn from a normal distribution that has the spread of near rows.
-
-        A row itself, or what lies between rows, is found too easily.
-        """
-        random, count = np.random.default_rng(0), len(self.rows_RW)
-        chosen = np.sort(random.choice(count, min(SAMPLES, count), replace=False))
-        rows_QD = np.ascontiguousarray(self.rows_RW[chosen, : self.dim])
-        near_QN = nearest_rows(self.space, rows_QD, self.rows_RW, None, min(NEAR, count))[1]
-        near_QND = self.rows_RW[near_QN, : self.dim]
-        centre_Q1D = near_QND.mean(axis=1, keepdims=True)
-        weight_Q1N = random.normal(scale=near_QN.shape[1] ** -0.5, size=(len(chosen), 1, near_QN.shape[1]))
-        drawn_QD = (centre_Q1D + weight_Q1N @ (near_QND - centre_Q1D))[:, 0]
-        return self.space.normalise(np.ascontiguousarray(drawn_QD, np.float32))
 
     @property
     def dim(self) -> int:
@@ -307,4 +257,19 @@ def merged(segments: Sequence[Segment]) -> Segment:
         np.concatenate([getattr(one, name)[alive_R] for one, alive_R in zip(segments, alive, strict=True)])
         for name in ("rows_RW", "keys_R", "slots_R", "served_R")
     )
+    # Some of them last, at random: `index_by` measures with those.
+    count, sampled = len(keys_R), _sampled(len(keys_R))
+    chosen, last = np.random.default_rng(0).choice(count, sampled, replace=False), np.arange(count - sampled, count)
+    at, to = np.setdiff1d(chosen, last), np.setdiff1d(last, chosen)
+    for array in (rows_RW, keys_R, slots_R, served_R):
+        array[np.concatenate([at, to])] = array[np.concatenate([to, at])]
     return Segment(segments[0].space, rows_RW, keys_R, slots_R, served_R)
+
+
+def _told(config: IndexConfig, recall: float) -> dict[str, object]:
+    advice = "a lower recall aim, another index or float32 storage, see `regraft gallery index`"
+    return {"aim": config.recall, "reached": round(recall, 4), "then": "every item is compared", "instead": advice}
+
+
+def _sampled(rows: int) -> int:
+    return min(SAMPLES, int(rows * SAMPLED))

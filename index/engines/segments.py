@@ -23,7 +23,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
 from index.engines.flat import FlatShard
-from index.engines.segment import SAMPLES, Segment, merged
+from index.engines.segment import Segment, merged
 from index.engines.snapshot import SegmentFiles, remove
 from index.scan import Mask
 from index.space import Space, Vectors
@@ -32,8 +32,8 @@ SEAL_ROWS = 32_768
 """A head of so many rows is sealed: a scan of it takes a millisecond."""
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
-FEWEST_ASKED = 64
-"""So many different queries, of the last ones, say how good an index is; fewer are no sample."""
+REMEMBERED, FEWEST_ASKED = 256, 64
+"""So many queries are remembered; so many of them, if they differ, say how good an index is, fewer are no sample."""
 MERGED_TOGETHER = 4
 """So many segments of about one size become one."""
 MOST_DEAD = 0.3
@@ -76,7 +76,7 @@ class SegmentedShard:
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._written = time.monotonic()
-        self._asked: deque[Vectors] = deque(maxlen=SAMPLES)
+        self._asked: deque[Vectors] = deque(maxlen=REMEMBERED)
 
     def upsert(
         self,
@@ -108,13 +108,25 @@ class SegmentedShard:
         for segment in self.segments:
             segment.serve(served_S)
 
-    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None = None, *, exact: bool = False) -> Hits:
+    def search(
+        self,
+        queries_QD: Vectors,
+        k: int,
+        allowed_S: Mask | None = None,
+        *,
+        exact: bool = False,
+        part: float = 1.0,
+    ) -> Hits:
         """The best of head and segments; see Shard."""
-        parts = [segment.search(queries_QD, k, allowed_S, exact=exact) for segment in self.segments if segment.count()]
+        parts = [
+            segment.search(queries_QD, k, allowed_S, exact=exact, part=part)
+            for segment in self.segments
+            if segment.count()
+        ]
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         if self.segments:
-            self._asked.extend(queries_QD[:SAMPLES])
+            self._asked.extend(queries_QD[:REMEMBERED])
         return parts[0] if len(parts) == 1 else _best(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
@@ -278,4 +290,5 @@ def _best(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
     rank_QS = np.where(slots_QS == MISSING, np.inf, -scores_QS if higher_is_better else scores_QS)
     order_QK = np.argsort(rank_QS, axis=1, kind="stable")[:, :k]
     how = sum((hits.how for hits in parts), Scanned())
-    return Hits(np.take_along_axis(scores_QS, order_QK, axis=1), np.take_along_axis(slots_QS, order_QK, axis=1), how)
+    scores_QK, slots_QK = (np.take_along_axis(array_QS, order_QK, axis=1) for array_QS in (scores_QS, slots_QS))
+    return Hits(scores_QK, slots_QK, how, min(hits.sure for hits in parts))

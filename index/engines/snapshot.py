@@ -18,15 +18,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from index.durable import sync_all
 from index.engines import approximate
 from index.engines.config import IndexConfig
-from index.engines.segment import Segment, Tuned
+from index.engines.segment import Segment
+from index.engines.tuning import PARTS, SHARES, Tuned
 from index.events import Event
 from index.folder import sha256
 from index.space import Space
@@ -35,6 +36,9 @@ logger = logging.getLogger(__name__)
 
 MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
 INCOMING = ".incoming-"
+
+
+PartEfforts = Annotated[tuple[PositiveInt, ...], Field(min_length=len(PARTS), max_length=len(PARTS))]
 
 
 class Manifest(BaseModel):
@@ -47,8 +51,7 @@ class Manifest(BaseModel):
     width: int
     rows: int
     config: IndexConfig
-    effort: int | None
-    thin_effort: int | None
+    efforts: Annotated[tuple[PartEfforts, ...], Field(min_length=len(SHARES), max_length=len(SHARES))] | None
     recall: float | None
     sha256: dict[str, str]
 
@@ -109,8 +112,7 @@ class SegmentFiles:
             width=segment.rows_RW.shape[1],
             rows=len(segment.keys_R),
             config=segment.config or IndexConfig(),
-            effort=tuned and tuned.effort,
-            thin_effort=tuned and tuned.thin_effort,
+            efforts=tuned and tuple(map(tuple, tuned.efforts)),
             recall=tuned and tuned.recall,
             sha256={file.name: sha256(file) for file in sorted(folder.iterdir())},
         )
@@ -160,7 +162,7 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     if changed := [name for name, digest in manifest.sha256.items() if sha256(folder / name) != digest]:
         raise ValueError(f"{changed[0]} changed")
     keys_R, digests_R = np.load(folder / KEYS), np.load(folder / DIGESTS)
-    index = approximate.read(folder / INDEX) if manifest.effort is not None else None
+    index = approximate.read(folder / INDEX) if manifest.efforts is not None else None
     rows_RW = index.rows() if index is not None else None
     if rows_RW is None:
         rows_RW = np.load(folder / ROWS, mmap_mode="r")
@@ -172,7 +174,6 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:
-        effort = manifest.effort or index.efforts[0]
-        segment.tuned = Tuned(index, effort, manifest.recall or 0.0, manifest.thin_effort or effort)
+        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0)
     segment.kill_all()
     return segment

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from index.engines.segments import SETTLED_SECONDS
-from index.events import Event
+from index.events import CONTEXT, Event
 from service.logs import RecurringErrors
 from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
@@ -93,9 +93,13 @@ class Indexer:
         self._replica.refresh(live.id)  # so that no other process's files look like those of a shard that is gone
         live.gallery.sweep_files()
         started = time.monotonic()
-        while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
-            seconds = time.monotonic() - started
-            logger.info(Event("indexed", gallery=live.name, items=live.gallery.indexed(), seconds=round(seconds, 1)))
+        before = CONTEXT.set({**CONTEXT.get(), "gallery": live.name})  # of what is said about its segments too
+        try:
+            while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
+                seconds = time.monotonic() - started
+                logger.info(Event("indexed", items=live.gallery.indexed(), seconds=round(seconds, 1)))
+        finally:
+            CONTEXT.reset(before)
 
 
 @contextmanager

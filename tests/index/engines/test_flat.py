@@ -31,7 +31,7 @@ def assert_same(shard: FlatShard, model: dict[int, int], space: Space, k: int) -
     """The shard ranks what the model holds; keys may swap where scores tie."""
     assert shard.count() == len(model)
     queries = vectors([1001, 1002], space)
-    scores, keys, _ = shard.search(queries, k)
+    scores, keys, *_ = shard.search(queries, k)
     assert scores.shape == keys.shape == (2, k)
     found = min(k, len(model))
     assert (keys[:, found:] == MISSING).all()
@@ -98,7 +98,7 @@ def test_a_restricted_search_is_exact_at_every_selectivity(
     q, k = all_queries[:queries], 7
     allowed = np.zeros(ROWS, np.bool_)
     allowed[np.random.default_rng(many).permutation(ROWS)[:many]] = True
-    scores, keys, _ = shard.search(q, k, allowed)
+    scores, keys, *_ = shard.search(q, k, allowed)
     assert scores.shape == keys.shape == (queries, k)
     found = min(k, many)
     assert (keys[:, found:] == MISSING).all()
@@ -121,7 +121,7 @@ def test_a_restricted_search_can_return_everything_that_is_allowed(
 ) -> None:
     shard, _, all_queries = large
     allowed = np.arange(ROWS) < many
-    scores, keys, _ = shard.search(all_queries[:queries], ROWS, allowed)
+    scores, keys, *_ = shard.search(all_queries[:queries], ROWS, allowed)
     np.testing.assert_array_equal(np.sort(keys[:, :many], axis=1), np.tile(np.arange(many), (queries, 1)))
     assert (keys[:, many:] == MISSING).all()
     order = np.diff(scores[:, :many], axis=1)
@@ -152,7 +152,7 @@ def test_a_shard_grows_past_its_first_reservation() -> None:
     for start in range(0, 5000, 700):
         shard.upsert(range(start, min(start + 700, 5000)), x[start : start + 700])
     assert shard.count() == 5000
-    _, keys, _ = shard.search(x[[0, 1023, 1024, 4999]], 1)
+    _, keys, *_ = shard.search(x[[0, 1023, 1024, 4999]], 1)
     np.testing.assert_array_equal(keys[:, 0], [0, 1023, 1024, 4999])
 
 
@@ -160,7 +160,7 @@ def test_replacing_leaves_nothing_of_the_old_vector() -> None:
     shard = FlatShard(2, Euclidean())
     shard.upsert([7], np.array([[0, 0]], np.float32))
     shard.upsert([7], np.array([[5, 0]], np.float32))
-    scores, keys, _ = shard.search(np.array([[0, 0]], np.float32), 2)
+    scores, keys, *_ = shard.search(np.array([[0, 0]], np.float32), 2)
     np.testing.assert_array_equal(keys, [[7, MISSING]])
     assert scores[0, 0] == pytest.approx(5)
 
@@ -173,7 +173,7 @@ def test_large_keys_are_kept() -> None:
 
 def test_an_empty_shard_and_no_queries_give_padding_and_nothing() -> None:
     shard = FlatShard(DIM, Cosine())
-    scores, keys, _ = shard.search(vectors([1], Cosine()), 3)
+    scores, keys, *_ = shard.search(vectors([1], Cosine()), 3)
     assert scores.shape == (1, 3)
     assert (keys == MISSING).all()
     shard.upsert([1], vectors([1], Cosine()))
@@ -220,7 +220,7 @@ def test_lorentz_far_from_the_origin_ranks_as_float64_does(norm: float, filtered
     shard.upsert(np.arange(len(x)), x)
     allowed = generator.random(len(x)) < 0.3 if filtered else np.ones(len(x), bool)
 
-    scores, keys, _ = shard.search(q, 10, allowed if filtered else None)
+    scores, keys, *_ = shard.search(q, 10, allowed if filtered else None)
 
     a, b = (v.astype(np.longdouble) for v in (q, x))
     times = [np.sqrt(2 + (v**2).sum(axis=1)) for v in (a, b)]

@@ -14,6 +14,7 @@ from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.flat import FlatShard
 from index.engines.segments import SegmentedShard
+from index.events import Event
 from index.space import Cosine, Euclidean, Lorentz, Space
 
 DIM = 16
@@ -23,6 +24,7 @@ SPACES = [Cosine(), Euclidean(), Lorentz(0.5)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
+    monkeypatch.setattr(segment, "SAMPLES", 256)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
     monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
 
@@ -97,7 +99,7 @@ def test_any_writes_sealing_and_merging_leave_what_a_flat_shard_holds(
     stored, queries = twins.stored(), vectors(space, 5, seed=7)
     assert np.array_equal(twins.shard.fetch(stored), twins.flat.fetch(stored))
     for k, allowed in ((1, None), (10, np.random.default_rng(0).random(300) < 0.5), (200, None)):
-        right, right_slots, _ = twins.flat.search(queries, k, allowed)
+        right, right_slots, *_ = twins.flat.search(queries, k, allowed)
         np.testing.assert_allclose(twins.shard.search(queries, k, allowed, exact=True)[0], right, rtol=1e-4, atol=1e-4)
         found = twins.shard.search(queries, k, allowed)[1]
         legal = {2 * key for key in stored if allowed is None or allowed[2 * key]}
@@ -141,7 +143,9 @@ def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
     assert shard.search(queries, 10, exact=True).how.approximate == 0
 
 
-def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def blind(_: object, queries: np.ndarray, c: int, *rest: object) -> tuple[np.ndarray, np.ndarray]:
         return np.zeros((len(queries), c), np.float32), np.zeros((len(queries), c), np.int64)
 
@@ -153,6 +157,29 @@ def test_an_aim_that_no_effort_reaches_leaves_the_segment_exact(monkeypatch: pyt
 
     assert len(shard.segments) == 1
     assert recall(shard, vectors(Cosine(), 5, seed=3)) == 1.0
+    (told,) = [record.msg for record in caplog.records if isinstance(record.msg, Event)]
+    assert (told.name, told.fields["aim"], told.fields["items"]) == ("recall_not_reached", 0.99, 100)
+    assert told.fields["reached"] < 0.5
+
+
+def test_what_has_no_clusters_reaches_the_aim_too() -> None:
+    """Rows that are there, or lie between others, are found more easily than queries: they are no sample."""
+    random = np.random.default_rng(0)
+    x, queries = (Cosine().normalise(random.normal(size=(n, DIM)).astype(np.float32)) for n in (3000, 1000))
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard.upsert(range(3000), x)
+    work(shard)
+
+    assert shard.search(queries, 10).how.approximate == 3000
+    assert recall(shard, queries) >= 0.99
+
+
+def test_copies_of_one_vector_are_no_reason_to_compare_every_item() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(1000), np.repeat(vectors(Cosine(), 50), 20, axis=0))
+    work(shard)
+
+    assert shard.indexed() == 1000
 
 
 def test_one_query_asked_again_and_again_is_no_sample_to_measure_an_index_with() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -107,6 +108,20 @@ def test_damaged_files_are_dropped_and_nothing_is_lost(tmp_path: Path, file: str
     after = SegmentedShard(DIM, Cosine(), config, tmp_path)
     assert after.segments == ()
     assert names(tmp_path) == []
+    after.upsert(range(ROWS), vectors(Cosine()))
+    work(after)
+    assert after.indexed() == ROWS
+
+
+def test_a_manifest_of_an_older_program_is_dropped_and_built_anew(tmp_path: Path) -> None:
+    config = sealed(tmp_path).config
+    (name,) = names(tmp_path)
+    manifest = json.loads((name / MANIFEST).read_text())
+    efforts = manifest.pop("efforts")
+    (name / MANIFEST).write_text(json.dumps({**manifest, "effort": efforts[0][0], "thin_effort": efforts[-1][0]}))
+
+    after = SegmentedShard(DIM, Cosine(), config, tmp_path)
+    assert after.segments == ()
     after.upsert(range(ROWS), vectors(Cosine()))
     work(after)
     assert after.indexed() == ROWS

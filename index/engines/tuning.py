@@ -1,0 +1,158 @@
+"""`Tuned`: an index, and the efforts that reach its recall aim, measured when it is built.
+
+It is measured where all rows may be found, one of two, or one of ten; and for an index that is all, or a half, a
+quarter, an eighth of what a list is made of: of a part the list needs the first few, which take less than its ten best.
+Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted, C candidates, P parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.approximate import Approximate, Selection
+from index.engines.base import MISSING
+from index.engines.exact import nearest_rows, score_rows
+from index.scan import Mask, Rows
+from index.space import Lorentz, Space, Vectors
+
+AIM_K = 10
+"""The recall aim is of so many best; what more of them take is reckoned from it."""
+PARTS = (1.0, 0.5, 0.25, 0.125)
+"""The parts of a list that an index is measured as; the first is the whole."""
+SHARES = (1.0, 0.5, 0.1)
+"""The shares of rows that may be found which efforts are measured at."""
+REFINED = 2
+"""So many times the candidates wanted are scored exactly, where the index keeps codes or the space rounds."""
+SURE = 2.0
+"""Standard errors of the sample by which its recall is to be above the aim."""
+MARGIN = 1.25
+"""Standard deviations by which a part may give more of a list than on average before it is searched more thoroughly."""
+SAME = 1e-6
+"""Scores that differ by so small a share are of rows that are equally near: which of them is found is chance."""
+
+Efforts = Sequence[Sequence[int]]
+"""For each of SHARES for each of PARTS the least effort that reaches the recall aim."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """An index, and what was measured of it.
+
+    Attributes:
+        index: over the rows of one segment.
+        efforts: what reaches the recall aim.
+        recall: of the ten best of the whole index, with the first of them.
+    """
+
+    index: Approximate
+    efforts: Efforts
+    recall: float
+
+    def effort_for(self, share: float, part: float, k: int) -> float:
+        """What reaches the aim where a share of the rows may be found, as a part of a list of the k best."""
+        column = max(place for place, measured in enumerate(PARTS) if measured >= part)
+        needed = _between(share, [efforts[column] for efforts in self.efforts])
+        if k <= AIM_K:
+            return needed
+        return max(needed * math.sqrt(k / AIM_K), self.index.least(REFINED * k * part / share))
+
+
+def tune(
+    index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, aim: float
+) -> tuple[Efforts | None, float]:
+    """The efforts that reach a recall aim for such queries, None where none does; and the recall reached."""
+    random = np.random.default_rng(0)
+    measured: list[Sequence[int]] = []
+    reached = 0.0
+    for share in SHARES:
+        allowed_R = None if share == 1 else random.random(len(rows_RW)) < share
+        least = measured[-1][-1] if measured else 0
+        efforts, recall = _reaching(index, space, rows_RW, queries_QD, aim, allowed_R, least)
+        if not measured:
+            reached = recall
+            if efforts is None:
+                return None, reached
+        # Where too few rows are left to measure with, more than it could take: they are compared.
+        measured.append(efforts or [math.ceil(effort / share**2) for effort in measured[0]])
+    return measured, reached
+
+
+def most_of(k: int, part: float) -> int:
+    """Of the k best so many, or fewer, lie in a part: what they are on average, and a margin."""
+    return min(k, math.ceil(k * part + MARGIN * math.sqrt(k * part * (1 - part))))
+
+
+def search_index(
+    index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, k: int, effort: int, among: Selection
+) -> tuple[Vectors, Rows]:
+    """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where it found no more."""
+    queries_QW = np.ascontiguousarray(space.queries(queries_QD))
+    if index.lossy or isinstance(space, Lorentz):
+        candidates_QC = index.search(queries_QW, REFINED * k, effort, among)[1]
+        return score_rows(space, queries_QD, rows_RW, candidates_QC, k)
+    scanned_QK, at_QK = index.search(queries_QW, k, effort, among)
+    return space.score(scanned_QK), at_QK
+
+
+def _reaching(
+    index: Approximate,
+    space: Space,
+    rows_RW: Vectors,
+    queries_QD: Vectors,
+    aim: float,
+    allowed_R: Mask | None,
+    least: int,
+) -> tuple[Sequence[int] | None, float]:
+    """The first effort that reaches the aim as each of PARTS among some rows, and the best recall as the first."""
+    k = min(AIM_K, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+    if not k:
+        return None, 0.0
+    right = nearest_rows(space, queries_QD, rows_RW, allowed_R, k)
+    weights_PK = _weights(k)
+    among, best = Selection(allowed_R), 0.0
+    found: dict[int, int] = {}
+    for effort in (effort for effort in index.efforts if effort >= least):
+        answer = search_index(index, space, rows_RW, queries_QD, k, effort, among)
+        recall_PQ = weights_PK @ hits(right, answer, higher_is_better=space.higher_is_better).T
+        best = max(best, float(recall_PQ[0].mean()))
+        surely_P = recall_PQ.mean(axis=1) - SURE * recall_PQ.std(axis=1) / math.sqrt(len(queries_QD))
+        for place in np.flatnonzero(surely_P >= aim).tolist():
+            found.setdefault(place, effort)
+        if 0 in found:
+            return [found.get(place, effort) for place in range(len(PARTS))], best
+    return None, best
+
+
+def hits(right: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_better: bool) -> Mask:
+    """Which of the best rows of each query were found (Q, K), or another that is as near in their place."""
+    (right_QK, right_at_QK), (found_QK, at_QK) = right, found
+    same_QK = (right_at_QK[:, :, None] == at_QK[:, None, :]).any(axis=2)
+    slack_QK = SAME * np.maximum(1, np.abs(right_QK))
+    as_near_QK = found_QK >= right_QK - slack_QK if higher_is_better else found_QK <= right_QK + slack_QK
+    hit_QK: Mask = same_QK | (as_near_QK & (at_QK != MISSING))
+    return hit_QK
+
+
+@lru_cache
+def _weights(k: int) -> NDArray[np.float64]:
+    """How much each of the k best of a part matters for a list of k over all parts (P, K), summing up to 1.
+
+    Rank r is in the list if at least r of the k are of this part: a binomial tail, where items lie anywhere by chance.
+    """
+    exactly_PK1 = np.array([[math.comb(k, n) * p**n * (1 - p) ** (k - n) for n in range(k + 1)] for p in PARTS])
+    tail_PK = exactly_PK1[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
+    weights_PK: NDArray[np.float64] = tail_PK / tail_PK.sum(axis=1, keepdims=True)
+    return weights_PK
+
+
+def _between(share: float, measured: Sequence[int]) -> float:
+    """A power of the share through the two measured ones beside it, or the last two."""
+    place = next((n for n, thinner in enumerate(SHARES[1:]) if share >= thinner), len(SHARES) - 2)
+    (more, less), (at_more, at_less) = SHARES[place : place + 2], measured[place : place + 2]
+    return at_more * math.pow(at_less / at_more, math.log(share / more) / math.log(less / more))

@@ -1,0 +1,42 @@
+"""index.engines.tuning: what is measured of an index when it is built."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from index.engines.base import MISSING
+from index.engines.tuning import PARTS, _weights, hits, most_of
+
+
+def test_found_is_a_row_itself_or_another_that_is_as_near() -> None:
+    right = np.array([[0.9, 0.8, 0.8]], np.float32), np.array([[1, 2, 3]])
+    for at, scores, found in (
+        ([1, 2, 3], [0.9, 0.8, 0.8], [True, True, True]),
+        ([1, 7, 8], [0.9, 0.8, 0.8], [True, True, True]),
+        ([2, 3, 4], [0.8, 0.8, 0.7], [False, True, True]),
+        ([1, MISSING, MISSING], [0.9, 9.0, 9.0], [True, False, False]),
+    ):
+        answer = np.array([scores], np.float32), np.array([at])
+        assert hits(right, answer, higher_is_better=True).tolist() == [found]
+        turned = (-right[0], right[1]), (-answer[0], answer[1])
+        assert hits(*turned, higher_is_better=False).tolist() == [found]
+
+
+def test_a_rank_counts_as_often_as_it_is_in_a_list_over_parts() -> None:
+    weights = dict(zip(PARTS, _weights(2), strict=True))
+    assert weights[1.0].tolist() == [0.5, 0.5]
+    np.testing.assert_allclose(weights[0.5], [0.75, 0.25])  # at least one of two: 3/4, both: 1/4
+
+    drawn = np.random.default_rng(0).random((200_000, 10)) < 0.25
+    given = drawn.sum(axis=1)
+    tail = np.array([(given >= rank).mean() for rank in range(1, 11)])
+    np.testing.assert_allclose(_weights(10)[PARTS.index(0.25)], tail / tail.sum(), atol=2e-3)
+
+
+@pytest.mark.parametrize("part", [1.0, 0.9, 0.5, 0.25, 0.01])
+def test_more_of_a_list_than_expected_is_rare(part: float) -> None:
+    most = most_of(10, part)
+    given = np.random.default_rng(1).binomial(10, part, 10_000)
+    assert 1 <= most <= 10
+    assert (given > most).mean() < 0.15
