@@ -118,8 +118,9 @@ class BackfillEstimate(ApiModel):
     """A backfill on paper. `seconds`: one worker on this machine, one step after the other, or what the rate allows.
 
     Storage is that of the gallery's vectors and side-information: now, after the backfill, and once every version but
-    the target is retired; null where some items would still depend on another. `tokens` and their `price`, in the
-    currency of the card, are of a target whose texts a provider embeds, by what it counted of the sample.
+    the target is retired; null where some items would still depend on another. With a `share` or `limit` it is the
+    most: an item that has an embedding by the target takes no more. `tokens` and their `price`, in the currency of the
+    card, are of a target whose texts a provider embeds, by what it counted of the sample.
     """
 
     kind: str

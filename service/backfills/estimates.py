@@ -68,7 +68,8 @@ def estimate(
     read = read_version(kind, target.id, order)
     passed = None if asked.filter is None else passing(connection, waiting, asked.filter, read)
     by_version = _by_version(connection, waiting, read) if passed is None else dict(Counter(passed.values()))
-    items = most(sum(by_version.values()), asked.share, asked.limit)
+    found = sum(by_version.values())
+    items = most(found, asked.share, asked.limit)
     rows = _sample(connection, waiting, stored_for(kind, target.id, order), SAMPLE[kind], passed) if items else []
     sampled, seconds, tokens = _measure(database, embedder, target, scope, rows)
     macs = ItemMacs(reencode=_reencode_macs(target), transform=_transform_macs(registry, target, by_version))
@@ -80,9 +81,10 @@ def estimate(
     width = (target.card.dim + target.card.side_dim) * FLOAT_BYTES
     live = connection.execute(select(func.count()).where(*_live(scope))).scalar_one()
     taken = waiting if passed is None else item.c.id.in_(listed(connection, sorted(passed)).keys)
-    replaced = _already_held(connection, taken, target)
+    # Of a part: those that hold nothing of the target may come first.
+    added = min(items, found - _already_held(connection, taken, target)) * width
     left = _left(connection, scope, order, by_version, items)
-    after_retiring = min(with_target + max(items - replaced, 0) * width, live * width)
+    after_retiring = min(with_target + added, live * width)
     return BackfillEstimate(
         kind=kind,
         version=target.name,
@@ -92,7 +94,7 @@ def estimate(
         seconds_per_item=seconds,
         seconds=total,
         bytes_now=now,
-        bytes_after=now + max(items - replaced, 0) * width,
+        bytes_after=now + added,
         bytes_after_retiring=None if left else after_retiring,
         macs_per_item=macs,
         macs=None if per_item is None else per_item * items,

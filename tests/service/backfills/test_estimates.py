@@ -115,7 +115,9 @@ class TestEstimate:
 
         assert (told["items"], told["sampled"], told["bytes_after_retiring"]) == (6, 6, None)
 
-    def test_only_what_passes_the_filter_can_replace_what_is_stored(self, served: Any, pictures: list[bytes]) -> None:
+    def test_what_is_replaced_adds_nothing_and_of_a_part_it_is_the_most_that_is_said(
+        self, served: Any, pictures: list[bytes]
+    ) -> None:
         path = served.gallery("v1")
         for kind, numbers in (("boot", range(6)), ("shoe", range(6, 20))):
             served.ingest(path, {f"i{n}": pictures[n] for n in numbers}, kind=kind)
@@ -123,9 +125,17 @@ class TestEstimate:
         assert ask(served, path, kind="transform", filter={"field": "kind", "eq": "shoe"}).status_code == 202
         served.work()
 
-        for kind, added in (("boot", 6 * 20), ("shoe", 0)):
-            told = ask(served, path, dry_run=True, filter={"field": "kind", "eq": kind}).json()
-            assert told["bytes_after"] - told["bytes_now"] == added
+        boots, shoes = ({"filter": {"field": "kind", "eq": kind}} for kind in ("boot", "shoe"))
+        for scope, added in (
+            (boots, 6),
+            (shoes, 0),
+            ({"limit": 4}, 4),
+            ({"limit": 8}, 6),
+            ({"share": 0.2}, 4),
+            ({}, 6),
+        ):
+            told = ask(served, path, dry_run=True, **scope).json()
+            assert told["bytes_after"] - told["bytes_now"] == added * 20, scope
 
     def test_items_without_image_are_counted_in_the_scope_only(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures)
