@@ -20,7 +20,7 @@ from regraft.models import (
 )
 from service.http.deployment_requests import AdvanceIn, DeploymentIn, check_options, order_of, steps_to
 from service.http.request_context import IfMatchContext
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import LOADED, CheckedRoute, Service
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import report_of, summary
 from service.runtime import Runtime
@@ -50,7 +50,7 @@ class RetireIn(Body):
     reason: Reason = ""
 
 
-@router.post("/galleries/{name}/deployments", status_code=201)
+@router.post("/galleries/{name}/deployments", status_code=201, dependencies=[LOADED])
 def create(
     name: Name, body: DeploymentIn, response: Response, service: Service, context: IfMatchContext
 ) -> DeploymentInfo:
@@ -99,7 +99,7 @@ def show(name: Name, number: Number, response: Response, service: Service) -> De
     )
 
 
-@router.post("/galleries/{name}/deployments/{number}/advance")
+@router.post("/galleries/{name}/deployments/{number}/advance", dependencies=[LOADED])
 def advance(
     name: Name, number: Number, body: AdvanceIn, response: Response, service: Service, context: IfMatchContext
 ) -> DeploymentInfo:
@@ -119,7 +119,7 @@ def advance(
     return _answer(service, response, gallery_id, transition.row, context, said, done=200)
 
 
-@router.post("/galleries/{name}/rollback", status_code=201)
+@router.post("/galleries/{name}/rollback", status_code=201, dependencies=[LOADED])
 def create_rollback(
     name: Name, response: Response, service: Service, context: IfMatchContext, body: RollbackIn | None = None
 ) -> RollbackResult:

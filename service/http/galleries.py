@@ -12,7 +12,7 @@ from index.version import NAME
 from regraft.models import GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.request_context import CONFIRMED, RequestContext
-from service.http.requests import CheckedRoute, Service
+from service.http.requests import LOADED, CheckedRoute, Service
 from service.registry.placement import preference
 from service.replica.loaded import LoadedGallery
 from service.runtime import Runtime
@@ -55,7 +55,7 @@ def list_all(service: Service) -> GalleryList:
         return GalleryList(galleries=[_listed(service, connection, row) for row in rows])
 
 
-@router.get("/galleries/{name}")
+@router.get("/galleries/{name}", dependencies=[LOADED])
 def show(name: Name, service: Service) -> GalleryInfo:
     """One gallery."""
     return describe(service.replica.find(name))

@@ -24,6 +24,14 @@ async def runtime_of(request: Request) -> Runtime:
 Service = Annotated[Runtime, Depends(runtime_of)]
 
 
+async def _load(request: Request, service: Service) -> None:
+    await service.loaded(request.path_params["name"])
+
+
+LOADED = Depends(_load)
+"""Of a route that asks a gallery in memory: while it is loaded, requests wait for it and take no thread."""
+
+
 class CheckedRoute(APIRoute):
     """A route that takes the parameters it declares and no others, and whose body, if it is a model, is JSON."""
 

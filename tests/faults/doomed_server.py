@@ -9,7 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from index import contents
+from index.engines import segment, segments
+from index.gallery import Gallery
 from service.http import app, deployments
+from service.replica import indexer, snapshots
+from service.replica.cache import Cache
 from service.settings import Settings
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import lifecycle, reaper, retiring
@@ -23,7 +28,16 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "freeing": [(reaper, "_free_block", True)],
     "deleting": [(gallery_removal, "_free_block", True)],
     "rolled_back": [(watching, "roll_back", True)],
+    "none": [],
+    "writing": [(contents, "sync_all", False)],
+    "written": [(contents, "write", True)],
+    "noted": [(snapshots, "note_snapshot", True)],
+    "sweeping": [(snapshots, "_age", False)],
+    "loading": [(Gallery, "load", True)],
+    "unloading": [(Cache, "make_room", True)],
 }
+SMALL = ("none", "writing", "written", "noted", "sweeping", "loading", "unloading")
+"""Points of a service that seals a few items, and writes them down at once."""
 
 
 def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Callable[..., Any]:
@@ -42,7 +56,12 @@ def doom(call: Callable[..., Any], at_end: bool, number: int, calls: Any) -> Cal
 if __name__ == "__main__":
     port, point, number = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     reaper.BLOCK = gallery_removal.BLOCK = 10
+    memory = {}
+    if point in SMALL:
+        segments.SEAL_ROWS = segment.MIN_APPROXIMATE = 10
+        indexer.PAUSE_SECONDS, snapshots.GROWING, snapshots.SETTLED = 0.02, 0, 0
+        memory = {"memory": 1} if point == "unloading" else {}
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))
-    app.serve(Settings(port=port))
+    app.serve(Settings(port=port, **memory))
