@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from index.errors import InvalidArgument, InvalidImage
-from regraft import given
+from index.errors import InvalidImage
 from regraft.commands.answers import Commands, answer, out
+from regraft.commands.evaluation_files import read_evaluation
 from regraft.commands.galleries import IMAGE_SUFFIXES
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, would
 from regraft.connection import Problem
@@ -33,7 +31,11 @@ def add(
     title: Annotated[str, typer.Option("--name", help="What to call the set.")] = "",
     embeddings: Annotated[
         list[Path] | None,
-        typer.Option("--embeddings", metavar="FILE", help="Instead: .npy, .npz or .json, once for each version."),
+        typer.Option(
+            "--embeddings",
+            metavar="FILE",
+            help="Instead: .npy, .npz or .json, one a version; or an .npz or .parquet of all.",
+        ),
     ] = None,
     version: Annotated[
         list[str] | None, typer.Option("--version", metavar="NAME", help="Whose embeddings, in the same order.")
@@ -48,6 +50,8 @@ def add(
     """Upload a folder of labelled images, or embeddings by each version that will be compared.
 
     Example: regraft evaluation add photos labelled-images/ --name holdout
+
+    Example: regraft evaluation add docs --embeddings queries.npz
     """
     if (folder is None) == (not embeddings):
         raise typer.BadParameter("give either a folder of images or embeddings", param_hint="FOLDER or --embeddings")
@@ -55,8 +59,7 @@ def add(
         raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels")
     with connect(url, api_key) as client:
         if folder is None:
-            held = read_sets(embeddings or [], version or [])
-            entries = read_labels(labels, len(next(iter(held.values()))))
+            held, entries = read_evaluation(embeddings or [], version or [], labels)
             added = client.add_evaluation(name, entries, embeddings=held, name=title, dry_run=dry_run)
         else:
             images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
@@ -99,70 +102,3 @@ def _naming(images: Sequence[Path]) -> Iterator[None]:
         if entry is None:
             raise
         raise InvalidImage(f"{images[int(entry[1])]}: {problem.detail}") from problem
-
-
-def read_sets(files: Sequence[Path], versions: Sequence[str]) -> dict[str, list[Any]]:
-    """Embeddings by version, each of one file, as lists of numbers.
-
-    Raises:
-        typer.BadParameter: not one version for each file, or files of different lengths.
-        InvalidArgument: a file that cannot be read as embeddings.
-    """
-    if len(files) != len(versions) or len(set(versions)) < len(versions):
-        why = (
-            f"{len(files)} files of embeddings need as many versions, each once; given: {', '.join(versions) or 'none'}"
-        )
-        raise typer.BadParameter(why, param_hint="--version")
-    held = {version: _read_embeddings(path, version) for path, version in zip(files, versions, strict=True)}
-    if len({len(rows) for rows in held.values()}) > 1:
-        counts = ", ".join(f"{version}: {len(rows)}" for version, rows in held.items())
-        raise typer.BadParameter(f"each file needs one embedding for each entry ({counts})", param_hint="--embeddings")
-    return held
-
-
-def read_labels(path: Path | None, count: int) -> list[dict[str, Any]]:
-    """An entry for each of `count` embeddings, with its label of a JSON list. Raises InvalidArgument."""
-    if path is None:
-        return [{} for _ in range(count)]
-    labels = _json(path, "labels")
-    if not isinstance(labels, list) or len(labels) != count:
-        found = f"a list of {len(labels)}" if isinstance(labels, list) else f"of type {type(labels).__name__}"
-        raise InvalidArgument(f"{path} must be a JSON list of {count} labels, one for each embedding; it is {found}")
-    return [{"label": label} for label in labels]
-
-
-def _read_embeddings(path: Path, version: str) -> list[Any]:
-    """The rows (N, dim) of a file; of an .npz those of the array that has the version's name, or of its only one."""
-    if path.suffix.lower() == ".json":
-        rows = _json(path, "embeddings")
-    elif path.suffix.lower() in {".npy", ".npz"}:
-        rows = _array(path, version)
-    else:
-        raise InvalidArgument(f"{path}: embeddings are read from .npy, .npz or .json files")
-    checked: list[Any] = given.vectors(rows, str(path))
-    if not checked:
-        raise InvalidArgument(f"{path} holds no embeddings")
-    return checked
-
-
-def _array(path: Path, version: str) -> Any:
-    import numpy as np
-
-    try:
-        loaded = np.load(path, allow_pickle=False)
-        if isinstance(loaded, np.ndarray):
-            return loaded
-        with loaded:
-            name = loaded.files[0] if len(loaded.files) == 1 else version
-            if name not in loaded.files:
-                raise InvalidArgument(f"{path} holds no array {version!r}; it has: {', '.join(loaded.files)}")
-            return loaded[name]
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise InvalidArgument(f"{path} cannot be read as embeddings: {error}") from error
-
-
-def _json(path: Path, what: str) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{path} cannot be read as {what}: {error}") from error

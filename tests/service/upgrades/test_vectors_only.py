@@ -1,0 +1,88 @@
+"""A gallery of vectors, measured by vectors: an evaluation set in one file, a gate and a curve, all by command."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from index.encoder import Encoder
+from regraft import cli
+from staging.builders import make_image
+from staging.served import Served
+
+
+@pytest.fixture
+def run(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    monkeypatch.setenv("REGRAFT_URL", str(served.http.base_url).removesuffix("/v1/"))
+
+    def command(*words: object) -> tuple[int, Any, str]:
+        monkeypatch.setattr(sys, "argv", ["regraft", *map(str, words), "--json"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), json.loads(told.out) if told.out else None, told.err
+
+    return command
+
+
+@pytest.fixture(scope="module")
+def vectors(served: Served) -> dict[str, Any]:
+    """What v1 and `fct` say of the same sixty images of five classes."""
+    made = {"v1": served.versions["v1"], "fct": served.add("fct", 5, edges=[("v1", "forward")])}
+    images = [make_image(n % 5, n) for n in range(60)]
+    return {name: Encoder(version).encode(images).vectors for name, version in made.items()}
+
+
+@pytest.mark.parametrize("kind", ["npz", "parquet"])
+def test_a_gate_and_a_curve_are_measured_on_vectors(
+    served: Served, run: Any, vectors: dict[str, Any], tmp_path: Path, kind: str
+) -> None:
+    path = served.gallery("v1")
+    name, labels = path.rpartition("/")[2], [n % 5 for n in range(60)]
+    rows = {"id": [f"i{n}" for n in range(30)], "label": labels[:30], "embedding": vectors["v1"][:30].tolist()}
+    pq.write_table(pa.table(rows), items := tmp_path / "items.parquet")
+    asked = {name: rows[30:] for name, rows in vectors.items()}
+    if kind == "npz":
+        np.savez(file := tmp_path / "asked.npz", **asked, labels=np.array(labels[30:]))
+    else:
+        columns = {"vector:v1": asked["v1"].tolist(), "fct": asked["fct"].tolist(), "label": labels[30:]}
+        pq.write_table(pa.table(columns), file := tmp_path / "asked.parquet")
+
+    assert run("import", name, items)[0] == 0
+    code, added, _ = run("evaluation", "add", name, "--embeddings", file)
+    assert (code, added["kind"], added["size"], added["labelled"]) == (0, "embeddings", 30, 30)
+    assert sorted(added["versions"]) == ["fct", "v1"]
+    code, gate, _ = run("gate", name, "fct", "--evaluation", added["id"])
+    assert (gate["items"], gate["verdict"] in {"pass", "warn", "refuse"}, code in {0, 2, 3}) == (30, True, True)
+
+    served.deploy(path, "fct")
+    curve = ("--evaluation", added["id"], "--label", "label", "--marks", "2")
+    code, begun, said = run("backfill", "start", name, "--kind", "transform", *curve)
+    assert code == 0, said
+    served.work()
+    points = served.http.get(f"/backfills/{begun['id']}").json()["curve"]["points"]
+    assert {point["queries"] for point in points} == {30}
+    assert served.http.get(path).json()["mix"] == {"fct": 30}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "told"),
+    [
+        ({"labels": np.arange(3)}, "holds no array of embeddings"),
+        ({"v1": np.eye(4), "labels": np.arange(3)}, "3 labels for 4 embeddings"),
+        ({"v1": np.eye(4), "fct": np.eye(5)}, "one embedding for each entry"),
+        ({"v1": np.full((2, 4), np.nan)}, "must be finite"),
+    ],
+)
+def test_a_file_that_is_no_set_is_named(served: Served, run: Any, tmp_path: Path, arrays: Any, told: str) -> None:
+    np.savez(file := tmp_path / "a.npz", **arrays)
+    code, _, said = run("evaluation", "add", "g", "--embeddings", file)
+    assert code != 0
+    assert told in said
