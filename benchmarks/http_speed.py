@@ -74,7 +74,7 @@ def clustered(items: int) -> tuple[Any, Any]:
 
 
 @contextmanager
-def served(scratch: Path, processes: str) -> Any:
+def served(scratch: Path, processes: str = "1") -> Any:
     port = free_port()
     command = [
         sys.executable,

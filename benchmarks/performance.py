@@ -32,7 +32,7 @@ KEPT = HERE.parent / "runs" / "performance"
 PAGE = HERE.parent / "docs" / "performance.md"
 PLOT = HERE.parent / "docs" / "performance.svg"
 SLOW_SECONDS = 7_200
-WIDTH = 120
+WIDTH, RULE = 120, "---"
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,9 @@ SECTIONS = (
         "One query at a time, one thread, k = 10; each engine with the least effort that reaches the recall. Regraft is"
         " the whole gallery: plan, search, exact scores, one list. ![Median time by size](performance.svg)",
         "peers",
-        ("10000,100000",),
+        ("10000,100000", "200"),
         conclusions.in_process,
-        large=("10000,100000,1000000",),
+        large=("10000,100000,1000000", "200"),
     ),
     Section(
         "In process, five million",
@@ -246,11 +246,17 @@ def wrapped(text: str) -> str:
 
 
 def tables_apart(text: str) -> str:
-    """Markdown tables need an empty line before them, and lines of prose one between them."""
+    """Markdown tables need an empty line before them and a head, and lines of prose one between them."""
     lines: list[str] = []
-    for line in text.splitlines():
-        if lines and lines[-1] and (line.startswith("|") != lines[-1].startswith("|") or not line.startswith("|")):
+    given = text.splitlines()
+    for line, following in zip(given, [*given[1:], ""], strict=True):
+        row, inside = line.startswith("|"), bool(lines) and lines[-1].startswith("|")
+        head = row and RULE in following
+        if lines and lines[-1] and (not row or not inside or head):
             lines.append("")
+        if row and not head and not (lines and lines[-1].startswith("|")):
+            columns = line.count("|") - 1
+            lines += ["|" + "  |" * columns, "|" + f" {RULE} |" * columns]
         lines.append(line)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
