@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -310,3 +311,31 @@ def test_rows_of_a_table_come_once_in_the_order_of_their_ids_and_those_without_o
     assert (sum(batch.read for batch in batches), batches[-1].skipped) == (COUNT, {"no id": 8})
     assert batches[-1].cursor == batches[-2].cursor
     assert sources[0].identity != sources[1].identity
+
+
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_the_commands_of_the_page_store_a_folder_of_images_and_change_its_model(
+    served: Served, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, dim, drift in (("first", 6, 0.0), ("second", 8, 0.1)):
+        made = make_version(tmp_path / "made" / name, name, dim, drift=drift)
+        Path("models", name).mkdir(parents=True)
+        shutil.copy(made.folder / "encoder.onnx", f"models/{name}/model.onnx")
+        described = json.loads((made.folder / "card.json").read_text())["preprocess"]
+        Path("models", name, "preprocessor_config.json").write_text(json.dumps(described))
+    for number in range(60):
+        path = Path("my-photos", ("cats", "dogs", "owls")[number % 3], f"{number // 3 + 1}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image_bytes(make_image(number % 3, number)))
+
+    codes = follow(PAGES / "from-a-folder-of-images.md", client, monkeypatch, {})
+    shown = capsys.readouterr()
+    gallery = client.gallery("photos")
+    served.work()
+
+    assert set(codes.values()) == {0}, [c for c in codes if codes[c]]
+    assert (gallery.current, gallery.mix) == ("second", {"first": 60})
+    assert shown.out.count("cats/1.png") == 2
+    assert client.gallery("photos").mix == {"second": 60}
+    client.retire("photos", "first")
