@@ -18,7 +18,7 @@ from index.decoding import Decoder
 from index.encoder import BATCH
 from index.errors import RegraftError
 from index.image import Pixels
-from index.space import Space, Vectors, space_from_json
+from index.space import Space, Vectors
 from index.version import Origin
 from service.errors import InvalidBody, InvalidItem
 from service.http.arrow import read_items
@@ -28,7 +28,6 @@ from service.http.ingest_store import (
     Ingested,
     IngestOptions,
     leave_out,
-    open_gallery,
     store_contents,
     while_current_holds,
 )
@@ -54,8 +53,7 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
 
-    def attempt() -> Ingested:
-        gallery_id, current = open_gallery(service, name)
+    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
         batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
         files = _files(form, batch)
         leave_out(service, gallery_id, batch, options)
@@ -64,7 +62,7 @@ def ingest_images(service: Runtime, name: str, form: Form, options: IngestOption
         contents = (_read(files[draft.content]) for draft, _ in items)
         return store_contents(service, gallery_id, current, current, items, contents, "", batch, options)
 
-    return while_current_holds(attempt)
+    return while_current_holds(service, name, attempt)
 
 
 def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions) -> Ingested:
@@ -77,61 +75,70 @@ def ingest_json(service: Runtime, name: str, raw: bytes, options: IngestOptions)
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
 
-    def attempt() -> Ingested:
-        gallery_id, current = open_gallery(service, name)
+    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
         body = take_object(parse_any_json(raw), {"version", "items"}, "")
         if options.mode is not UpdateMode.UPDATE_ONLY and are_texts(body.get("items")):
             return ingest_texts(service, gallery_id, current, body, options)
-        version, batch = (
-            _version(service, body.get("version", current.name)),
-            _embedded(body, "embedding", service, options),
-        )
-        del body  # its lists of numbers go with what is read of them
-        items = _check_embeddings(batch, version.card.dim, space_from_json(version.card.space), options.origin)
-        return store_embeddings(service, gallery_id, current, version, items, batch, options)
+        return _ingest_embeddings(service, gallery_id, current, body, options)
 
-    return while_current_holds(attempt)
+    return while_current_holds(service, name, attempt)
 
 
 def ingest_array(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
     """The same of a form with an array, whose rows are the embeddings of the items."""
     assert form.array is not None
-    given, listed = read_npy(_read(form.array), "/embeddings"), parse_any_json(_listed(form))
-    return _ingest_rows(service, name, form.fields.get("version"), listed, given, "/embeddings", options)
+    rows, listed = read_npy(_read(form.array), "/embeddings"), parse_any_json(_listed(form))
+    return _ingest_rows(service, name, form.fields.get("version"), listed, rows, "/embeddings", options)
 
 
 def ingest_table(service: Runtime, name: str, raw: bytes, version: str | None, options: IngestOptions) -> Ingested:
     """The same of a table in Arrow's format."""
-    listed, given = read_items(raw, service.settings.max_batch)
-    return _ingest_rows(service, name, version, listed, given, "/embedding", options)
+    listed, rows = read_items(raw, service.settings.max_batch)
+    return _ingest_rows(service, name, version, listed, rows, "/embedding", options)
 
 
 def _ingest_rows(
     service: Runtime,
     name: str,
-    version_name: str | None,
+    version: str | None,
     listed: object,
-    given: NDArray[Any],
+    rows: NDArray[Any],
     pointer: str,
     options: IngestOptions,
 ) -> Ingested:
-    """Items `listed` as JSON has them, without embeddings, and those: the rows of `given` (N, D)."""
+    """Items `listed` as JSON has them, without embeddings, and those: `rows` (N, D)."""
 
-    def attempt() -> Ingested:
-        gallery_id, current = open_gallery(service, name)
-        version = _version(service, current.name if version_name is None else version_name)
-        batch = _embedded({"items": listed}, "", service, options)
-        if len(given) != batch.size or given.shape[1] != version.card.dim:
-            needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
-            raise InvalidBody(f"embeddings must be {needed}, not {given.shape}", pointer=pointer)
-        items = _check_embeddings(batch, version.card.dim, version.space, options.origin, given)
-        return store_embeddings(service, gallery_id, current, version, items, batch, options)
+    def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
+        body = {"items": listed} if version is None else {"items": listed, "version": version}
+        return _ingest_embeddings(service, gallery_id, current, body, options, rows, pointer)
 
-    return while_current_holds(attempt)
+    return while_current_holds(service, name, attempt)
+
+
+def _ingest_embeddings(
+    service: Runtime,
+    gallery_id: int,
+    current: LoadedVersion,
+    body: dict[str, Any],
+    options: IngestOptions,
+    rows: NDArray[Any] | None = None,
+    pointer: str = "",
+) -> Ingested:
+    """Items of `body`, each with its embedding, or those of `rows` (N, D), which `pointer` names."""
+    version = _version(service, body.get("version", current.name))
+    batch = _embedded(body, "embedding" if rows is None else "", service, options)
+    if rows is not None and rows.shape != (batch.size, version.card.dim):
+        needed = f"{batch.size} rows of {version.card.dim} numbers, as there are items"
+        raise InvalidBody(f"embeddings must be {needed}, not {rows.shape}", pointer=pointer)
+    items = _check_embeddings(batch, version.card.dim, version.space, options.origin, rows)
+    return store_embeddings(service, gallery_id, current, version, items, batch, options)
 
 
 def _embedded(body: dict[str, Any], content: str, service: Runtime, options: IngestOptions) -> IngestBatch:
-    """A batch of embeddings, with what they are of if it is a text. Those to be added to what is there come alone."""
+    """A batch of embeddings, with what they are of if it is a text. Those to be added to what is there come alone.
+
+    The items are taken out of `body`: their lists of numbers go with what is read of them.
+    """
     adds = options.mode is UpdateMode.UPDATE_ONLY
     batch = read_batch(body.pop("items", None), content, service.settings, "" if adds else "text")
     if adds:

@@ -51,15 +51,6 @@ class CurrentChanged(Exception):
     """Another version was deployed while this batch was encoded for the one before."""
 
 
-def open_gallery(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
-    """The gallery's id and its current version."""
-    with service.database.lookup() as connection:
-        row = gallery_named(connection, name)
-    if row.current_id is None:
-        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
-    return row.id, service.registry.by_id(row.current_id)
-
-
 def leave_out(service: Runtime, gallery_id: int, batch: IngestBatch, options: IngestOptions) -> None:
     """Refuse the items that are there before they are encoded, where they would be in the end."""
     if options.mode is not UpdateMode.INSERT_ONLY:
@@ -130,10 +121,18 @@ def store_contents(
         raise
 
 
-def while_current_holds(attempt: Callable[[], Ingested]) -> Ingested:
-    """Try again as long as another version becomes current meanwhile."""
+def while_current_holds(service: Runtime, name: str, attempt: Callable[[int, LoadedVersion], Ingested]) -> Ingested:
+    """Try with the gallery's id and its current version, again as long as another one becomes current meanwhile."""
     while True:
         try:
-            return attempt()
+            return attempt(*_opened(service, name))
         except CurrentChanged:
             continue
+
+
+def _opened(service: Runtime, name: str) -> tuple[int, LoadedVersion]:
+    with service.database.lookup() as connection:
+        row = gallery_named(connection, name)
+    if row.current_id is None:
+        raise NoCurrentVersion(f"gallery {name!r} has no current version: deploy one first")
+    return row.id, service.registry.by_id(row.current_id)
