@@ -168,17 +168,19 @@ def first_held(order: Sequence[int], among: Select[int] | None = None) -> Column
     return mine.order_by(rank).limit(1).correlate(item).scalar_subquery()
 
 
+HELD = (  # made once: SQLAlchemy takes longer to put it together than SQLite to answer it
+    select(item.c.id, item.c.seq, item.c.external_id, item.c.blob, embedding.c.version_id, embedding.c.vector)
+    .join(embedding, embedding.c.item_id == item.c.id)
+    .where(item.c.gallery_id == bindparam("gallery"), item.c.deleted == false())
+    .where(item.c.external_id.in_(bindparam("ids", expanding=True)))
+    .order_by(embedding.c.version_id)
+)
+
+
 def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> dict[str, list[HeldRow]]:
     """External id -> what each live item holds, the oldest version first."""
-    columns = (item.c.id, item.c.seq, item.c.external_id, item.c.blob)
-    statement = (
-        select(*columns, embedding.c.version_id, embedding.c.vector)
-        .join(embedding, embedding.c.item_id == item.c.id)
-        .where(item.c.gallery_id == gallery_id, item.c.deleted == false())
-        .order_by(embedding.c.version_id)
-    )
     found: dict[str, list[HeldRow]] = {}
     for block in blocks([external_id for external_id in external_ids if is_writable(external_id)]):
-        for row in all_of(HeldRow, connection.execute(statement.where(item.c.external_id.in_(block)))):
+        for row in all_of(HeldRow, connection.execute(HELD, {"gallery": gallery_id, "ids": block})):
             found.setdefault(row.external_id, []).append(row)
     return found
