@@ -27,9 +27,12 @@ LEGAL = {
     "timm": ("space", "curvature", "weights"),
     "torchvision": ("space", "curvature", "weights"),
     "hf": ("space", "curvature", "pool"),
+    "open_clip": ("space", "weights"),
     "api": ("space", "dim", *API, *PROMPTS),
 }
 """The options that say what a version is made of, and those that go with each."""
+EXTRA = {"api": "worker", "dim": "worker", "onnx": "worker", "open_clip": "open-clip"}
+"""What must be installed; models of torch need `models`."""
 
 
 def create(
@@ -53,6 +56,10 @@ def create(
     hf: Annotated[
         Path | None,
         typer.Option("--hf", metavar="FOLDER", help="A model in a folder of transformers or sentence-transformers."),
+    ] = None,
+    open_clip: Annotated[
+        str | None,
+        typer.Option("--open-clip", metavar="MODEL", help="An open_clip model: its folder, or a name and --weights."),
     ] = None,
     weights: Annotated[
         Path | None,
@@ -117,7 +124,7 @@ def create(
 
     It is made of one of: vectors made elsewhere (--dim), a provider's embedding API (--api), an ONNX file (--onnx), a
     model of timm (--timm) or torchvision (--torchvision), a folder of Hugging Face's (--hf): images, texts, or both as
-    CLIP.
+    CLIP, or a model of open_clip (--open-clip).
 
     Example: regraft version create api-v1 --dim 1536
 
@@ -128,7 +135,7 @@ def create(
     options = {option: value for option, value in locals().items() if option not in {"name", "into", "overwrite"}}
     given = {option: value for option, value in options.items() if value is not None}
     kind = _kind(given)
-    with needs("worker" if kind in {"api", "dim", "onnx"} else "models"):
+    with needs(EXTRA.get(kind, "models")):
         from regraft.version import Version
 
         made = Version.create(into / name, _source(kind, given), overwrite=overwrite)
@@ -184,8 +191,8 @@ def _kind(given: Mapping[str, Any]) -> str:
     """
     kinds = [kind for kind in LEGAL if kind in given and not (kind == "dim" and "api" in given)]
     if len(kinds) != 1:
-        found = " and ".join(f"--{kind}" for kind in kinds) or "none"
-        raise InvalidArgument(f"give one of {', '.join(f'--{kind}' for kind in LEGAL)}, not {found}")
+        found = " and ".join(map(_flag, kinds)) or "none"
+        raise InvalidArgument(f"give one of {', '.join(map(_flag, LEGAL))}, not {found}")
     (kind,) = kinds
     for option in given:
         if option != kind and option not in LEGAL[kind]:
@@ -213,6 +220,10 @@ def _source(kind: str, given: Mapping[str, Any]) -> Source:
 
         made = Timm if kind == "timm" else Torchvision
         return made(given[kind], given.get("weights"), space)
+    if kind == "open_clip":
+        from training.creation.open_clip import OpenClip
+
+        return OpenClip(given["open_clip"], given.get("weights"), space)
     if kind == "hf":
         from training.creation.hugging_face import HuggingFace
 

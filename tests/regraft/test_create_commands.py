@@ -68,7 +68,7 @@ def test_a_version_of_an_onnx_file(run, tmp_path, model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "give one of --dim, --onnx, --timm, --torchvision, --hf, --api, not none"),
+        ([], "give one of --dim, --onnx, --timm, --torchvision, --hf, --open-clip, --api, not none"),
         (["--timm", "test_vit", "--pool", "cls"], "--pool means nothing with --timm; legal: --space, --curvature, --w"),
         (["--hf", "none"], "--hf none must be a folder with config.json or modules.json"),
         (["--hf", "none", "--weights", "w"], "--weights means nothing with --hf; legal: --space, --curvature, --pool"),
