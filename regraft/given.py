@@ -135,7 +135,7 @@ def embedded(items: Sequence[Mapping[str, Any]], name: str = "items") -> list[di
     Raises:
         InvalidInput: as `vector` and `metadata` do, by the item's place.
     """
-    checked = {"embedding": vector, "side": vector, "metadata": metadata}
+    checked = {"embedding": vector, "metadata": metadata}
     found = []
     for n, item in enumerate(items):
         if not isinstance(item, Mapping):

@@ -172,7 +172,8 @@ class ItemRoutes(Connection):
 
     def delete_items(self, gallery: str, items: Sequence[str]) -> DeleteResult:
         """POST /v1/galleries/{gallery}/items:delete."""
-        return self._ask(DeleteResult, "POST", path_of("galleries", gallery, "items:delete"), json={"ids": list(items)})
+        path, ids = path_of("galleries", gallery, "items:delete"), given.names(items, "items")
+        return self._ask(DeleteResult, "POST", path, json={"ids": ids})
 
 
 def _page(limit: int, cursor: str | None, with_text: bool) -> dict[str, str]:

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 
 from regraft.connection import Connection, Json, read
 from regraft.models import WorkClaim, WorkCounts, WorkInputs
-from regraft.paths import path_of
+from regraft.paths import flag, path_of
 
 
 class WorkRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
     def claim_work(self, worker: str, kinds: Sequence[str] = ("reencode", "transform")) -> WorkClaim | None:
-        """POST /v1/work:claim: the next chunk None when there is none."""
+        """POST /v1/work:claim: the next chunk; None when there is none."""
         answer = self._send("POST", "/work:claim", json={"worker": worker, "kinds": list(kinds)})
         return None if answer.status_code == 204 else read(WorkClaim, answer.content)
 
     def work(self, chunk: int, lease: str, *, inputs: bool = True) -> WorkInputs:
         """GET /v1/work/{chunk}: the items and, unless the worker has its own, what to start from."""
-        params = {"lease": lease, "inputs": "true" if inputs else "false"}
+        params = {"lease": lease, "inputs": flag(inputs)}
         return self._ask(WorkInputs, "GET", path_of("work", chunk), params=params)
 
     def return_work(self, chunk: int, lease: str, result: Json) -> WorkCounts:

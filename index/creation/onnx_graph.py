@@ -156,7 +156,7 @@ def pooled(model: ModelProto, shape: Sequence[int], pool: str) -> ModelProto:
     Args:
         model: gives an output of `shape`.
         shape: without N.
-        pool: of `POOLS`: `mean` over tokens or pixels, `cls` takes the first token.
+        pool: `none`, `mean` over tokens or pixels, `cls` takes the first token.
 
     Raises:
         InvalidArgument: the shape needs another pooling.

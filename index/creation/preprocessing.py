@@ -18,6 +18,9 @@ from index.version import Preprocess
 
 RESAMPLE = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers, which Hugging Face's files hold, to names."""
+SHORTER_SIDE = ("CLIP", "ChineseCLIP", "ConvNext", "Levit", "Bit", "MobileNetV1", "MobileNetV2")
+BOTH_SIDES = ("DeiT", "ViT", "Beit")
+"""How the names of processors begin whose `size`, if it is a number, is that."""
 WHOLE = 384
 """From this size on ConvNeXt's processor resizes to the whole square and crops nothing."""
 
@@ -101,8 +104,7 @@ def from_hugging_face(config: Mapping[str, Any]) -> Preprocess:
 
 def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, tuple[int, int]]:
     """What is resized to, as in `Preprocess`, and the (height, width) that is cropped."""
-    size = config.get("size") or {}
-    size = {"height": size, "width": size} if isinstance(size, int) else size
+    size = _size(config)
     square = isinstance(size, Mapping) and {"height", "width"} <= {name for name, side in size.items() if side}
     if config.get("crop_pct") and size.get("shortest_edge"):  # ConvNeXt
         shorter = int(size["shortest_edge"])
@@ -126,6 +128,19 @@ def _geometry(config: Mapping[str, Any]) -> tuple[int | tuple[int, int] | None, 
             pointer="/preprocess",
         )
     return resize, resize
+
+
+def _size(config: Mapping[str, Any]) -> Any:
+    """The `size`, whose number older files leave to the processor: the shorter side, or both."""
+    size = config.get("size") or {}
+    if not isinstance(size, int):
+        return size
+    kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    if kind.startswith(SHORTER_SIDE):
+        return {"shortest_edge": size}
+    if config.get("do_center_crop") and not kind.startswith(BOTH_SIDES):
+        raise _unknown("size", size, "height and width, or shortest_edge: a number means either")
+    return {"height": size, "width": size}
 
 
 def _checked(

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, select
 
 from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
-from index.space import Lorentz, space_from_json
+from index.space import Lorentz
 from service.backfills.embedder import Embedder, carry
 from service.backfills.planner import Kind, Order, stored_for, waiting_items
 from service.errors import EdgeBroken
@@ -146,9 +146,8 @@ def _variances(
             return VARIANCE, []
         assert carried.variance_N is not None
         return VARIANCE, carried.variance_N.tolist()
-    space = space_from_json(dict(old.card.space))
-    if not isinstance(space, Lorentz):
+    if not isinstance(old.space, Lorentz):
         return old.name, []
     vectors = from_bytes([row.vector for row in rows], old.card.dim)
-    unsure: list[float] = np.asarray(hyperbolic_uncertainty(space.curvature, vectors)).tolist()
+    unsure: list[float] = np.asarray(hyperbolic_uncertainty(old.space.curvature, vectors)).tolist()
     return old.name, unsure

@@ -18,6 +18,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.backfills.embedder import collect
 from service.backfills.outcome import Compute, Outcome
+from service.logs import RecurringErrors
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ class Pipeline(Generic[C]):
         """
         self._following, self._load, self._finish, self._let_go = following, load, finish, let_go
         self._stop = stop
+        self._errors = RecurringErrors(logger)
         self._ready: Queue[tuple[C, Compute | Exception | None] | None] = Queue(READ_AHEAD)
         self._in_hand: C | None = None
 
@@ -125,7 +127,7 @@ class Pipeline(Generic[C]):
             try:
                 chunk = self._following()
             except Exception:
-                logger.exception(Event("step_failed"))
+                self._errors.log(Event("step_failed"))
                 if self._stop.wait(PAUSE_SECONDS):
                     break
                 continue

@@ -300,6 +300,7 @@ WRONG = [
         r"items\[0\].embedding must be one",
     ),
     (lambda c: c.ingest_embeddings("g", ["a"]), r"items\[0\] is of type str: give \{id, metadata, embedding\}"),
+    (lambda c: c.delete_items("g", "abc"), r"items is one string: give a list, as \['abc'\]"),
     (lambda c: c.add_evaluation("g", [{}], images=["a.png"]), r"images\[0\] is a path"),
     (lambda c: c.add_evaluation("g", [{}], embeddings={"v1": [1.0]}), r"embeddings\['v1'\] is one vector"),
 ]

@@ -19,7 +19,7 @@ from index.errors import InvalidArgument
 from index.evaluation.measures import first_items, recall
 from index.evaluation.metrics import Compared, mean_interval, retrieval_from_rankings
 from index.filter import value_at
-from index.space import Vectors, space_from_json
+from index.space import Vectors
 from index.version import Score
 from service.registry.registry import LoadedVersion
 from service.replica.loaded import LoadedGallery
@@ -130,7 +130,7 @@ def _recalled(rankings: Rankings, target: LoadedVersion, probes: Probes, k: int)
     Raises:
         InvalidArgument: k or fewer of the sampled items are left.
     """
-    vectors, space = probes.vectors[target.name], space_from_json(dict(target.card.space))
+    vectors, space = probes.vectors[target.name], target.space
     truth = first_items(Compared(vectors, vectors, space), k, np.arange(len(probes)))
     values = []
     for rows, keys in rankings:

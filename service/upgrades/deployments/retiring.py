@@ -1,6 +1,6 @@
 """Retiring a version: free its embeddings and shards in one gallery, once no item depends on it.
 
-This is the decision, in one transaction; the embeddings then go block by block, see `upgrades.deployments.freeing`.
+This is the decision, in one transaction; the embeddings then go block by block, see `upgrades.deployments.reaper`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class NothingToRetire(RegraftError):
 def retire(
     connection: Connection, registry: Registry, gallery_id: int, version: LoadedVersion, request: TransitionRequest
 ) -> list[int]:
-    """Mark every ended deployment of a version as retired; returns their numbers. `freeing` does the rest.
+    """Mark every ended deployment of a version as retired; returns their numbers. the `Reaper` does the rest.
 
     Embeddings that came with items, of a version that is retired already or never was deployed here, go by a deployment
     that begins as retired. Asked again while its embeddings are still being freed, it is the same retirement.
@@ -100,9 +100,8 @@ def _way_out(connection: Connection, registry: Registry, gallery: GalleryRow, de
     ways: list[str] = []
     movable: ColumnElement[bool] = false()
     for kind in Kind:
-        possible = kind is not Kind.REENCODE or bool(current.card.encoder) or current.card.text
         given_up = _given_up(kind, current.id)
-        moves = and_(QUALIFIES[kind](current.id), ~given_up) if possible else false()
+        moves = and_(QUALIFIES[kind](current.id), ~given_up)
         if count := _count(connection, and_(depending, moves)):
             ways.append(f"a {kind.value} backfill to {current.name!r} would move {count} of them")
             movable = movable | moves

@@ -19,7 +19,7 @@ from index.encoder import BATCH
 from index.errors import RegraftError
 from index.evaluation.fitting import intervals
 from index.evaluation.metrics import retrieval
-from index.space import Space, Vectors, space_from_json
+from index.space import Space, Vectors
 from index.version import PROBE, Score
 from service.registry.paired_embeddings import PicturedRow, draw_held, pictured
 from service.registry.registry import LoadedVersion
@@ -97,8 +97,7 @@ def verify(
             f"embedding's length (cosine {worst['cosine']:.6f}), at most {TOLERANCE:g} is legal",
             pointer="/kind",
         )
-    space = space_from_json(old.card.space)
-    scores = next((_scores(twin, space) for twin in twins if twin.source == ITEMS), {})
+    scores = next((_scores(twin, old.space) for twin in twins if twin.source == ITEMS), {})
     return {"tolerance": TOLERANCE, **evidence}, scores
 
 

@@ -19,7 +19,7 @@ from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import ChosenMode, choose
 from index.graph import Route
-from index.space import Vectors, space_from_json
+from index.space import Vectors
 from index.version import Origin
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion, Registry
@@ -85,7 +85,7 @@ def choose_mode(
         return None
     by_new = sample.embedded[new.name].vectors[:MOST_ITEMS]
     before = _side(registry, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
-    after = Compared(by_new[: sample.queries], by_new, space_from_json(dict(new.card.space)))
+    after = Compared(by_new[: sample.queries], by_new, new.space)
     right = _right(sample, len(by_new), after)
     decides = metric if metric.startswith("cmc@") and sample.labels is not None else MEAN_AP
     chosen = choose(before, after, right, safe=safe_mode(route.kinds), metric=decides, seed=seed)
@@ -94,7 +94,7 @@ def choose_mode(
 
 def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, version: LoadedVersion) -> Compared:
     queries = reach(registry, route, sample)
-    return Compared(queries[:MOST_ITEMS], items, space_from_json(dict(version.card.space)))
+    return Compared(queries[:MOST_ITEMS], items, version.space)
 
 
 def _right(sample: Sample, items: int, own: Compared | None) -> Right:

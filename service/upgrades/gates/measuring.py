@@ -19,7 +19,7 @@ from index.evaluation.matching import Matching, Nearest, Right
 from index.evaluation.measures import first_items, recall, tar
 from index.evaluation.metrics import Compared, retrieval
 from index.graph import Route, follow
-from index.space import Vectors, space_from_json
+from index.space import Vectors
 from index.transform import Transform, load_transform
 from index.version import Edge, EdgeKind
 from service.registry.registry import LoadedVersion, Registry
@@ -151,4 +151,4 @@ def _labels_of(labels: Sequence[str], pair: Compared) -> tuple[Sequence[str], Se
 
 
 def _pair(queries: Vectors, items: Vectors, version: LoadedVersion) -> Compared:
-    return Compared(queries, items, space_from_json(dict(version.card.space)))
+    return Compared(queries, items, version.space)

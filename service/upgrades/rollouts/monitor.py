@@ -25,6 +25,7 @@ from index.evaluation.ranking_overlap import first_match_flips, overlap, rank_co
 from index.events import Event
 from index.query_plan import Ask, Encode
 from index.search_result import SearchResult
+from service.logs import RecurringErrors
 from service.registry.registry import Registry
 from service.registry.rollout_records import CANARY, SHADOW, Counters, Rollout, add_counters, exceeded
 from service.replica.loaded import LoadedGallery
@@ -104,6 +105,7 @@ class RolloutMonitor:
         self._held = 0
         self._counting = threading.Lock()
         self._counters: dict[tuple[int, int, str], Counters] = defaultdict(Counters)
+        self._errors = RecurringErrors(logger)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
 
@@ -235,7 +237,7 @@ class RolloutMonitor:
                 if added is not None and phase == CANARY and (why := exceeded(*added)):
                     self._end(gallery_id, number, why)
             except Exception:
-                logger.exception(Event("trial_not_stored", deployment=number))
+                self._errors.log(Event("trial_not_stored", deployment=number))
                 with self._counting:
                     self._counters[gallery_id, number, phase] += left
 
