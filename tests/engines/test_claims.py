@@ -31,7 +31,9 @@ def database(settings: Settings) -> Iterator[Database]:
     opened = Database(settings.database_url)
     with opened.write() as connection:
         for name in ("v1", "v2"):
-            connection.execute(insert(version).values(name=name, card={}, card_sha256=name, created=0.0))
+            connection.execute(
+                insert(version).values(name=name, card={"files": {"encoder.onnx": "0"}}, card_sha256=name, created=0.0)
+            )
         connection.execute(insert(gallery).values(name="g", created=0.0, next_seq=1))
     yield opened
     opened.close()

@@ -32,7 +32,9 @@ def test_a_page_of_items_is_read_from_an_index_in_its_order(settings: Settings) 
     upgrade(settings)
     database = Database(settings.database_url)
     with database.write() as connection:
-        connection.execute(insert(version).values(name="v1", card={}, card_sha256="", created=0))
+        connection.execute(
+            insert(version).values(name="v1", card={"files": {"encoder.onnx": "0"}}, card_sha256="", created=0)
+        )
         galleries = [insert_gallery(connection, name) for name in "gh"]
         stored = {"metadata": {}, "deleted": False, "created": 0}
         rows = [

@@ -55,7 +55,7 @@ class Planning:
         self.database = database
         with database.write() as connection:
             for name in ("v1", "v2", "v3"):
-                row = {"name": name, "card": {}, "card_sha256": name, "created": 0.0}
+                row = {"name": name, "card": {"files": {"encoder.onnx": "0"}}, "card_sha256": name, "created": 0.0}
                 connection.execute(insert(version).values(row))
             known = {"origin": "registered", "evidence": {}, "made": {}, "files": {}, "created": 0}
             connection.execute(insert(edge).values(new_id=V3, old_id=V1, kind="forward", **known))
