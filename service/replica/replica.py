@@ -7,18 +7,17 @@ with what it has added, which is then not read.
 
 from __future__ import annotations
 
-import gc
 import logging
 import shutil
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from sqlalchemy import Connection
 
+from index.collector import collector_paused
 from index.contents import Contents
 from index.events import Event
 from service.errors import UnknownGallery
@@ -222,7 +221,7 @@ class Replica:
         self._registry.sync_edges()
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
-        with _collector_paused():
+        with collector_paused():
             if row is not None and self._catch_up(
                 live := LoadedGallery(row, self._registry, self._indexes / str(row.id)), building=True
             ):
@@ -274,15 +273,3 @@ class Replica:
         if found is not None:
             live.apply(Sorted(), found[1])
             live.snapshot_seq = found[1]
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Keep Python from looking for circles again and again among rows by the million; it took two thirds of a load."""
-    paused = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if paused:
-            gc.enable()
