@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
 
-from index.errors import InvalidArgument
 from regraft.backfill_routes import BackfillOptions
-from regraft.client import Client, Json
+from regraft.client import Client
 from regraft.commands.answers import Commands, answer, out
 from regraft.commands.curves import (
     Evaluation,
@@ -23,7 +21,18 @@ from regraft.commands.curves import (
     in_short,
     print_curve,
 )
-from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, progress, would
+from regraft.commands.options import (
+    URL,
+    ApiKey,
+    DryRun,
+    Gallery,
+    Url,
+    connect,
+    print_table,
+    progress,
+    read_filter,
+    would,
+)
 from regraft.commands.plan import print_estimate
 from regraft.models import BackfillInfo
 
@@ -97,7 +106,7 @@ def start(
         share=share,
         limit=limit,
         origin=origin,
-        filter=_parsed(filter),
+        filter=None if filter is None else read_filter(filter),
         attempts=attempts,
         curve=asked(label=label, evaluation=evaluation, metric=metric, sample=sample, k=k, seed=seed, marks=marks),
     )
@@ -124,7 +133,14 @@ def estimate(
     """Say what a backfill would take, without starting it."""
     with connect(url, api_key) as client:
         shown = client.estimate_backfill(
-            name, version=version, kind=kind, rate=rate, share=share, limit=limit, origin=origin, filter=_parsed(filter)
+            name,
+            version=version,
+            kind=kind,
+            rate=rate,
+            share=share,
+            limit=limit,
+            origin=origin,
+            filter=None if filter is None else read_filter(filter),
         )
     print_estimate(shown)
 
@@ -178,16 +194,6 @@ def cancel(number: Number, dry_run: DryRun = False, url: Url = URL, api_key: Api
     """End a backfill; what it moved stays moved."""
     with connect(url, api_key) as client:
         _print(client.cancel_backfill(number, dry_run=dry_run), dry_run)
-
-
-def _parsed(given: str | None) -> Json | None:
-    try:
-        found = None if given is None else json.loads(given)
-    except ValueError as error:
-        raise InvalidArgument(f"--filter is not JSON: {error}", pointer="/filter") from error
-    if not isinstance(found, dict | None):
-        raise InvalidArgument("--filter must be a JSON object", pointer="/filter")
-    return found
 
 
 def _show(client: Client, shown: BackfillInfo, watch: bool) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,20 +9,18 @@ from rich.text import Text
 
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
+from regraft.commands.processes import Data, checked_settings, settle, usable_database
 
-DATA_HELP = "Folder of the database, images and versions."
 COLOURS = {"error": "red", "warning": "yellow", "info": "blue"}
 
 
 def doctor(
-    data: Annotated[Path | None, typer.Option(help=DATA_HELP, show_default=False)] = None,
+    data: Data = None,
     fix: Annotated[bool, typer.Option("--fix", help="Mend what is safe to mend.")] = False,
 ) -> None:
     """Find damaged or lost data, and say what to do."""
-    if data is not None:
-        os.environ["REGRAFT_DATA"] = str(data)
+    settle({"data": data})
     with needs("serve"):
-        from regraft.commands.processes import checked_settings, usable_database
         from service.doctor.examination import Doctor
         from service.store.database import Database, upgrade
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -26,6 +25,7 @@ from regraft.commands.options import (
     delete_named,
     print_table,
     progress,
+    read_filter,
     would,
 )
 from regraft.commands.texts import are_texts, find_texts, ingest_texts, refused_as_result
@@ -116,7 +116,7 @@ def ingest(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Store images, or texts; metadata `label` is the name of their folder.
+    """Store images, or texts; metadata `label` is their folder.
 
     A line of a .jsonl file is {"id": "a", "text": "...", "metadata": {...}}. What is there is embedded by the current
     version.
@@ -195,7 +195,7 @@ def query(
     if threshold is not None:
         options["threshold"] = threshold
     if where is not None:
-        options["filter"] = _read_filter(where)
+        options["filter"] = read_filter(where)
     if fields is not None:
         options["fields"] = [field for field in fields.split(",") if field]
     with connect(url, api_key) as client:
@@ -228,13 +228,6 @@ def _print_matches(matches: Sequence[Match], with_text: bool) -> None:
     if with_text:
         titles, rows = [*titles, "text"], [[*row, m.text or ""] for row, m in zip(rows, matches, strict=True)]
     print_table(titles, rows)
-
-
-def _read_filter(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise InvalidArgument(f"--filter must be JSON: {error}") from error
 
 
 def find_images(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:

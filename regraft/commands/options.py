@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -86,6 +87,17 @@ def _check_not_hidden(name: str) -> None:
             check_not_hidden(name)
         except ImportError as error:
             raise MissingExtra(str(error)) from error
+
+
+def read_filter(text: str) -> dict[str, Any]:
+    """What `--filter` says. Raises InvalidArgument where it is no JSON object."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"--filter must be JSON: {error}", pointer="/filter") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument("--filter must be a JSON object", pointer="/filter")
+    return found
 
 
 def progress() -> Progress:

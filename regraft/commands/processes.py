@@ -49,7 +49,7 @@ def serve(
     ] = None,
 ) -> None:
     """Run the service, with its workers."""
-    _settle({"host": host, "port": port, "data": data, "processes": processes})
+    settle({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"):
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
@@ -112,7 +112,7 @@ def worker(
         if url is not None:
             _work_remotely(url, key, data, stop)
             return
-        _settle({"data": data})
+        settle({"data": data})
         with needs("serve"):
             from service.backfills.worker import run
 
@@ -150,7 +150,7 @@ def _work_remotely(url: str, key: str | None, data: Path | None, stop: threading
 
 def migrate(data: Data = None) -> None:
     """Bring the database to this release's schema."""
-    _settle({"data": data})
+    settle({"data": data})
     with needs("serve"):
         from service.store.database import upgrade
     settings = checked_settings()
@@ -338,7 +338,7 @@ def checked_settings() -> Settings:
         raise InvalidArgument("; ".join(faults)) from error
 
 
-def _settle(options: Mapping[str, object]) -> None:
+def settle(options: Mapping[str, object]) -> None:
     """Make the options given on the command line the settings of this process and of the workers it starts."""
     os.environ.update({f"REGRAFT_{name.upper()}": str(value) for name, value in options.items() if value is not None})
 

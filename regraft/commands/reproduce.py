@@ -11,9 +11,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
-
-INTERRUPTED = 130
-"""What a shell reports of a command that Ctrl-C stopped."""
+from regraft.commands.train import INTERRUPTED
 
 
 def reproduce(
