@@ -32,7 +32,7 @@ from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
 from index.query_plan import Ask, EmbeddedQueries, Encode, Plan
-from index.scatter import scatter
+from index.scatter import Gathered, ShardQuery, scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
@@ -105,7 +105,8 @@ class Gallery:
         with self._lock.read():
             view = self._now()
             for (version, ask), made in zip(asks, embedded, strict=True):
-                found.append(self._answered(view, version or view.current, ask, made))
+                query = self._prepared(view, version or view.current, ask, made)
+                found.append(self._result(view, version or view.current, made, query, scatter(query)))
         return found
 
     def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
@@ -125,32 +126,36 @@ class Gallery:
             with self._lock.write():
                 self._metadata.enter()
 
-    def _answered(self, view: View, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> SearchResult:
-        """The answer by what was embedded, under the lock: plan, transform, filter, scan, merge."""
+    def _prepared(self, view: View, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
+        """What is asked of the shards, under the lock: plan, transform, filter."""
         plan, degraded = self._planned(view, query_version, ask, embedded)
-        transform = view.topology.transform
+        transform, where = view.topology.transform, ask.params.filter
         moved = {version: _timed(follow, route, transform, embedded.vectors) for version, route in plan.routes.items()}
-        where = ask.params.filter
-        allowed, filter_seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
-        depth = min(ask.depth, view.items)
-        queries = len(next(iter(embedded.vectors.values())))
-        merged, traces, merge_seconds = scatter(plan, moved, queries, depth, allowed, exact=ask.params.exact)
+        allowed, seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
+        depth, queries = min(ask.depth, view.items), len(next(iter(embedded.vectors.values())))
+        return ShardQuery(plan, moved, queries, depth, allowed, ask.params.exact, degraded, seconds)
+
+    def _result(
+        self, view: View, query_version: str, embedded: EmbeddedQueries, query: ShardQuery, found: Gathered
+    ) -> SearchResult:
+        """What was found, and what its items are, under the lock."""
+        merged = found.merged
         keys_QK, items = self._metadata.found(merged.keys_QK)
         return SearchResult(
             query_version,
-            plan.mode,
+            query.plan.mode,
             merged.scores_QK,
             merged.raw_QK,
             keys_QK,
             merged.shards_QK,
-            shards=traces,
-            items=items,
-            seq=view.seq,
-            items_by_version=view.items_by_version,
-            degraded=degraded,
+            found.shards,
+            items,
+            view.seq,
+            view.items_by_version,
+            query.degraded,
             encode_seconds=embedded.seconds,
-            filter_seconds=filter_seconds,
-            merge_seconds=merge_seconds,
+            filter_seconds=query.filter_seconds,
+            merge_seconds=found.merge_seconds,
         )
 
     def _planned(

@@ -10,73 +10,75 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from index.engines.base import MISSING, Hits, Shard
+from index.engines.base import MISSING
 from index.merge import Merged
 from index.query_plan import Plan
 from index.scan import Mask, Rows
-from index.search_result import ShardTrace
+from index.search_result import Degraded, ShardTrace
 from index.space import Vectors
 
 Moved = Mapping[str, tuple[Vectors, float]]
 """Version -> the queries at the end of their route to it (Q, D), and the seconds that took."""
 
 
-class _ShardSearch:
-    """One shard, and what it found."""
+class ShardQuery(NamedTuple):
+    """Q queries, and how shards are asked for the k best of each.
 
-    hits: Hits
-
-    def __init__(self, shard: Shard, queries_QD: Vectors, allowed_S: Mask | None, *, exact: bool) -> None:
-        self._shard, self._queries_QD, self._allowed_S, self._exact = shard, queries_QD, allowed_S, exact
-        self.seconds = 0.0
-
-    def run(self, k: int, part: float) -> None:
-        """The k best, as thoroughly as a part of a list takes."""
-        started = time.perf_counter()
-        self.hits = self._shard.search(self._queries_QD, k, self._allowed_S, exact=self._exact, part=part)
-        self.seconds += time.perf_counter() - started
-
-    def run_again(self, k: int, queries: Rows) -> None:
-        """The k best of some of the queries, as thoroughly as a whole list takes."""
-        started = time.perf_counter()
-        hits = self._shard.search(self._queries_QD[queries], k, self._allowed_S, exact=self._exact)
-        self.hits.scores_QK[queries], self.hits.slots_QK[queries] = hits.scores_QK, hits.slots_QK
-        how = replace(self.hits.how, effort=max(self.hits.how.effort, hits.how.effort))
-        self.hits = self.hits._replace(how=how)
-        self.seconds += time.perf_counter() - started
-
-
-def scatter(
-    plan: Plan, moved: Moved, queries: int, k: int, allowed_S: Mask | None, *, exact: bool
-) -> tuple[Merged, tuple[ShardTrace, ...], float]:
-    """The k best of all shards for Q queries, what each shard did, and the seconds that merging took.
-
-    `allowed_S`, `exact`: as in `Shard.search`.
+    Attributes:
+        allowed_S, exact: as in `Shard.search`.
+        degraded: what is left out.
+        filter_seconds: what seeing which items pass took.
     """
-    searches, whole = [], sum(plan.sizes)
+
+    plan: Plan
+    moved: Moved
+    queries: int
+    k: int
+    allowed_S: Mask | None
+    exact: bool
+    degraded: tuple[Degraded, ...] = ()
+    filter_seconds: float = 0.0
+
+
+class Gathered(NamedTuple):
+    """One list over all shards, what each of them did, and the seconds that merging took."""
+
+    merged: Merged
+    shards: tuple[ShardTrace, ...]
+    merge_seconds: float
+
+
+def scatter(query: ShardQuery) -> Gathered:
+    """The k best of all shards."""
+    plan, moved, queries, k, allowed_S, exact, *_ = query
+    found, seconds, whole = [], [], sum(plan.sizes)
     for ((version, _), shard), size in zip(plan.shards.items(), plan.sizes, strict=True):
-        search = _ShardSearch(shard, moved[version][0], allowed_S, exact=exact)
-        search.run(k, size / whole)
-        searches.append(search)
+        started = time.perf_counter()
+        found.append(shard.search(moved[version][0], k, allowed_S, exact=exact, part=size / whole))
+        seconds.append(time.perf_counter() - started)
     started = time.perf_counter()
-    merged = plan.merge([search.hits[:2] for search in searches], queries, k)
+    merged = plan.merge([hits[:2] for hits in found], queries, k)
     merge_seconds = time.perf_counter() - started
-    again = [
-        (search, _unsure(merged, n, search.hits.sure)) for n, search in enumerate(searches) if search.hits.sure < k
-    ]
-    if any(len(unsure) for _, unsure in again):
-        for search, unsure in again:
-            if len(unsure):
-                search.run_again(k, unsure)
-        merged = plan.merge([search.hits[:2] for search in searches], queries, k)
+    unsure = {n: _unsure(merged, n, hits.sure) for n, hits in enumerate(found) if hits.sure < k}
+    if any(map(len, unsure.values())):
+        for number, (((version, _), shard), hits) in enumerate(zip(plan.shards.items(), found, strict=True)):
+            if len(rows := unsure.get(number, ())):
+                started = time.perf_counter()
+                whole_hits = shard.search(moved[version][0][rows], k, allowed_S, exact=exact)
+                hits.scores_QK[rows], hits.slots_QK[rows] = whole_hits.scores_QK, whole_hits.slots_QK
+                how = replace(hits.how, effort=max(hits.how.effort, whole_hits.how.effort))
+                found[number] = hits._replace(how=how)
+                seconds[number] += time.perf_counter() - started
+        merged = plan.merge([hits[:2] for hits in found], queries, k)
     traces = tuple(
-        ShardTrace(*place, size, plan.routes[place[0]], used, moved[place[0]][1], search.seconds, search.hits.how)
-        for place, size, used, search in zip(plan.shards, plan.sizes, plan.maps, searches, strict=True)
+        ShardTrace(*place, size, plan.routes[place[0]], used, moved[place[0]][1], took, hits.how)
+        for place, size, used, took, hits in zip(plan.shards, plan.sizes, plan.maps, seconds, found, strict=True)
     )
-    return merged, traces, merge_seconds
+    return Gathered(merged, traces, merge_seconds)
 
 
 def _unsure(merged: Merged, shard: int, sure: int) -> Rows:

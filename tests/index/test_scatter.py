@@ -12,7 +12,7 @@ from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.gallery import Gallery
-from index.scatter import scatter
+from index.scatter import ShardQuery, scatter
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
 from staging.builders import always
@@ -96,8 +96,7 @@ def test_a_filter_that_leaves_only_one_version_keeps_recall_and_fills_the_list()
     view, queries = gallery._now(), drawn(100, 1)
     plan = view.plan("v0", frozenset(), None)
     moved = dict.fromkeys(plan.routes, (queries, 0.0))
-    found, _, _ = scatter(plan, moved, len(queries), K, allowed, exact=False)
-    right, _, _ = scatter(plan, moved, len(queries), K, allowed, exact=True)
+    found, right = (scatter(ShardQuery(plan, moved, len(queries), K, allowed, exact)).merged for exact in (False, True))
 
     assert (found.keys_QK >= 0).all()
     assert np.mean([np.isin(a, b).mean() for a, b in zip(right.keys_QK, found.keys_QK, strict=True)]) >= AIM
