@@ -6,6 +6,7 @@ Shape suffixes: S pairs, M new dimension, N old dimension, Q queries, I items.
 from __future__ import annotations
 
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -30,10 +31,10 @@ def read_pairs(path: Path, old: Version, new: Version, seed: int = 0) -> Pairs:
         InvalidVector: embeddings that are not valid in a version's space.
     """
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as held:
             new_SM, old_SN = held["new"], held["old"]
             labels_S = held.get("labels")
-    except (OSError, KeyError, ValueError, EOFError) as error:
+    except (OSError, KeyError, ValueError, EOFError, TypeError, BadZipFile) as error:  # TypeError: of an .npy
         raise InvalidArgument(f"pairs {path} cannot be used: {error}", pointer="/pairs") from error
     pairs = check_given(PairArrays(new_SM, old_SN, labels_S), new.card, old.card, 2 * HELD_OUT, f"pairs {path}")
     return split_pairs(*pairs, seed)

@@ -152,6 +152,19 @@ def test_without_labels_only_the_own_image_is_right(data: Data, old: Version, ne
         fit_edge(old, new, pairs, "slerp", overwrite=True)
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "of one array"])
+def test_a_file_that_is_no_npz_is_told_as_one(old: Version, new: Version, tmp_path: Path, cut: bool) -> None:
+    path = tmp_path / "p.npz"
+    np.savez(path, new=np.ones((9, 6)))
+    if cut:
+        path.write_bytes(path.read_bytes()[:60])
+    else:
+        np.save(tmp_path / "p.npy", np.ones(3))
+        path.write_bytes((tmp_path / "p.npy").read_bytes())
+    with pytest.raises(InvalidArgument, match=r"p\.npz cannot be used"):
+        read_pairs(path, old, new)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
