@@ -77,6 +77,10 @@ COMMANDS = [
     ("edges add v2 v1 --kind truncate", {"POST /v1/edges": EDGE}),
     ("edges fit v2 v1 --kind ridge", {"POST /v1/edges:fit": EDGE}),
     (
+        "edges check v2 v1 matrix --gallery g",
+        {"POST /v1/edges:check": {"advice": H, "nearest": 0.5, "least": 0.4}},
+    ),
+    (
         "edges remove v2 v1 matrix",
         {"DELETE /v1/edges/v2/v1/matrix": {"edge": EDGE, "dependents": [DEPENDENT], "blocked_by": [7]}},
     ),
