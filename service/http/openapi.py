@@ -31,7 +31,7 @@ DESCRIPTION = """A retrieval service whose gallery outlives its embedding model.
 Errors are problem+json (RFC 9457): `code` is for programs, `detail` for people, `errors` point at the fields."""
 
 
-STATUSES = (400, 401, 403, 404, 409, 412, 413, 415, 422, 500, 503)
+STATUSES = (400, 401, 403, 404, 409, 412, 413, 415, 422, 500, 502, 503, 504)
 """Of the errors that an operation can answer with."""
 
 
@@ -135,7 +135,7 @@ def _failures(method: str, operation: Document) -> set[int]:
         found.add(409)
     if _takes(operation, "if-match"):
         found.add(412)
-    return found | ({400, 413, 415} if reads_body else set())
+    return found | ({400, 413, 415, 502, 504} if reads_body else set())
 
 
 def _takes(operation: Document, name: str) -> bool:
