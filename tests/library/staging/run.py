@@ -33,20 +33,20 @@ IDS = [f"i{n}" for n in range(14)]
 
 
 class Flaky:
-    """Images of which now and then one cannot be read; never two in a row, or the store would seem out of reach."""
+    """Stored contents of which now and then one cannot be read; never two in a row: the store would seem away."""
 
-    def __init__(self, images: Any) -> None:
-        self.images, self.reads, self.failures = images, 0, 0
+    def __init__(self, contents: Any) -> None:
+        self.contents, self.reads, self.failures = contents, 0, 0
 
     def read(self, key: str) -> bytes:
         self.reads += 1
         if self.reads % 6 == 0:
             self.failures += 1
             raise TimeoutError("the store did not answer")
-        return bytes(self.images.read(key))
+        return bytes(self.contents.read(key))
 
     def check(self) -> None:
-        self.images.check()
+        self.contents.check()
 
 
 class Run:
@@ -77,8 +77,8 @@ class Run:
 
     def _worker(self, lease_seconds: float) -> SteppedWorker:
         made = SteppedWorker(self.settings.model_copy(update={"lease_seconds": lease_seconds}))
-        made._embedder._images = Flaky(made._embedder._images)
-        self.flaky.append(made._embedder._images)
+        made._embedder._contents = Flaky(made._embedder._contents)
+        self.flaky.append(made._embedder._contents)
         return made
 
     def choose(self, weighted: dict[str, int]) -> Callable[[], None]:
