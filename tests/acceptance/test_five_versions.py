@@ -66,7 +66,7 @@ class Site:
         for edge in route:
             if edge.kind == "matrix":
                 place = self.data / "edges" / edge.new / edge.old / "matrix"
-                arrays = np.load(next(place.rglob("*.npz")))
+                arrays = np.load(next(place.rglob("edge.npz")))
                 query = unit(query @ arrays["weight"].astype(float) + arrays["bias"])
             if edge.kind == "truncate":
                 query = unit(query[:, :16])

@@ -62,6 +62,7 @@ def test_images_are_stored_as_given_with_their_metadata(served: Any, pictures: l
         "metadata": {"label": 3, "note": "né ☃"},
         "active": "v1",
         "image": True,
+        "text": None,
         "seq": 2,
         "embeddings": [{"version": "v1", "origin": "encoded"}],
     }
