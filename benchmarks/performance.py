@@ -228,7 +228,7 @@ def output(section: Section, large: bool) -> str | None:
 
 def page(chosen: Sequence[Section], large: bool) -> str:
     parts = [
-        f"# Performance\n\n{machine()} Written by `make bench`; absolute figures move from run to run: read ratios.\n"
+        f"# Performance\n\n{machine()} Written by `make bench`.\nAbsolute figures move from run to run: read ratios.\n"
     ]
     for section in chosen:
         text = output(section, large)
