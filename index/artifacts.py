@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import onnxruntime as ort
 
 FIRST_OPSET = 11
+Shape = tuple[int | None, ...]
 MAX_ARRAY = 1 << 28
 """Numbers in one array of an .npz file, 1 GiB: a few bytes can announce any."""
 METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -77,7 +78,7 @@ def open_model(
 def read_arrays(
     path: Path,
     name: str,
-    shapes: Mapping[str, tuple[int, ...]],
+    shapes: Mapping[str, Shape],
     optional: frozenset[str] = frozenset(),
     expected: str | None = None,
 ) -> dict[str, NDArray[np.float32]]:
@@ -86,7 +87,7 @@ def read_arrays(
     Args:
         path: the file.
         name: how messages call it, its path inside the version folder.
-        shapes: the arrays to read and the shape each must have.
+        shapes: the arrays to read and the shape each must have; None in it: any length.
         optional: those of them that may be missing.
         expected: the sha256 it must have, None: any.
 
@@ -111,9 +112,9 @@ def read_arrays(
     return found
 
 
-def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: Shape) -> NDArray[np.float32]:
     """One array, its header held to the shape before what it announces is read."""
-    if math.prod(shape) > MAX_ARRAY:
+    if math.prod(wanted for wanted in shape if wanted is not None) > MAX_ARRAY:
         raise _refused(name, f"{array} would hold more than {MAX_ARRAY} numbers")
     if stored.getinfo(f"{array}.npy").compress_type not in METHODS:
         raise _refused(name, f"{array} must be stored or deflated, no other compression")
@@ -121,8 +122,13 @@ def _read_array(stored: zipfile.ZipFile, name: str, array: str, shape: tuple[int
         if (version := np.lib.format.read_magic(stream)) != (1, 0):  # the header of others may be of any length
             raise _refused(name, f"{array} is an .npy of version {version}, not (1, 0)")
         given, _, dtype = np.lib.format.read_array_header_1_0(stream)
-        if given != shape or dtype.kind != "f":
+        is_legal = len(given) == len(shape) and all(
+            wanted in (None, held) for held, wanted in zip(given, shape, strict=True)
+        )
+        if not is_legal or dtype.kind != "f":
             raise _refused(name, f"{array} must be floats of shape {shape}, not {dtype} of shape {given}")
+        if math.prod(given) > MAX_ARRAY:
+            raise _refused(name, f"{array} holds more than {MAX_ARRAY} numbers")
     with stored.open(f"{array}.npy") as stream:
         values = np.lib.format.read_array(stream, allow_pickle=False)
     if not np.isfinite(values).all() or not (np.abs(values) <= np.finfo(np.float32).max).all():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from index.errors import InvalidFilter
@@ -64,6 +64,21 @@ def both(conditions: Sequence[Condition]) -> Condition:
 def either(conditions: Sequence[Condition]) -> Condition:
     """At least one holds."""
     return conditions[0] if len(conditions) == 1 else {"or": list(conditions)}
+
+
+def differs(field: str, value: Any) -> Condition:
+    """No value of the field is this one. Raises UnsupportedFilter."""
+    return negated(equals(field, value))
+
+
+def none_of(field: str, values: Any) -> Condition:
+    """No value of the field is among these. Raises UnsupportedFilter."""
+    return negated(one_of(field, values))
+
+
+def bounded(bound: str) -> Callable[[str, Any], Condition]:
+    """`within` of one bound: gt, gte, lt or lte."""
+    return lambda field, value: within(field, **{bound: value})
 
 
 def negated(condition: Condition) -> Condition:

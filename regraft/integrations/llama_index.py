@@ -36,11 +36,13 @@ from regraft.integrations.conditions import (
     Condition,
     UnsupportedFilter,
     both,
+    bounded,
+    differs,
     either,
     equals,
     negated,
+    none_of,
     one_of,
-    within,
 )
 from regraft.integrations.documents import Documents
 from regraft.models import Match
@@ -51,13 +53,13 @@ LAMBDA, PREFETCH = 0.5, 4
 """Of maximal marginal relevance: the weight of nearness, and how many times k nodes are looked at."""
 OPERATORS: dict[FilterOperator, Callable[[str, Any], Condition]] = {
     FilterOperator.EQ: equals,
-    FilterOperator.NE: lambda field, value: negated(equals(field, value)),
-    FilterOperator.GT: lambda field, bound: within(field, gt=bound),
-    FilterOperator.GTE: lambda field, bound: within(field, gte=bound),
-    FilterOperator.LT: lambda field, bound: within(field, lt=bound),
-    FilterOperator.LTE: lambda field, bound: within(field, lte=bound),
+    FilterOperator.NE: differs,
+    FilterOperator.GT: bounded("gt"),
+    FilterOperator.GTE: bounded("gte"),
+    FilterOperator.LT: bounded("lt"),
+    FilterOperator.LTE: bounded("lte"),
     FilterOperator.IN: one_of,
-    FilterOperator.NIN: lambda field, values: negated(one_of(field, values)),
+    FilterOperator.NIN: none_of,
     FilterOperator.ANY: one_of,
     FilterOperator.ALL: lambda field, values: both([equals(field, value) for value in values]),
     FilterOperator.CONTAINS: equals,

@@ -22,10 +22,8 @@ class WeaviateCollection:
         if not NAME.fullmatch(collection):
             raise InvalidArgument(f"{collection!r} is no collection of Weaviate: it begins with a capital letter")
         self._identity, self._wanted = f"weaviate {place_of(address)} {collection}", wanted
-        self._rest, self._collection = (
-            Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {}),
-            collection,
-        )
+        self._rest = Rest("Weaviate", address, {"Authorization": f"Bearer {key}"} if key else {})
+        self._collection = collection
         self._asked = self._named_vectors()
 
     @property

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 
+from index.evaluation.fitting import PairArrays
 from regraft.models import DomainCheck, EdgeInfo
 from service.errors import InvalidBody
 from service.http.body_schemas import FILE, fields, reads
@@ -91,9 +92,7 @@ def _shown(service: Runtime, value: object, stream: BinaryIO | None) -> DomainCh
 
 def fit_items(service: Runtime, raw: bytes, context: ChangeContext) -> EdgeInfo:
     """Fit on stored items. Raises RequestValidationError for a body that is no `FitIn`, and what `fit` raises."""
-    asked = _validated(FitIn, parse_json(raw))
-    contents = service.blobs, service.decoder
-    return describe(fit(service.database, service.registry, service.replica, contents, asked, context))
+    return _fitted(service, _validated(FitIn, parse_json(raw)), context)
 
 
 def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
@@ -108,7 +107,10 @@ def fit_file(service: Runtime, form: Form, context: ChangeContext) -> EdgeInfo:
     asked = _validated(
         FitIn, {name: text if name in TEXTS else _json(name, text) for name, text in form.fields.items()}
     )
-    pairs = read_pairs(form.files[0].file, service.settings.max_body_bytes)
+    return _fitted(service, asked, context, read_pairs(form.files[0].file, service.settings.max_body_bytes))
+
+
+def _fitted(service: Runtime, asked: FitIn, context: ChangeContext, pairs: PairArrays | None = None) -> EdgeInfo:
     contents = service.blobs, service.decoder
     return describe(fit(service.database, service.registry, service.replica, contents, asked, context, pairs))
 

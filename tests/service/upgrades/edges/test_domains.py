@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from index.evaluation.domain import check_domain, fit_domain
+from index.errors import InvalidVersionFolder
+from index.evaluation.domain import check_domain, fit_domain, read_domain
 from index.evaluation.fitting import split_pairs
 from index.space import space_from_json
+from index.version import EDGE_DOMAIN
 from naive import draw, unit
 from staging.builders import add_text, image_bytes, make_image, make_version
 from staging.edges import fit, fit_file
@@ -34,6 +37,19 @@ def test_queries_like_the_pairs_are_in_the_domain_and_others_are_not(space: Any)
     assert ("are like the pairs" in alike.in_words(), "Do not trust" in other.in_words()) == (True, True)
     few = check_domain(domain, shape(draw(3, 8, seed=2) + centre), made)
     assert "cannot be told" in few.in_words()
+
+
+def test_a_domain_is_read_as_it_was_written_and_refused_when_it_is_damaged(tmp_path: Path) -> None:
+    made = fit_domain(split_pairs(unit(draw(90, 8)), draw(90, 4, seed=1), None), space_from_json({"kind": "cosine"}))
+    made.save(tmp_path)
+
+    held = read_domain(tmp_path, 8)
+    assert (held.least, held.reference_RM.tolist()) == (made.least, made.reference_RM.tolist())
+    with pytest.raises(InvalidVersionFolder):
+        read_domain(tmp_path, 9)
+    (tmp_path / EDGE_DOMAIN).write_bytes(b"no archive")
+    with pytest.raises(InvalidVersionFolder):
+        read_domain(tmp_path, 8)
 
 
 @pytest.fixture(scope="module")
