@@ -15,7 +15,7 @@ import onnx
 from onnx import shape_inference
 
 from index.errors import InvalidArgument, InvalidVersionFolder
-from index.version import EDGE_MODEL, ENCODER, SIDE, Card, Edge, Version
+from index.version import EDGE_MODEL, ENCODER, SIDE, Card, Edge, EmbeddingApi, Version
 
 FLOAT_BYTES = 4
 
@@ -80,6 +80,18 @@ def reckon(
         items * old_floats * FLOAT_BYTES,
         items * (old_floats + new_floats) * FLOAT_BYTES,
     )
+
+
+def provider_seconds(api: EmbeddingApi, items: int, tokens: float) -> float:
+    """The least time in which one process may have a provider embed items of so many tokens each, by its limits."""
+    calls = math.ceil(items / api.batch_size)
+    minutes = max(calls / (api.requests_per_minute or math.inf), items * tokens / (api.tokens_per_minute or math.inf))
+    return 60 * minutes
+
+
+def provider_price(api: EmbeddingApi, items: int, tokens: float) -> float | None:
+    """What a provider asks for that; None: its price is not known."""
+    return None if api.price is None else items * tokens * api.price / 1e6
 
 
 def _fix_inputs(model: Any, inputs: dict[str, tuple[int, ...]]) -> None:

@@ -36,13 +36,14 @@ def plan(
     workers: Annotated[int, typer.Option(min=1, help="Workers that share the work.")] = 1,
     reencode_rate: Annotated[
         float | None,
-        typer.Option(help="Images a second of one worker; default: measured here.", show_default=False, callback=_rate),
+        typer.Option(help="Images or texts a second of one worker.", show_default=False, callback=_rate),
     ] = None,
     transform_rate: Annotated[
         float | None,
         typer.Option(help="Transforms a second of one worker; default: measured.", show_default=False, callback=_rate),
     ] = None,
     image_bytes: Annotated[int, typer.Option(min=0, help="Mean size of a stored image.")] = 100_000,
+    item_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a stored text, for a provider's API.")] = 100,
 ) -> None:
     """Compare re-encoding with transforming, on paper.
 
@@ -53,19 +54,23 @@ def plan(
     before, after = load_version(old), load_version(new)
     rows, told = [], []
     for way, cost in (
-        ("reencode", _reencode(after, reencode_rate)),
+        ("reencode", _called(after, reencode_rate, items, item_tokens) or _reencode(after, reencode_rate)),
         ("transform", _transform(before, after, transform_rate)),
     ):
         if cost is not None:
-            read = items * image_bytes if way == "reencode" else 0
+            bill = _bill(after, items, item_tokens) if way == "reencode" else {}
+            read = items * image_bytes if way == "reencode" and not bill else 0
             reckoned = _reckon(cost, before, after, items, workers)
             rows.append(_row(way, cost, reckoned, read))
-            told.append({"way": way, **vars(reckoned), "bytes_read": read, "macs_per_item": cost.macs})
+            told.append({"way": way, **vars(reckoned), "bytes_read": read, "macs_per_item": cost.macs, **bill})
     if not rows:
         raise InvalidArgument(f"{after.name!r} has neither an encoder nor a forward edge from {before.name!r}")
     answer({"old": before.name, "new": after.name, "workers": workers, "ways": told})
     print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
+    for way in told:
+        if "tokens" in way:
+            out.print(f"reencode calls a provider: {_billed(way['tokens'], way['price'])}")
 
 
 def print_estimate(shown: BackfillEstimate) -> None:
@@ -81,10 +86,23 @@ def print_estimate(shown: BackfillEstimate) -> None:
         "multiply-accumulates an item": ways,
     }
     if shown.tokens is not None:
-        price = "no price in the version's card" if shown.price is None else f"{shown.price:,.2f} by the card's price"
-        lines["provider"] = f"about {shown.tokens:,.0f} tokens, {price}; the sample was sent to it"
+        lines["provider"] = f"{_billed(shown.tokens, shown.price)}; the sample was sent to it"
     out.print(f"{shown.kind} to {shown.version}: an estimate, nothing was started")
     print_table(["", ""], [[name, line] for name, line in lines.items()])
+
+
+def _billed(tokens: float, price: float | None) -> str:
+    told = "no price in the version's card" if price is None else f"{price:,.2f} by the card's price"
+    return f"about {tokens:,.0f} tokens, {told}"
+
+
+def _bill(new: Version, items: int, tokens: int) -> dict[str, float | None]:
+    """What a provider will count, where one embeds."""
+    if new.card.api is None:
+        return {}
+    from index.evaluation.cost import provider_price
+
+    return {"tokens": items * tokens, "price": provider_price(new.card.api, items, tokens)}
 
 
 def _retired(shown: BackfillEstimate) -> str:
@@ -92,6 +110,16 @@ def _retired(shown: BackfillEstimate) -> str:
     if after is None:
         return "and the older versions still in use"
     return f"{_bytes(after)} once older versions are retired"
+
+
+def _called(new: Version, rate: float | None, items: int, tokens: int) -> Cost | None:
+    """Of a version that a provider embeds for: as long as its limits make it take, without a request to it."""
+    if new.card.api is None:
+        return None
+    with needs("worker"):
+        from index.evaluation.cost import Cost, provider_seconds
+    least = provider_seconds(new.card.api, items, tokens) / items
+    return Cost(None, max(least, 1 / rate if rate else 0.0) or None)
 
 
 def _reencode(new: Version, rate: float | None) -> Cost | None:

@@ -73,7 +73,7 @@ def import_(
     batch: Annotated[int, typer.Option("--batch", min=1, max=10_000, help="Rows sent at once.")] = PAGE,
     text: Annotated[
         str | None,
-        typer.Option("--text", metavar="COLUMN", help="The column of texts, which the items are.", show_default=False),
+        typer.Option("--text", metavar="COLUMN", help="The column or field of texts.", show_default=False),
     ] = None,
     state: Annotated[
         Path | None, typer.Option("--state", help="Where it is kept how far it got.", show_default=False)

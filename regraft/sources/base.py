@@ -90,9 +90,28 @@ class Wanted:
         return next(iter(self.vectors.items())) if self.vectors else (default, self.version)
 
     def described(self, row: Mapping[str, Any], *taken: str) -> dict[str, Any]:
-        """The metadata of a row, without the columns that are `taken` otherwise."""
+        """The metadata of a row, without its text and the columns that are `taken` otherwise."""
+        taken = (*taken, self.text) if self.text is not None else taken
         names = [name for name in row if name not in taken] if self.metadata is None else self.metadata
         return {name: as_json(row[name]) for name in names if row.get(name) is not None}
+
+    def said(self, rows: Sequence[Mapping[str, Any]], *, first: bool) -> list[str | None]:
+        """The texts of rows of a database, none where none are wanted; `first`: they are the source's first.
+
+        Raises:
+            InvalidArgument: none of the first has the field, or what it holds is no text.
+        """
+        if self.text is None:
+            return []
+        if first and not any(self.text in row for row in rows):
+            there = ", ".join(sorted({name for row in rows for name, held in row.items() if isinstance(held, str)}))
+            why = f"none of the first {len(rows)} rows has a field {self.text!r}; texts there are: {there or 'none'}"
+            raise InvalidArgument(why, pointer="/text")
+        found = [row.get(self.text) for row in rows]
+        if odd := [one for one in found if not isinstance(one, str | None)]:
+            why = f"{self.text!r} is to be a text, and is of type {type(odd[0]).__name__}"
+            raise InvalidArgument(why, pointer="/text")
+        return found
 
 
 def as_json(value: Any) -> Any:
@@ -118,10 +137,15 @@ def place_of(address: str) -> str:
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
-def batch_of(rows: Sequence[tuple[Any, Any, Mapping[str, Any] | None]], version: str | None, cursor: Any) -> Batch:
+def batch_of(
+    rows: Sequence[tuple[Any, Any, Mapping[str, Any] | None]],
+    version: str | None,
+    cursor: Any,
+    texts: Sequence[str | None] = (),
+) -> Batch:
     """A batch of (id, vector or None, metadata) each; see `batch_of_columns`."""
     ids, vectors, metadata = zip(*rows, strict=True)
-    return batch_of_columns(ids, metadata, [(version, vectors)], cursor)
+    return batch_of_columns(ids, metadata, [(version, vectors)], cursor, texts)
 
 
 def batch_of_columns(
@@ -129,10 +153,12 @@ def batch_of_columns(
     metadata: Sequence[Mapping[str, Any] | None],
     columns: Sequence[tuple[str | None, Sequence[Any]]],
     cursor: Any,
+    texts: Sequence[str | None] = (),
 ) -> Batch:
-    """A batch of rows with vectors of several versions, each column with a vector or None a row.
+    """A batch of rows with vectors of several versions, each column with a vector or None a row, and `texts` if any.
 
-    Rows without an id or any vector are left out, and so are vectors of another length than the column's first.
+    Rows without an id, or without any vector and text, are left out, and so are vectors of another length than the
+    column's first.
 
     Raises:
         InvalidArgument: what is a vector is none of numbers.
@@ -143,9 +169,11 @@ def batch_of_columns(
         for version, vectors in columns
     ]
     found = [_of_one_length(vectors) for _, vectors in given]
-    held = sorted(set().union(*(rows for rows, _ in found)))
+    said = {n for n, text in enumerate(texts) if text is not None and named[n]}
+    held = sorted(said.union(*(rows for rows, _ in found)))
     place = {row: n for n, row in enumerate(held)}
-    missing = sum(all(vectors[n] is None for _, vectors in given) for n, good in enumerate(named) if good)
+    bare = (n for n, good in enumerate(named) if good and n not in said)
+    missing = sum(all(vectors[n] is None for _, vectors in given) for n in bare)
     odd = sum(one is not None for _, vectors in given for one in vectors) - sum(len(rows) for rows, _ in found)
     counts = ((NO_ID, named.count(False)), ("no vector", missing), ("a vector of another length", odd))
     made = [
@@ -154,7 +182,8 @@ def batch_of_columns(
         if rows
     ]
     skipped = {why: count for why, count in counts if count}
-    return Batch(len(ids), [str(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped)
+    told = [texts[n] for n in held] if texts else []
+    return Batch(len(ids), [str(ids[n]) for n in held], [metadata[n] for n in held], made, cursor, skipped, told)
 
 
 def _of_one_length(vectors: Sequence[Any]) -> tuple[list[int], Vectors]:

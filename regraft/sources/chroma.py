@@ -43,6 +43,7 @@ class ChromaCollection:
             documents, told = page["documents"] or nothing, page["metadatas"] or nothing
             vectors = nothing if page["embeddings"] is None else page["embeddings"]
             about = [{**(one or {}), "document": text} for one, text in zip(told, documents, strict=True)]
+            texts = self._wanted.said(about, first=at == 0)
             at += len(ids)
             rows = zip(ids, vectors, map(self._wanted.described, about), strict=True)
-            yield batch_of(list(rows), version, at)
+            yield batch_of(list(rows), version, at, texts)

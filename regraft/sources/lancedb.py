@@ -29,6 +29,7 @@ class LanceTable:
         key, (name, version) = self._wanted.id or "id", self._wanted.vector("vector")
         at = int(after or 0)
         while rows := self._table.search().limit(size).offset(at).to_list():
+            texts = self._wanted.said(rows, first=at == 0)
             at += len(rows)
             told = [self._wanted.described(row, key, name) for row in rows]
-            yield batch_of([(r[key], r[name], one) for r, one in zip(rows, told, strict=True)], version, at)
+            yield batch_of([(r[key], r[name], one) for r, one in zip(rows, told, strict=True)], version, at, texts)

@@ -39,6 +39,7 @@ class MilvusCollection:
                 key = self._wanted.id or self._key
                 told = [self._wanted.described(row, key, name) for row in rows]
                 given = [(row[key], row.get(name), one) for row, one in zip(rows, told, strict=True)]
-                yield batch_of(given, version, rows[-1][self._key])
+                texts, after = self._wanted.said(rows, first=after is None), rows[-1][self._key]
+                yield batch_of(given, version, after, texts)
         finally:
             pages.close()

@@ -51,8 +51,8 @@ def open_source(source: str, wanted: Wanted, *, ids: Path | None = None, key: st
         ModuleNotFoundError: the package that reads it is not installed.
     """
     kind = kind_of(source)
-    if wanted.text is not None and kind not in TABLES:
-        raise InvalidArgument(f"{source}: --text is a column of {' or '.join(TABLES)} files", pointer="/text")
+    if wanted.text is not None and kind in (*OPEN, *INDEXES):
+        raise InvalidArgument(f"{source}: it has no column of texts for --text to name", pointer="/text")
     if wanted.id is not None and kind in (*OPEN, *INDEXES, "chroma"):
         raise InvalidArgument(f"{source}: it has no column of ids for --id to name", pointer="/id")
     if ids is not None and kind not in OPEN:

@@ -42,8 +42,9 @@ class OpenSearchIndex:
             found = self._rest.ask("POST", f"{self._path}/_search", json=body | behind)["hits"]["hits"]
             if not found:
                 return
+            texts = self._wanted.said([hit["_source"] for hit in found], first=after is None)
             after = found[-1]["sort"][0]
-            yield batch_of([self._row(hit) for hit in found], self._version, after)
+            yield batch_of([self._row(hit) for hit in found], self._version, after, texts)
 
     def _row(self, hit: Mapping[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         source = hit["_source"]

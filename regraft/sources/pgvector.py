@@ -33,7 +33,8 @@ class PgvectorTable:
                 self._kind = (connection.execute(kind).fetchone() or ("text",))[0] if self._id in self._columns else ""
         except psycopg.Error as error:
             raise InvalidArgument(f"the table {table!r} cannot be read: {str(error).splitlines()[0]}") from error
-        if unknown := [name for name in (self._id, self._vector) if name not in self._columns]:
+        needed = (self._id, self._vector, *([wanted.text] if wanted.text is not None else ()))
+        if unknown := [name for name in needed if name not in self._columns]:
             raise InvalidArgument(f"{table} has no column {unknown[0]!r}; it has {', '.join(self._columns)}")
 
     @property
@@ -51,10 +52,10 @@ class PgvectorTable:
         # Each page is a transaction: one for hours would keep the table's old rows from being cleaned up.
         with psycopg.connect(self._address, autocommit=True) as connection:
             while rows := self._page(connection, others, size, after):
-                after = rows[-1][0]
-                told = (self._wanted.described(dict(zip(others, row[2:], strict=True))) for row in rows)
-                given = [(row[0], row[1], one) for row, one in zip(rows, told, strict=True)]
-                yield batch_of(given, self._version, after)
+                about = [dict(zip(others, row[2:], strict=True)) for row in rows]
+                given = [(row[0], row[1], self._wanted.described(one)) for row, one in zip(rows, about, strict=True)]
+                texts, after = self._wanted.said(about, first=after is None), rows[-1][0]
+                yield batch_of(given, self._version, after, texts)
             unnamed = sql.SQL("SELECT count(*) FROM {} WHERE {} IS NULL").format(self._name, sql.Identifier(self._id))
             if (found := connection.execute(unnamed).fetchone()) and found[0]:
                 yield Batch(found[0], [], [], [], after, {NO_ID: found[0]})

@@ -30,11 +30,12 @@ class QdrantCollection:
 
     def batches(self, size: int, after: Any = None) -> Iterator[Batch]:
         while True:
+            first = after is None
             points, after = self._client.scroll(
                 self._collection, limit=size, offset=after, with_payload=True, with_vectors=True
             )
             if points:
-                yield self._batch(points, after)
+                yield self._batch(points, after, first=first)
             if after is None:
                 return
             after = after if isinstance(after, int) else str(after)
@@ -52,7 +53,7 @@ class QdrantCollection:
             raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
         return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
 
-    def _batch(self, points: list[Any], after: Any) -> Batch:
+    def _batch(self, points: list[Any], after: Any, *, first: bool) -> Batch:
         about = [point.payload or {} for point in points]
         held = [point.vector if isinstance(point.vector, Mapping) else {"": point.vector} for point in points]
         return batch_of_columns(
@@ -60,4 +61,5 @@ class QdrantCollection:
             list(map(self._wanted.described, about)),
             [(version, [one.get(name) for one in held]) for name, version in self._asked.items()],
             as_json(after),
+            self._wanted.said(about, first=first),
         )

@@ -42,8 +42,8 @@ class WeaviateCollection:
             found = self._rest.ask("GET", "/v1/objects", params=asked)["objects"]
             if not found:
                 return
-            after = found[-1]["id"]
-            yield self._batch(found, after)
+            first, after = after is None, found[-1]["id"]
+            yield self._batch(found, after, first=first)
 
     def _named_vectors(self) -> Mapping[str, str | None]:
         """Vectors asked for, with their versions, else the collection's first; one without a name is called ""."""
@@ -55,7 +55,7 @@ class WeaviateCollection:
             raise InvalidArgument(f"{self._collection} has no vector {unknown[0]!r}; it has {legal}", pointer="/vector")
         return self._wanted.vectors or dict.fromkeys(list(named)[:1], self._wanted.version)
 
-    def _batch(self, found: list[Any], after: str) -> Batch:
+    def _batch(self, found: list[Any], after: str, *, first: bool) -> Batch:
         about = [one.get("properties") or {} for one in found]
         held = [{UNNAMED: one.get("vector"), **(one.get("vectors") or {})} for one in found]
         return batch_of_columns(
@@ -66,4 +66,5 @@ class WeaviateCollection:
             list(map(self._wanted.described, about)),
             [(version, [one.get(name) or None for one in held]) for name, version in self._asked.items()],
             after,
+            self._wanted.said(about, first=first),
         )

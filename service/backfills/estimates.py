@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,7 +11,7 @@ import numpy as np
 from sqlalchemy import ColumnElement, Connection, and_, false, func, select
 
 from index.errors import RegraftError
-from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs
+from index.evaluation.cost import FLOAT_BYTES, encoder_macs, forward_macs, provider_price, provider_seconds
 from regraft.models import BackfillEstimate, ItemMacs
 from service.backfills.chunks import write_moved
 from service.backfills.embedder import Embedder, outcome_of
@@ -136,18 +135,12 @@ def _billed(target: LoadedVersion, items: int, tokens: float) -> dict[str, float
     """What a provider will count; nothing where the target's encoder is its own."""
     if target.card.api is None:
         return {}
-    price = target.card.api.price
-    return {"tokens": items * tokens, "price": None if price is None else items * tokens * price / 1e6}
+    return {"tokens": items * tokens, "price": provider_price(target.card.api, items, tokens)}
 
 
 def _least_seconds(target: LoadedVersion, items: int, tokens: float) -> float:
     """What the limits of a provider's API allow; a sample is within them."""
-    api = target.card.api
-    if api is None:
-        return 0.0
-    calls = math.ceil(items / api.batch_size)
-    minutes = max(calls / (api.requests_per_minute or math.inf), items * tokens / (api.tokens_per_minute or math.inf))
-    return 60 * minutes
+    return 0.0 if target.card.api is None else provider_seconds(target.card.api, items, tokens)
 
 
 def _measure(

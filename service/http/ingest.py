@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, repeat
 from typing import Any, cast
 
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ from service.http.ingest_store import (
     store_contents,
     while_current_holds,
 )
-from service.http.ingest_texts import are_texts, ingest_texts, store_embeddings
+from service.http.ingest_texts import are_texts, check_reads_texts, encode_texts, ingest_texts, store_embeddings
 from service.http.npy import read_npy
 from service.http.parsing import parse_any_json
 from service.registry.embedding import pointing, read_pixels
@@ -39,28 +40,31 @@ from service.registry.registry import LoadedVersion
 from service.registry.storing import UpdateMode
 from service.runtime import Runtime
 from service.schemas import check_embeddings, take_object
+from service.store.blob_keys import TEXT
 from service.store.repository import NewItem
 
 
 def ingest_images(service: Runtime, name: str, form: Form, options: IngestOptions) -> Ingested:
-    """Store images, embedded by the gallery's current version; `options` say how.
+    """Store images, and texts among them, embedded by the gallery's current version; `options` say how.
 
     Raises:
         UnknownGallery: there is no such gallery.
         NoCurrentVersion: nothing is deployed yet.
-        NoEncoder: the current version takes embeddings only.
+        NoEncoder, NoTextEntrance: the current version does not embed images, or texts.
         InvalidBody: the form is not what this route reads.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
 
     def attempt(gallery_id: int, current: LoadedVersion) -> Ingested:
-        batch = read_batch(parse_any_json(_listed(form)), "image", service.settings)
+        batch = read_batch(parse_any_json(_listed(form)), "image", service.settings, "text", either=True)
         files = _files(form, batch)
         leave_out(service, gallery_id, batch, options)
         items = _encode(batch, files, current, service.decoder)
+        texts, said = _encode_said(service, batch, current)
         batch.settle(options.atomic)
-        contents = (_read(files[draft.content]) for draft, _ in items)
-        return store_contents(service, gallery_id, current, current, items, contents, "", batch, options)
+        contents = chain((_read(files[draft.content]) for draft, _ in items), said)
+        kinds = chain(repeat("", len(items)), repeat(TEXT))
+        return store_contents(service, gallery_id, current, current, [*items, *texts], contents, kinds, batch, options)
 
     return while_current_holds(service, name, attempt)
 
@@ -167,7 +171,8 @@ def _files(form: Form, batch: IngestBatch) -> dict[str, UploadFile]:
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
-    for draft in [d for d in batch.drafts if not isinstance(d.content, str) or d.content not in files]:
+    images = [draft for draft in batch.drafts if draft.text is None]
+    for draft in [d for d in images if not isinstance(d.content, str) or d.content not in files]:
         batch.drafts.remove(draft)
         missing = InvalidItem("image must be the file name of one of the form's files", pointer="/image")
         batch.refuse(draft.index, draft.id, missing)
@@ -178,8 +183,20 @@ def _encode(
     batch: IngestBatch, files: Mapping[str, UploadFile], current: LoadedVersion, decoder: Decoder
 ) -> list[tuple[ItemDraft, NewItem]]:
     """Decode and embed a few images at a time, so that memory holds encoder inputs of one step only."""
-    blocks = (batch.drafts[start : start + BATCH] for start in range(0, len(batch.drafts), BATCH))
+    images = [draft for draft in batch.drafts if draft.text is None]
+    blocks = (images[start : start + BATCH] for start in range(0, len(images), BATCH))
     return [item for block in blocks for item in _encode_block(batch, block, files, current, decoder)]
+
+
+def _encode_said(
+    service: Runtime, batch: IngestBatch, current: LoadedVersion
+) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
+    """The items of a form that are texts, embedded, and these texts."""
+    drafts = [replace(draft, content=draft.text) for draft in batch.drafts if draft.text is not None]
+    if not drafts:
+        return [], []
+    check_reads_texts(service, current, drafts[0].index)
+    return encode_texts(batch, drafts, current, service.settings.max_text_bytes)
 
 
 def _encode_block(

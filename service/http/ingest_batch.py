@@ -57,7 +57,9 @@ class IngestBatch:
             )
 
 
-def read_batch(listed: object, content: str, settings: Settings, beside: str = "") -> IngestBatch:
+def read_batch(
+    listed: object, content: str, settings: Settings, beside: str = "", *, either: bool = False
+) -> IngestBatch:
     """Check the shape of a batch's items, whose content is in the field `content`, if any; bad ones become errors.
 
     Args:
@@ -65,6 +67,7 @@ def read_batch(listed: object, content: str, settings: Settings, beside: str = "
         content: the field that each has; "": none.
         settings: the limits.
         beside: the field of a text that an item may have too; "": none may.
+        either: the text is in the place of the content.
 
     Raises:
         InvalidBody: it is no list, or an empty one.
@@ -76,13 +79,14 @@ def read_batch(listed: object, content: str, settings: Settings, beside: str = "
     if len(listed) > max_batch:
         raise BodyTooLarge(f"items holds {len(listed)} items; at most {max_batch} in one request", pointer="/items")
     batch = IngestBatch(len(listed))
-    if (drafts := _plain_drafts(listed, content, beside, settings.max_metadata_bytes)) is not None:
+    plain = "" if either else beside
+    if (drafts := _plain_drafts(listed, content, plain, settings.max_metadata_bytes)) is not None:
         batch.drafts = drafts
         return batch
     seen: set[str] = set()
     for index, value in enumerate(listed):
         try:
-            draft = _draft(index, value, content, beside, settings.max_metadata_bytes)
+            draft = _draft(index, value, content, beside, settings.max_metadata_bytes, either=either)
             if draft.id in seen:
                 raise DuplicateId(f"an earlier item of this batch has the id {draft.id!r}", pointer="/id")
         except RegraftError as error:
@@ -109,12 +113,15 @@ def _plain_drafts(listed: list[Any], content: str, beside: str, max_metadata: in
     return list(map(ItemDraft, count(), ids, (one.get("metadata") for one in listed), contents, texts))
 
 
-def _draft(index: int, value: object, content: str, beside: str, max_metadata: int) -> ItemDraft:
+def _draft(index: int, value: object, content: str, beside: str, max_metadata: int, *, either: bool) -> ItemDraft:
     fields = take_object(value, {"id", "metadata", content, beside} - {""}, "")
     given = fields.get("id")
     if not is_item_id(given):
         raise InvalidItem(f"id must be {LEGAL_ID}", pointer="/id")
-    if content and content not in fields:
+    said = either and fields.get(beside) is not None
+    if said and content in fields:
+        raise InvalidItem(f"an item has {content} or {beside}, not both", pointer=f"/{beside}")
+    if content and content not in fields and not said:
         raise InvalidItem(f"{content} is missing", pointer=f"/{content}")
     metadata = fields.get("metadata", {})
     if not isinstance(metadata, dict):

@@ -102,16 +102,16 @@ def store_contents(
     version: LoadedVersion,
     items: Sequence[tuple[ItemDraft, NewItem]],
     contents: Iterable[bytes],
-    kind: str,
+    kinds: Iterable[str],
     batch: IngestBatch,
     options: IngestOptions,
     others: Sequence[tuple[ItemDraft, NewItem]] = (),
 ) -> Ingested:
     """The same of items that are images or texts, whose files are written first, and of `others` that are neither.
 
-    `kind`: as `Blobs.write` has it.
+    `kinds`: as `Blobs.write` has them.
     """
-    keys = service.blobs.write(gallery_id, contents, kind)
+    keys = service.blobs.write(gallery_id, contents, kinds)
     named = [(draft, item._replace(blob=key)) for (draft, item), key in zip(items, keys, strict=True)]
     named += others
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from index.errors import InvalidText, NoTextEntrance, RegraftError
@@ -43,15 +44,12 @@ def ingest_texts(
     if "version" in body:
         why = "version names what made embeddings, and there are none: the current version embeds texts"
         raise InvalidBody(why, pointer="/version")
-    if not current.card.text:
-        legal = ", ".join(sorted(service.registry.text_encoders())) or "none"
-        why = f"version {current.name!r}, the current one, has no text entrance (versions with one: {legal})"
-        raise NoTextEntrance(why, pointer="/items/0/text")
+    check_reads_texts(service, current)
     batch = read_batch(body.get("items"), "text", service.settings)
     leave_out(service, gallery_id, batch, options)
-    items, contents = _encode(batch, current, service.settings.max_text_bytes)
+    items, contents = encode_texts(batch, batch.drafts, current, service.settings.max_text_bytes)
     batch.settle(options.atomic)
-    return store_contents(service, gallery_id, current, current, items, contents, TEXT, batch, options)
+    return store_contents(service, gallery_id, current, current, items, contents, repeat(TEXT), batch, options)
 
 
 def store_embeddings(
@@ -77,7 +75,15 @@ def store_embeddings(
     batch.settle(options.atomic)
     if not texts:
         return store_batch(service, gallery_id, current, version, bare, batch, options)
-    return store_contents(service, gallery_id, current, version, texts, contents, TEXT, batch, options, bare)
+    return store_contents(service, gallery_id, current, version, texts, contents, repeat(TEXT), batch, options, bare)
+
+
+def check_reads_texts(service: Runtime, current: LoadedVersion, number: int = 0) -> None:
+    """Raise NoTextEntrance, at the item of this number, where the current version does not embed texts."""
+    if not current.card.text:
+        legal = ", ".join(sorted(service.registry.text_encoders())) or "none"
+        why = f"version {current.name!r}, the current one, has no text entrance (versions with one: {legal})"
+        raise NoTextEntrance(why, pointer=f"/items/{number}/text")
 
 
 def read_text(given: object, most: int) -> bytes:
@@ -89,13 +95,13 @@ def read_text(given: object, most: int) -> bytes:
         return content
 
 
-def _encode(
-    batch: IngestBatch, current: LoadedVersion, most: int
+def encode_texts(
+    batch: IngestBatch, drafts: Sequence[ItemDraft], current: LoadedVersion, most: int
 ) -> tuple[list[tuple[ItemDraft, NewItem]], list[bytes]]:
     """Embed the texts that can be, as many at a time as the entrance takes; they and their contents."""
     entrance = current.texts()
     good: list[tuple[ItemDraft, bytes, Any]] = []
-    for draft in batch.drafts:
+    for draft in drafts:
         try:
             content = read_text(draft.content, most)
             with pointing("/text"):

@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from pathlib import Path
 
 import fsspec
@@ -27,6 +28,8 @@ from service.store.faults import is_full
 logger = logging.getLogger(__name__)
 
 MARKER = ".regraft-store"
+IMAGES = repeat("")
+"""The kinds of contents that are images all."""
 
 
 class StoreUnreachable(RegraftError):
@@ -60,8 +63,8 @@ class Blobs:
         self.problem: str | None = None
         """Why the store was out of reach when it was last needed; None: it was not."""
 
-    def write(self, gallery_id: int, contents: Iterable[bytes], kind: str = "") -> list[str]:
-        """Store images, or texts by the kind `blob_keys.TEXT`, durably and return their keys, in order.
+    def write(self, gallery_id: int, contents: Iterable[bytes], kinds: Iterable[str] = IMAGES) -> list[str]:
+        """Store images, or texts where their kind is `blob_keys.TEXT`, durably and return their keys, in order.
 
         Raises:
             StorageFull, StoreUnreachable: nothing is stored.
@@ -72,7 +75,7 @@ class Blobs:
         try:
             if self._local:
                 folder.mkdir(exist_ok=True)
-            for content in contents:
+            for content, kind in zip(contents, kinds, strict=False):
                 keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
                 with _one_kind_of_error():
                     self._store.pipe_file(self._path(keys[-1]), content)

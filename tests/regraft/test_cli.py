@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -87,6 +89,26 @@ def test_a_plan_takes_possible_rates_only(run, rate):
         code, _, shown = run("plan", "a", "b", option, rate)
 
         assert (code, "must be a number above 0" in shown) == (2, True)
+
+
+def test_a_plan_prices_a_provider(run, tmp_path):
+    limits = {"price": 0.13, "tokens_per_minute": 1e6, "batch_size": 100}
+    card = {"format": 1, "name": "new", "dim": 8, "space": {"kind": "cosine"}}
+    for name, api in (("priced", limits), ("free", {})):
+        (tmp_path / name).mkdir()
+        said = {**card, "api": {"url": "http://api.example/v1", "model": "m", **api}}
+        (tmp_path / name / "card.json").write_text(json.dumps(said))
+    old = make_version(tmp_path / "old", "old", 4).folder
+
+    code, shown, said = run("plan", old, tmp_path / "priced", "--items", 2_000_000, "--item-tokens", 50, "--json")
+    told = run("plan", old, tmp_path / "free", "--item-tokens", 50)[1]
+
+    assert said == ""
+    (way,) = json.loads(shown)["ways"]
+    assert (code, way["tokens"], way["price"]) == (0, 100_000_000, pytest.approx(13.0))
+    assert (way["seconds"], way["bytes_read"], way["macs"]) == (pytest.approx(6000), 0, None)
+    assert "about 50,000,000 tokens, no price in the version's card" in told
+    assert "unknown" in told
 
 
 def test_version_pack_writes_an_archive_that_verifies_again(run, tmp_path):

@@ -20,13 +20,19 @@ COUNT = 25
 ROWS = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
 
 
+def said(number: int) -> str | None:
+    """The text of a row; some have none."""
+    return f"text {number}" if number % 4 else None
+
+
 def qdrant(folder: Path) -> str:
     models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
     from qdrant_client import QdrantClient
 
     client = QdrantClient(path=str(folder))
     client.create_collection("things", models.VectorParams(size=4, distance=models.Distance.DOT))
-    points = [models.PointStruct(id=n, vector=ROWS[n].tolist(), payload={"n": n}) for n in range(COUNT)]
+    told = [{"n": n, "body": said(n)} for n in range(COUNT)]
+    points = [models.PointStruct(id=n, vector=ROWS[n].tolist(), payload=told[n]) for n in range(COUNT)]
     client.upsert("things", points)
     client.close()
     return f"qdrant:{folder}#things"
@@ -35,13 +41,14 @@ def qdrant(folder: Path) -> str:
 def chroma(folder: Path) -> str:
     chromadb = pytest.importorskip("chromadb", reason="regraft[from-chroma] is not installed")
     collection = chromadb.PersistentClient(str(folder)).create_collection("things")
-    collection.add([str(n) for n in range(COUNT)], ROWS, [{"n": n} for n in range(COUNT)])
+    told = [{"n": n} | ({"body": said(n)} if said(n) else {}) for n in range(COUNT)]
+    collection.add([str(n) for n in range(COUNT)], ROWS, told)
     return f"chroma:{folder}#things"
 
 
 def lance(folder: Path) -> str:
     lancedb = pytest.importorskip("lancedb", reason="regraft[from-lancedb] is not installed")
-    rows = [{"id": n, "vector": ROWS[n], "n": n} for n in range(COUNT)]
+    rows = [{"id": n, "vector": ROWS[n], "n": n, "body": said(n)} for n in range(COUNT)]
     lancedb.connect(str(folder)).create_table("things", rows)
     return f"lancedb:{folder}#things"
 
@@ -51,7 +58,7 @@ def milvus(folder: Path) -> str:
     pymilvus = pytest.importorskip("pymilvus", reason="regraft[from-milvus] is not installed")
     client = pymilvus.MilvusClient(f"{folder}.db")
     client.create_collection("things", dimension=4, metric_type="IP")
-    client.upsert("things", [{"id": n, "vector": ROWS[n].tolist(), "n": n} for n in range(COUNT)])
+    client.upsert("things", [{"id": n, "vector": ROWS[n].tolist(), "n": n, "body": said(n)} for n in range(COUNT)])
     client.close()
     return f"milvus:{folder}.db#things"
 
@@ -67,7 +74,8 @@ def rows(source: ItemSource, after: Any = None) -> dict[str, tuple[list[float], 
 @pytest.mark.filterwarnings("default")  # theirs
 @pytest.mark.parametrize("fill", [qdrant, chroma, lance, milvus])
 def test_all_rows_come_whole_and_behind_any_cursor(tmp_path: Path, fill: Any) -> None:
-    source = open_source(fill(tmp_path / "there"), Wanted())
+    address = fill(tmp_path / "there")
+    source = open_source(address, Wanted(metadata=["n"], text="body"))
     expected = {str(n): (ROWS[n].tolist(), {"n": n}) for n in range(COUNT)}
 
     assert source.count == COUNT
@@ -78,3 +86,4 @@ def test_all_rows_come_whole_and_behind_any_cursor(tmp_path: Path, fill: Any) ->
         left = rows(source, json.loads(json.dumps(batch.cursor))) if seen < COUNT else {}
         assert len(left) == COUNT - seen
         assert not set(left) & set(batch.ids)
+        assert batch.texts == [said(int(key)) for key in batch.ids]

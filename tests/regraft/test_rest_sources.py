@@ -72,10 +72,10 @@ class Fake(BaseHTTPRequestHandler):
     def _object(self, number: int) -> Any:
         vectors = {"a": row(number), "b": [1.0, 2.0, float(number)]} if number % 2 else {"b": [1.0, 2.0, float(number)]}
         held = {"vectors": vectors} if self.named else {"vector": row(number)}
-        return {"id": UUIDS[number], "class": "Things", "properties": {"n": number}, **held}
+        return {"id": UUIDS[number], "class": "Things", "properties": {"n": number, "said": f"s{number}"}, **held}
 
     def _hit(self, number: int, key: str) -> Any:
-        source = {"v": row(number), "n": number, "key": f"k{number}"}
+        source = {"v": row(number), "n": number, "key": f"k{number}", "said": f"s{number}"}
         return {"_id": f"d{number}", "_source": source, "sort": [key]}
 
 
@@ -102,20 +102,20 @@ def rows(source: ItemSource, after: Any = None) -> list[tuple[str, list[float], 
 @pytest.mark.parametrize(
     ("source", "key", "wanted", "ids", "kept"),
     [
-        ("weaviate:{0}#Things", "secret", Wanted(), UUIDS, lambda n: {"n": n}),
+        ("weaviate:{0}#Things", "secret", Wanted(), UUIDS, lambda n: {"n": n, "said": f"s{n}"}),
         (
             "opensearch:{0}#things",
             "admin:secret",
             Wanted(),
             [f"d{n}" for n in range(COUNT)],
-            lambda n: {"n": n, "key": f"k{n}"},
+            lambda n: {"n": n, "key": f"k{n}", "said": f"s{n}"},
         ),
         (
             "opensearch:{0}#things",
             "admin:secret",
             Wanted(id="key"),
             [f"k{n}" for n in range(COUNT)],
-            lambda n: {"n": n},
+            lambda n: {"n": n, "said": f"s{n}"},
         ),
     ],
 )
@@ -130,6 +130,15 @@ def test_all_rows_come_whole_and_behind_any_cursor(
     for at, batch in enumerate(opened.batches(3)):
         assert rows(opened, json.loads(json.dumps(batch.cursor))) == expected[3 * at + 3 :]
     assert "secret" not in opened.identity
+
+
+@pytest.mark.parametrize("source", ["weaviate:{0}#Things", "opensearch:{0}#things"])
+def test_the_texts_of_rows_are_a_field_of_theirs(address: str, source: str) -> None:
+    key = "secret" if source.startswith("weaviate") else "admin:secret"
+    batches = list(open_source(source.format(address), Wanted(text="said"), key=key).batches(3))
+
+    assert [text for batch in batches for text in batch.texts] == [f"s{n}" for n in range(COUNT)]
+    assert not any("said" in about for batch in batches for about in batch.metadata if about)
 
 
 def test_named_vectors_of_weaviate_are_columns(address: str, monkeypatch: pytest.MonkeyPatch) -> None:

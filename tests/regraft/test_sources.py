@@ -206,6 +206,22 @@ def test_another_database_gives_all_its_rows(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("faked")
+def test_the_texts_of_rows_are_a_field_of_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    about: list[dict[str, Any]] = [{"body": "a", "n": 1}, {"body": None}, {"n": 2}, {"body": "d"}]
+    vectors = [[1.0, 2.0], None, [3.0, 4.0], None]
+    points = [SimpleNamespace(id=n, vector=vectors[n], payload=one) for n, one in enumerate(about)]
+    monkeypatch.setattr(FakeQdrant, "points", points)
+
+    (batch,) = open_source("qdrant:x#y", Wanted(text="body")).batches(10)
+
+    assert (batch.ids, batch.texts, batch.columns[0].rows.tolist()) == (["0", "2", "3"], ["a", None, "d"], [0, 1])
+    assert (batch.metadata, batch.skipped) == ([{"n": 1}, {"n": 2}, {}], {"no vector": 1})
+    for name, told in (("boby", "none of the first 4 rows has a field 'boby'.*: body"), ("n", "of type int")):
+        with pytest.raises(InvalidArgument, match=told):
+            list(open_source("qdrant:x#y", Wanted(text=name)).batches(10))
+
+
+@pytest.mark.usefixtures("faked")
 @pytest.mark.parametrize("kind", FAKES)
 def test_an_import_is_not_taken_up_from_another_place_and_no_secret_is_kept(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -287,6 +303,7 @@ def test_what_is_no_source_is_said_in_words(tmp_path: Path, source: str, told: s
         ("a.npy", Wanted(id="key"), None, "no column of ids"),
         ("a.faiss", Wanted(id="key"), None, "no column of ids"),
         ("chroma:x#y", Wanted(id="key"), None, "no column of ids"),
+        ("a.npy", Wanted(text="body"), None, "no column of texts"),
         ("a.faiss", Wanted(), Path("ids.txt"), "--ids is of"),
         ("a.parquet", Wanted(), Path("ids.txt"), "--ids is of"),
     ],

@@ -163,6 +163,29 @@ def test_images_and_texts_lie_in_one_gallery(served: Any, reading: dict[str, Ver
     assert vectors(served, path, "both")["i0"] == pytest.approx(images, abs=1e-6)
 
 
+def test_a_form_holds_images_and_texts(served: Any, pictures: list[bytes]) -> None:
+    path = served.gallery("both")
+    listed = [{"id": "a", "text": "north"}, {"id": "b", "image": "0"}, {"id": "c", "text": " "}, {"id": "d"}]
+    listed.append({"id": "e", "image": "0", "text": "x"})
+    files = [("images", ("0", pictures[0]))]
+
+    answer = served.http.post(f"{path}/items", data={"items": json.dumps(listed)}, files=files).json()
+
+    refused = [(error["id"], error["pointer"]) for error in answer["errors"]]
+    assert (answer["new"], refused) == (2, [("c", "/items/2/text"), ("d", "/items/3/image"), ("e", "/items/4/text")])
+    shown = served.http.get(f"{path}/items", params={"with_text": True}).json()["items"]
+    assert {one["id"]: (one["text"], one["image"]) for one in shown} == {"a": ("north", False), "b": (None, True)}
+    for version, told in (("old", "no_encoder"), ("v1", "no_text_entrance")):
+        refused = served.http.post(
+            f"{served.gallery(version)}/items", data={"items": json.dumps(listed[:2])}, files=files
+        )
+        assert refused.json()["code"] == told
+    alone = served.http.post(
+        f"{served.gallery('old')}/items", data={"items": json.dumps(listed[:1])}, files=[("images", ("0", b""))]
+    )
+    assert alone.json()["stored"] == 1
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
