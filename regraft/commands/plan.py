@@ -68,9 +68,9 @@ def plan(
     answer({"old": before.name, "new": after.name, "workers": workers, "ways": told})
     print_table(["way", "computing", "images read", "MACs an item", "MACs in all", "stored now", "stored after"], rows)
     out.print(f"{items:,} items from {before.name} to {after.name}, {workers} worker(s); old vectors are kept")
-    for way in told:
-        if "tokens" in way:
-            out.print(f"reencode calls a provider: {_billed(way['tokens'], way['price'])}")
+    for one in told:
+        if "tokens" in one:
+            out.print(f"reencode calls a provider: {_billed(one['tokens'], one['price'])}")
 
 
 def print_estimate(shown: BackfillEstimate) -> None:
