@@ -7,8 +7,8 @@ bootstraps over queries, paired where two measurements are compared. Shape suffi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -156,25 +156,14 @@ def evaluate(
     cells = {pair: _cell(cross_version, matching, verification) for pair, cross_version in declared.items()}
     alone = {name: _alone(version, data, matching) for name, version in (independents or {}).items()}
     upgrades = {
-        (new, old): replace(
-            _upgrade(new, old, cross_versions, cells, alone.get(new)),
-            strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, matching),
-        )
-        for new, old in cells
-        if new != old
+        pair: _upgrade(*pair, cross_versions, declared, cells, matching, alone.get(pair[0]))
+        for pair in cells
+        if pair[0] != pair[1]
     }
     curves = {
-        (new, old, way, *key): curve
-        for new, old in upgrades
-        for way, before, after in _ways(cross_versions, new, old)
-        for key, curve in measure_curves(
-            before,
-            after,
-            matching,
-            _orders(cross_versions, new, old, orders),
-            metric=metric,
-            points=points,
-        ).items()
+        (*pair, *key): curve
+        for pair in upgrades
+        for key, curve in _curves(*pair, cross_versions, matching, orders, metric, points)
     }
     return Evaluation(
         cards={name: embeddings.version.card for name, embeddings in cross_versions.embeddings.items()},
@@ -252,7 +241,9 @@ def _upgrade(
     new: str,
     old: str,
     cross_versions: CrossVersions,
+    declared: Mapping[tuple[str, str], CrossVersion],
     cells: Mapping[tuple[str, str], Cell],
+    matching: Matching,
     independent: Retrieval | None,
 ) -> Upgrade:
     before, after = cells[old, old].retrieval, cells[new, old].retrieval
@@ -263,6 +254,7 @@ def _upgrade(
         flips=negative_flips(was, now),
         flip_share=mean_interval(was & ~now),
         cka=linear_cka(cross_versions.embeddings[new].items_ND, cross_versions.embeddings[old].items_ND),
+        strict=strict_criterion(declared[old, old].compared, declared[new, old].compared, matching),
     )
 
 
@@ -281,6 +273,22 @@ def _p_up(own: Retrieval, independent: Retrieval) -> dict[str, Score]:
         new_new, best = (r.per_query(metric)[r.valid] for r in (own, independent))
         made[metric] = ratio_interval(new_new - best, best)
     return {metric: score for metric, score in made.items() if score is not None}
+
+
+def _curves(
+    new: str,
+    old: str,
+    cross_versions: CrossVersions,
+    matching: Matching,
+    orders: Sequence[str],
+    metric: str,
+    points: int,
+) -> Iterator[tuple[tuple[str, str, str], MeasuredCurve]]:
+    """(kind of backfill, order, "raw" or "calibrated") and its curve, as `Evaluation.curves` keeps them."""
+    possible = _orders(cross_versions, new, old, orders)
+    for way, before, after in _ways(cross_versions, new, old):
+        measured = measure_curves(before, after, matching, possible, metric=metric, points=points)
+        yield from (((way, *key), curve) for key, curve in measured.items())
 
 
 def _ways(cross_versions: CrossVersions, new: str, old: str) -> list[tuple[str, Compared, Compared]]:

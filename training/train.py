@@ -21,7 +21,7 @@ from training.evaluate import measure, run_over
 from training.export import write_version
 from training.fitting import checkpoint_of, fit
 from training.losses import UNKNOWN, class_means, class_radii
-from training.method import Old
+from training.method import Method, Old
 from training.module import PsiTraining, Training
 from training.recipes import RECIPES, Recipe, find_recipe
 from training.references import FIELDS, References, differences, referred
@@ -76,34 +76,27 @@ def train(
     method = build_method(recipe, len(data.classes), described, *facts)
     backbone = new_backbone(recipe) if method.trains_encoder else reuse_backbone(independent, recipe)
     psi = train_psi(recipe, data, out, progress)
-    old_spec = old.recipe.preprocess if isinstance(old, Trained) else recipe.preprocess
-    psis = (None if old is None else old.psi, psi) if method.edge_kind is EdgeKind.FORWARD else ()
-    module = Training(
-        backbone,
-        method,
-        recipe,
-        None if isinstance(old, StoredVersion) else reference_model(old),
-        reference_model(independent),
-        *(
-            None if one is None else Frozen(one, spec)
-            for one, spec in zip(psis, (old_spec, recipe.preprocess), strict=False)
-        ),
-    )
+    module = build_module(recipe, backbone, method, old, independent, psi)
     fit(module, *validated(recipe, data, old), out=out, progress=progress)
 
     head = method.head_weights() if method.trains_encoder or independent is None else independent.head
     old_dims = (0, 0) if old is None else (old.dim, old.side_dim)
     trained = Trained(recipe, backbone, method, data.classes, old_dims[0], head, psi, old_dims[1])
     if processes.leads():
-        report = measure(trained, old, data)
-        write_version(trained, report, data, None if old is None else old.version, out)
-        checkpoint_of(out).unlink()
-        checkpoint_of(psi_of(out)).unlink(missing_ok=True)
-        if progress:
-            print(*report.lines(), sep="\n")
-            report_version(out, None if old is None else old.version, data)
+        finish(trained, old, data, out, progress)
     processes.wait_for_all()
     return out
+
+
+def finish(trained: Trained, old: Trained | StoredVersion | None, data: Data, out: Path, progress: bool) -> None:
+    """Measure what was trained, export it, and remove its checkpoints."""
+    report, old_version = measure(trained, old, data), None if old is None else old.version
+    write_version(trained, report, data, old_version, out)
+    checkpoint_of(out).unlink()
+    checkpoint_of(psi_of(out)).unlink(missing_ok=True)
+    if progress:
+        print(*report.lines(), sep="\n")
+        report_version(out, old_version, data)
 
 
 def recipe_data(recipe: Recipe) -> Data:
@@ -246,9 +239,29 @@ def reuse_backbone(independent: Trained | None, recipe: Recipe) -> nn.Module:
     return independent.backbone
 
 
-def reference_model(trained: Trained | None) -> Frozen | None:
-    """A version's raw embeddings of the images that train the new one, seen as that version sees images."""
-    return None if trained is None else Frozen(trained.raw, trained.recipe.preprocess)
+def build_module(
+    recipe: Recipe,
+    backbone: nn.Module,
+    method: Method,
+    old: Trained | StoredVersion | None,
+    independent: Trained | None,
+    psi: Psi | None,
+) -> Training:
+    """What `fit` trains: backbone and method, and the frozen models that look on, each seeing images in its own way.
+
+    An old version that is only embeddings has none; side-information matters to an edge that moves items alone.
+    """
+    seeing = old if isinstance(old, Trained) else None
+    moves_items = method.edge_kind is EdgeKind.FORWARD
+    return Training(
+        backbone,
+        method,
+        recipe,
+        old=None if seeing is None else Frozen(seeing.raw, seeing.recipe.preprocess),
+        independent=None if independent is None else Frozen(independent.raw, independent.recipe.preprocess),
+        old_psi=Frozen(seeing.psi, seeing.recipe.preprocess) if moves_items and seeing and seeing.psi else None,
+        psi=Frozen(psi, recipe.preprocess) if moves_items and psi else None,
+    )
 
 
 def describe(old: Trained | StoredVersion, data: Data) -> Old:

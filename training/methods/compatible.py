@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from torch import Tensor, nn
@@ -10,6 +11,15 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
 from training.method import EmbeddedBatch, MethodContext, Step
+
+
+def adacos_scale(classes: int) -> float:
+    """sqrt(2) log(C - 1): the scale of cosines at which a softmax over C classes can tell them apart.
+
+    AdaCos (Zhang 2019, arXiv 1905.00292, eq. 12): there the own class's probability rises most steeply at 45 degrees.
+    """
+    return math.sqrt(2) * math.log(max(classes - 1, 2))
+
 
 MEAN_LOGITS = ("unit", "cosine", "raw")
 """How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""

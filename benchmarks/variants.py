@@ -1,0 +1,295 @@
+"""What a choice does to quality, on one data set over several seeds.
+
+    python benchmarks/variants.py forms       the forms of a method that papers and codes differ in
+    python benchmarks/variants.py hbct        HBCT's ablations
+    python benchmarks/variants.py cache_old   old embeddings made once, of images that are not augmented
+    python benchmarks/variants.py scales      the scale of the logits of class means
+    python benchmarks/variants.py epochs      HBCT, trained for longer
+    python benchmarks/variants.py views       what SimCLR's side-information is trained with, for FCT
+
+On scikit-learn's digits (minutes on a CPU), or on another family of recipes with --family and --root. Seed N adds 10 N
+to the seed of every recipe, references included. A value is the mean over seeds; its interval is the 95 % percentile
+bootstrap over queries, each query's value being its mean over seeds; differences are paired. Versions and measurements
+lie in --out; what is there is not made again. --held-out measures on a tenth of the training images, which nothing is
+trained on then: to choose by. --write FILE puts the table between `<!-- table TABLE FAMILY -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from index.evaluation.metrics import MEAN_AP, mean_interval, p_up, paired_bootstrap
+from index.version import CARD, Score
+from training.comparison import COMPARED, MetricValues, per_query
+from training.comparison_table import deviation, put_into
+from training.data import Data
+from training.evaluate import measure
+from training.methods.compatible import adacos_scale
+from training.overrides import with_overrides
+from training.recipes import Recipe
+from training.recipes.family import Family
+from training.sources import load_data
+from training.sweep import HELD_OUT
+from training.train import train
+from training.trained import Trained
+from training.validation import hold_out
+
+ABLATIONS = {
+    "HBCT": [],
+    "RINCE on cosines": ["contrast=cosine"],
+    "InfoNCE in place of RINCE": ["contrast=info_nce"],
+    "no entailment": ["entail=false"],
+    "no entailment, InfoNCE": ["entail=false", "contrast=info_nce"],
+    "entailment alone": ["contrast=none"],
+    "neither (base loss)": ["entail=false", "contrast=none"],
+}
+FORMS: dict[str, dict[str, list[str]]] = {
+    "oca": {"unit h (default)": [], "raw, the letter": ["logits=raw"]},
+    "bct": {
+        "class means, unit (default)": [],
+        "the old head, unit": ["logits=head"],
+        "raw, the letter": ["logits=raw"],
+        "distill": ["influence=distill"],
+        "alleviate": ["alleviate=true"],
+    },
+    "bt2": {"unit (default)": [], "raw": ["logits=raw"]},
+    "l2": {"all, unit (default)": [], "old classes, raw, weight 1": ["over=old", "unit=false", "weight=1"]},
+    "contrast": {
+        "temperature 0.05": ["temperature=0.05"],
+        "0.1 (default)": ["temperature=0.1"],
+        "0.2": ["temperature=0.2"],
+        "1, its code's": ["temperature=1"],
+    },
+    "advbct": {"weight 10 (default)": ["weight=10"], "weight 3": ["weight=3"], "weight 1": ["weight=1"]},
+    "hot_refresh": {
+        "contrast (default)": [],
+        "without new negatives": ["among_new=false"],
+        "triplet, hardest 1": ["form=triplet", "hardest=1"],
+        "l2, weight 10": ["form=l2", "weight=10"],
+    },
+}
+CACHED = ("l2", "lwf", "bct", "contrast", "hot_refresh", "advbct", "hoc", "hbct", "bt2")
+"""Methods that look at old embeddings in every step; `bct` in its form `distill`, the only one that does."""
+SCALE = {"bct": "scale", "oca": "scale", "bt2": "logit_scale"}
+"""Methods with logits of class means, and what their scale is called."""
+EPOCHS = (5, 20, 60)
+VIEWS: dict[str, list[str]] = {
+    "as the encoder": [],
+    "random parts": ["side_augment=small_crop_flip"],
+    "random parts, colours": ["side_augment=small_crop_jitter"],
+    "random parts, colours, 2 small parts more": ["side_augment=small_crop_jitter", "side_crops=2"],
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One family's versions, made when they are asked for.
+
+    Args:
+        family: of recipes.
+        out: where they lie.
+        seeds: how many.
+        settings: changes of every recipe, field=value.
+        held_out: measure on training images that are held out.
+    """
+
+    family: Family
+    out: Path
+    seeds: int
+    settings: Sequence[str]
+    held_out: bool
+
+    @cached_property
+    def read(self) -> dict[tuple[str, str], Data]:
+        """What has been read, by source."""
+        return {}
+
+    def data(self, recipe: Recipe) -> Data:
+        """What a recipe trains on and is measured on."""
+        key = recipe.data, recipe.root
+        if key not in self.read:
+            data = load_data(recipe.data, recipe.root)
+            if self.held_out:
+                kept, held = hold_out(data.train, HELD_OUT, recipe.split_seed)
+                data = Data(kept, held, held, same=True, names=data.names)
+            self.read[key] = data
+        return self.read[key].split(recipe.classes, recipe.class_share, recipe.fraction, recipe.split_seed)
+
+    def made(self, part: str, settings: Sequence[str], seed: int) -> Path:
+        """A version of the family; settings `old.FIELD=VALUE` are of the version that it is compatible with."""
+        recipe = self.family.recipe(part)
+        own, olds = ([s for s in settings if s.startswith("old.") == of_old] for of_old in (False, True))
+        out = self.out / f"seed{seed}" / "-".join([recipe.name, *settings]).replace("=", ".")
+        if not (out / CARD).is_file():
+            named: Mapping[str, tuple[str, list[str]]] = {
+                "old": (recipe.old, [text.removeprefix("old.") for text in olds]),
+                "independent": (recipe.independent, []),
+            }
+            here = [
+                f"{field}={self.made(name.removeprefix(f'{self.family.name}_'), changed, seed)}"
+                for field, (name, changed) in named.items()
+                if name
+            ]
+            recipe = with_overrides(recipe, [*self.settings, *own, *here, f"seed={recipe.seed + 10 * seed}"])
+            train(recipe, out, progress=False, data=self.data(recipe))
+        return out
+
+    def values(self, part: str, settings: Sequence[str]) -> list[MetricValues]:
+        """What each seed measured beside the version that it is compatible with."""
+        found = []
+        for seed in range(self.seeds):
+            folder = self.made(part, settings, seed)
+            kept = folder.with_suffix(f"{folder.suffix}.npz")
+            if not kept.is_file():
+                new = Trained.load(folder)
+                old = Trained.load(Path(new.recipe.old)) if new.recipe.old else None
+                rows = measure(new, old, self.data(new.recipe)).rows()
+                arrays: dict[str, Any] = {name: x for pair, r in rows.items() for name, x in per_query(pair, r)}
+                np.savez(kept, **arrays)
+            with np.load(kept) as held:
+                found.append({name: held[name] for name in held.files})
+        return found
+
+
+def forms(bench: Bench) -> Iterator[Sequence[str]]:
+    yield ("method", "form", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd")
+    for method, choices in FORMS.items():
+        for name, settings in choices.items():
+            yield method, name, *measured(bench.values(method, settings))
+
+
+def hbct(bench: Bench) -> Iterator[Sequence[str]]:
+    yield ("", "new/old CMC-1 %", "new/old - old/old", "mAP %", "new/new CMC-1 %")
+    for name, settings in ABLATIONS.items():
+        seeds = bench.values("hbct", settings)
+        new_old, mean_ap, new_new = (
+            shown(seeds, pair) for pair in ("new/old cmc@1", f"new/old {MEAN_AP}", "new/new cmc@1")
+        )
+        yield name, new_old, gain(seeds), mean_ap, new_new
+
+
+def cache_old(bench: Bench) -> Iterator[Sequence[str]]:
+    yield ("method", "exact new/old CMC-1 %", "cached - exact", "exact new/new CMC-1 %", "cached - exact")
+    for method in CACHED:
+        form = ["influence=distill"] if method == "bct" else []
+        exact, cached = (
+            bench.values(method, ["augment=shift", f"cache_old={flag}", *form]) for flag in ("false", "true")
+        )
+        cells = [method]
+        for name in ("new/old cmc@1", "new/new cmc@1"):
+            cells += [shown(exact, name), percent(paired_bootstrap(mean(cached, name), mean(exact, name)))]
+        yield cells
+
+
+def scales(bench: Bench) -> Iterator[Sequence[str]]:
+    yield ("method", "scale", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd", "new/old - old/old")
+    classes = len(bench.data(with_overrides(bench.family.recipe("independent"), bench.settings)).classes)
+    named = {"1 (unit)": None, f"{adacos_scale(classes):.1f} (AdaCos)": adacos_scale(classes), "16": 16.0, "32": 32.0}
+    for method, option in SCALE.items():
+        for name, scale in named.items():
+            settings = ["logits=unit"] if scale is None else ["logits=cosine", f"{option}={scale:.3g}"]
+            seeds = bench.values(method, settings)
+            yield method, name, *measured(seeds), gain(seeds)
+
+
+def epochs(bench: Bench) -> Iterator[Sequence[str]]:
+    yield (
+        "epochs",
+        "old/old CMC-1 %",
+        "new/old",
+        "new/new",
+        "independent",
+        "P_up",
+        "mAP new/old",
+        "new/new",
+        "independent",
+    )
+    for count in EPOCHS:
+        seeds = bench.values("hbct", [f"epochs={count}"])
+        alone = bench.values("hyperbolic_independent", [f"epochs={count}"])
+        up = p_up(*(float(mean(found, "new/new cmc@1").mean()) for found in (seeds, alone)))
+        cells = [shown(seeds, f"{pair} cmc@1") for pair in ("old/old", "new/old", "new/new")]
+        means = [shown(seeds, f"{pair} {MEAN_AP}") for pair in ("new/old", "new/new")]
+        yield (
+            str(count),
+            *cells,
+            shown(alone, "new/new cmc@1"),
+            f"{up:+.3f}",
+            *means,
+            shown(alone, f"new/new {MEAN_AP}"),
+        )
+
+
+def views(bench: Bench) -> Iterator[Sequence[str]]:
+    yield ("views", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd", "new/old - old/old")
+    for name, settings in VIEWS.items():
+        seeds = bench.values("fct", [f"old.{setting}" for setting in settings])
+        yield name, *measured(seeds), gain(seeds)
+
+
+def measured(seeds: Sequence[MetricValues]) -> list[str]:
+    """CMC-1 with its deviation over seeds and mAP of new/old, CMC-1 with its deviation of new/new."""
+    new_old, new_new = ([shown(seeds, f"{pair} cmc@1"), deviation(seeds, pair)] for pair in ("new/old", "new/new"))
+    return [*new_old, shown(seeds, f"new/old {MEAN_AP}"), *new_new]
+
+
+def gain(seeds: Sequence[MetricValues]) -> str:
+    """M(new/old) - M(old/old) on CMC-1."""
+    return percent(paired_bootstrap(mean(seeds, "new/old cmc@1"), mean(seeds, "old/old cmc@1")))
+
+
+def mean(seeds: Sequence[MetricValues], name: str) -> np.ndarray:
+    """(Q,) each query's mean over seeds."""
+    return np.asarray(np.mean([found[name] for found in seeds], axis=0))
+
+
+def shown(seeds: Sequence[MetricValues], name: str) -> str:
+    return percent(mean_interval(mean(seeds, name)))
+
+
+def percent(score: Score) -> str:
+    value, low, high = (f"{100 * x:.1f}" for x in (score.value, score.low, score.high))
+    return f"{value} [{low}, {high}]"
+
+
+TABLES: dict[str, Callable[[Bench], Iterator[Sequence[str]]]] = {
+    "forms": forms,
+    "hbct": hbct,
+    "cache_old": cache_old,
+    "scales": scales,
+    "epochs": epochs,
+    "views": views,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("table", choices=TABLES)
+    parser.add_argument("--family", choices=COMPARED, default="digits")
+    parser.add_argument("--root", default="", help="the data set's folder")
+    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--held-out", action="store_true", help="measure on held-out training images")
+    parser.add_argument("--out", type=Path, help="where versions and measurements go; runs/variants-FAMILY")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    given = parser.parse_args()
+    settings = [*([f"root={given.root}"] if given.root else []), *given.set]
+    out = given.out or Path("runs") / f"variants-{given.family}"
+    bench = Bench(COMPARED[given.family], out, given.seeds, settings, given.held_out)
+    lines: list[str] = []
+    for row in TABLES[given.table](bench):
+        lines += [f"| {' | '.join(row)} |", *([] if lines else [f"|{' --- |' * len(row)}"])]
+        print("\n".join(lines) if len(lines) == 2 else lines[-1], flush=True)
+    if given.write:
+        put_into(given.write, f"{given.table} {given.family}", "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
