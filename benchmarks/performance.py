@@ -4,8 +4,9 @@
 
 What each script printed is kept in runs/performance/, and a script whose output is there is not run again, so that a
 run that was stopped goes on; `--again` begins anew. A script that fails is told of on the page, and run again the next
-time. `--large` takes a million items too, five million and longer vectors in process, which takes hours. `--peers`:
-an interpreter whose environment has this package's dependencies and the other engines, see benchmarks/peers.py.
+time. `--large` takes a million items in the other tables too, five million and longer vectors in process, which takes
+hours. `--peers`: an interpreter whose environment has this package's dependencies and the other engines, see
+benchmarks/peers.py.
 """
 
 from __future__ import annotations
@@ -164,9 +165,8 @@ SECTIONS = (
         "A gallery from its first item to a roll-back",
         "Over HTTP, killed with SIGKILL in between; memory and disk an item.",
         "million",
-        ("100000",),
+        ("1000000",),
         conclusions.life,
-        large=("1000000",),
     ),
     Section(
         "An index on disk",
