@@ -89,9 +89,10 @@ class Runtime:
 
 
 @contextmanager
-def running(settings: Settings) -> Iterator[Runtime]:
-    """Migrate, follow the feed of what is asked for; stop in reverse order."""
-    upgrade(settings)
+def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
+    """Migrate, if that was not done just before, and follow the feed of what is asked for; stop in reverse order."""
+    if not migrated:
+        upgrade(settings)
     settings.versions.mkdir(exist_ok=True)
     with (
         closing(Database(settings.database_url)) as database,

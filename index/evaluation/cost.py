@@ -2,6 +2,8 @@
 
 Counted are the operators that multiply and add matrices - Conv, ConvTranspose, Gemm, MatMul - as the papers do; what
 normalises, pools or activates is left out. A multiply-accumulate is one multiplication and one addition.
+
+onnx is imported where it is used: the service starts without it.
 """
 
 from __future__ import annotations
@@ -10,9 +12,6 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import onnx
-from onnx import shape_inference
 
 from index.errors import InvalidArgument, InvalidVersionFolder
 from index.version import EDGE_MODEL, ENCODER, SIDE, Card, Edge, EmbeddingApi, Version
@@ -30,6 +29,9 @@ def count_macs(model: Path, inputs: dict[str, tuple[int, ...]]) -> int:
     Raises:
         InvalidVersionFolder: the shapes inside the model cannot be known without running it.
     """
+    import onnx
+    from onnx import shape_inference
+
     loaded = onnx.load(model, load_external_data=False)
     _fix_inputs(loaded, inputs)
     inferred = shape_inference.infer_shapes(loaded, strict_mode=False, data_prop=True).graph
@@ -162,6 +164,8 @@ def forward_macs(edge: Edge, old: Card) -> int:
 
 
 def _only_input(model: Path) -> str:
+    import onnx
+
     graph = onnx.load(model, load_external_data=False).graph
     constants = {constant.name for constant in graph.initializer}
     return next(str(given.name) for given in graph.input if given.name not in constants)

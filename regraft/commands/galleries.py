@@ -14,6 +14,7 @@ from index.engines.config import IndexKind, Storage
 from index.errors import InvalidArgument
 from regraft.client import DEFAULT_K, Client, ImageItem, QueryOptions
 from regraft.commands.answers import Commands, answer, err, out
+from regraft.commands.item_files import below, by_id
 from regraft.commands.options import (
     URL,
     ApiKey,
@@ -128,7 +129,7 @@ def ingest(
     if texts or are_texts(paths):
         ingest_texts(name, find_texts(paths, prefix), replace, batch, url, api_key)
         return
-    files = [(prefix + key, path) for key, path in find_images(paths)]
+    files = [(prefix + key, path) for key, path in find_images(paths).items()]
     counts: Counter[str] = Counter()
     lost: dict[tuple[str, str], ImageWarning] = {}
     errors: list[dict[str, object]] = []
@@ -230,27 +231,20 @@ def _print_matches(matches: Sequence[Match], with_text: bool) -> None:
     print_table(titles, rows)
 
 
-def find_images(paths: Sequence[Path]) -> Iterator[tuple[str, Path]]:
-    """(id, file) of every image: below a folder the id is the path relative to it, else the path without its `..`.
+def find_images(paths: Sequence[Path]) -> dict[str, Path]:
+    """The file of every image by its id: below a folder the path relative to it, else the path without its `..`.
 
     Raises:
         InvalidArgument: a path does not exist, there is no image at all, or two files would be one item.
     """
-    found: dict[str, Path] = {}
-    for path in paths:
-        if not path.exists():
-            raise InvalidArgument(f"{path} does not exist")
-        below = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
-        for file in below if path.is_dir() else [path]:
-            key = (file.relative_to(path) if path.is_dir() else _without_climbing(file)).as_posix()
-            if found.setdefault(key, file) != file:
-                raise InvalidArgument(
-                    f"{found[key]} and {file} would both be stored as {key}: ingest them one by one, each with its own "
-                    f"--prefix"
-                )
-            yield key, file
+    found = by_id(
+        ((file.relative_to(path) if path.is_dir() else _without_climbing(file)).as_posix(), file)
+        for path in paths
+        for file in below(path, IMAGE_SUFFIXES)
+    )
     if not found:
         raise InvalidArgument(f"no image files found; looked for {', '.join(sorted(IMAGE_SUFFIXES))}")
+    return found
 
 
 def _without_climbing(file: Path) -> Path:

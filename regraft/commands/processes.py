@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Annotated, Self
@@ -70,19 +71,18 @@ def serve(
         if settings.processes > 1:
             _serve_together(settings, workers)
             return
-        _announce(settings, settings.port, workers)
-        run_service(settings)
+        run_service(settings, listening=partial(_announce, settings, workers))
 
 
 def _serve_together(settings: Settings, workers: int) -> None:
     """Run the service in several processes that accept from one socket, until this one is stopped."""
     with _listening(settings.host, settings.port) as listener:
-        _announce(settings, listener.getsockname()[1], workers)
+        _announce(settings, workers, listener.getsockname()[1])
         with Servers(settings.processes, listener), suppress(KeyboardInterrupt):
             threading.Event().wait()
 
 
-def _announce(settings: Settings, port: int, workers: int) -> None:
+def _announce(settings: Settings, workers: int, port: int) -> None:
     url, processes = f"http://{settings.host}:{port}", settings.processes
     answer({"url": url, "processes": processes, "workers": workers, "data": settings.data})
     together = f"{processes} processes, " if processes > 1 else ""

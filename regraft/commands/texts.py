@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import typer
 from index.errors import InvalidArgument
 from regraft.client import Problem, TextItem
 from regraft.commands.answers import answer, err, out
+from regraft.commands.item_files import below, by_id
 from regraft.commands.options import connect, progress
 from regraft.models import IngestResult, ItemError
 
@@ -36,20 +37,30 @@ def find_texts(paths: Sequence[Path], prefix: str) -> Iterator[TextItem]:
     """The lines of .jsonl files, and .txt files, of which a folder's have the path below it as their id.
 
     Raises:
-        InvalidArgument: a path is not there, holds no texts, or a line is none; names it.
+        InvalidArgument: a path is not there, holds no texts, or two files would be one item; before any is read.
+            Later: a file or a line of one is no text; names it.
     """
-    for path in paths:
-        if not path.exists():
-            raise InvalidArgument(f"{path} does not exist")
-        if path.suffix.lower() == LINES:
-            yield from _lines(path, prefix)
-            continue
-        below = sorted(p for p in path.rglob("*") if p.suffix.lower() == TEXT and p.is_file())
-        if path.is_dir() and not below:
-            raise InvalidArgument(f"there are no {TEXT} files below {path}")
-        for file in below if path.is_dir() else [path]:
-            key = file.relative_to(path) if path.is_dir() else Path(file.name)
-            yield TextItem(prefix + key.as_posix(), _text(file), {"label": file.resolve().parent.name})
+    files = by_id((key, file) for path in paths for key, file in _files(path))
+    return chain.from_iterable(_texts_of(key, file, prefix) for key, file in files.items())
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    """The id of each file of texts at or below a path; of one of lines, which are named by themselves, its path."""
+    found = below(path, [TEXT])
+    if not found:
+        raise InvalidArgument(f"there are no {TEXT} files below {path}")
+    for file in found:
+        if file.suffix.lower() == LINES:
+            yield str(file), file
+        else:
+            yield (file.relative_to(path).as_posix() if path.is_dir() else file.name), file
+
+
+def _texts_of(key: str, file: Path, prefix: str) -> Iterator[TextItem]:
+    if file.suffix.lower() == LINES:
+        yield from _lines(file, prefix)
+    else:
+        yield TextItem(prefix + key, _text(file), {"label": file.resolve().parent.name})
 
 
 def ingest_texts(

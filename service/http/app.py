@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from socket import socket
 from types import FrameType
@@ -86,15 +86,15 @@ class Application(FastAPI):
         await self._queries(scope, receive, send)
 
 
-def create_app(settings: Settings) -> FastAPI:
-    """The application; it opens its database when it starts and closes it when it stops."""
+def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
+    """The application; it opens its database when it starts, `migrated` or not, and closes it when it stops."""
 
     @asynccontextmanager
     async def life(app: FastAPI) -> AsyncIterator[None]:
         sweep(settings.versions)
         sweep(settings.edges)
         _work_out_routes(app)
-        process = running(settings)
+        process = running(settings, migrated=migrated)
         app.state.runtime = await run_in_threadpool(process.__enter__)
         try:
             yield
@@ -123,8 +123,12 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
-def serve(settings: Settings, listener: socket | None = None) -> None:
-    """Serve until SIGTERM or SIGINT, then let running requests end; `listener`: a socket shared with other processes.
+def serve(
+    settings: Settings, listener: socket | None = None, listening: Callable[[int], None] = lambda _: None
+) -> None:
+    """Serve from a database that is `upgrade`d until SIGTERM or SIGINT, then let running requests end.
+
+    `listener`: a socket shared with other processes. `listening` is told the port once it is listened on.
 
     Raises:
         ExposedWithoutKey: the address is reachable from elsewhere and no key is set.
@@ -132,12 +136,12 @@ def serve(settings: Settings, listener: socket | None = None) -> None:
     check_exposure(settings)
     configure(settings.log_format, settings.log_level)
     signal.signal(signal.SIGTERM, _ended)
-    app = create_app(settings)
+    app = create_app(settings, migrated=True)
     _let_others_run()
     # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
     quiet: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
     config = uvicorn.Config(app, host=settings.host, port=settings.port, **quiet)
-    server = Server(config, app, shared=listener is not None)
+    server = Server(config, app, shared=listener is not None, listening=listening)
     with suppress(KeyboardInterrupt):
         server.run(None if listener is None else [listener])
     if not server.started:

@@ -51,10 +51,23 @@ logger = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """Serves `app` until it is asked to stop, then drains."""
 
-    def __init__(self, config: uvicorn.Config, app: FastAPI, *, shared: bool = False) -> None:
-        """`shared`: other processes accept from the same socket, and may go on."""
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        app: FastAPI,
+        *,
+        shared: bool = False,
+        listening: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`shared`: other processes accept from the same socket, and may go on; `listening` is told the port once."""
         super().__init__(config)
         self._app, self._shared = app, shared
+        self._listening = listening
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._listening(self.servers[0].sockets[0].getsockname()[1])
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         last = threading.Timer(STUCK_SECONDS, _end)

@@ -12,19 +12,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select, text
+from sqlalchemy import Connection, Engine, create_engine, event, func, inspect, make_url, select, text
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import PoolProxiedConnection
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
-from service.store.faults import check_sqlite, damaged, is_damage, is_lost_reference
+from service.store.faults import check_references, check_sqlite, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
+
+if TYPE_CHECKING:
+    from alembic.config import Config
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -143,13 +144,37 @@ def upgrade(settings: Settings) -> None:
     settings.data.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
-    with migrating(settings.database_url) as config:
-        command.upgrade(config, "head")
+    if not _is_newest(settings.database_url):
+        with migrating(settings.database_url) as config:
+            to_newest(config)
+
+
+def _is_newest(url: str) -> bool:
+    """Whether nothing is to be migrated: then a start spares importing Alembic, and a look at every reference."""
+    # A migration's file is called by its date, its number and what it does.
+    newest = max(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
+    engine = _sqlite_engine(url) if is_sqlite(url) else create_engine(url)
+    try:
+        with engine.connect() as connection:
+            if not inspect(connection).has_table("alembic_version"):
+                return False
+            return connection.execute(text("select version_num from alembic_version")).scalars().all() == [newest]
+    finally:
+        engine.dispose()
+
+
+def to_newest(config: Config) -> None:
+    """Run all migrations that are left."""
+    from alembic import command
+
+    command.upgrade(config, "head")
 
 
 @contextmanager
 def migrating(url: str) -> Iterator[Config]:
     """An Alembic configuration whose commands run in one transaction on `url`."""
+    from alembic.config import Config
+
     sqlite = is_sqlite(url)
     # A rebuilt parent table would cascade into its children: keys are off while migrating, and checked at the end.
     engine = _sqlite_engine(url, "BEGIN IMMEDIATE", foreign_keys=False) if sqlite else create_engine(url)
@@ -163,8 +188,9 @@ def migrating(url: str) -> Iterator[Config]:
                 connection.execute(select(func.pg_advisory_xact_lock(MIGRATING)))
             config.attributes["connection"] = connection
             yield config
-            if sqlite and (broken := connection.exec_driver_sql("PRAGMA foreign_key_check").first()):
-                raise damaged(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
+            opened = connection.connection.driver_connection
+            if isinstance(opened, sqlite3.Connection):
+                check_references(opened, url)
     finally:
         engine.dispose()
 

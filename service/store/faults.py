@@ -77,12 +77,19 @@ def check_sqlite(url: str, *, thorough: bool = False) -> None:
             (found,) = connection.execute(f"pragma {check}(1)").fetchone()
             if found != "ok":
                 raise damaged(url, " ".join(found.split()))
+            check_references(connection, url)
     except sqlite3.OperationalError:
         pass  # locked or out of reach: whoever opens it next says so
     except sqlite3.DatabaseError as error:
         raise damaged(url, str(error)) from error
     finally:
         connection.close()
+
+
+def check_references(connection: sqlite3.Connection, url: str) -> None:
+    """Raise DatabaseDamaged where a row refers to one that is not there; every row is looked at."""
+    if broken := connection.execute("PRAGMA foreign_key_check").fetchone():
+        raise damaged(url, f"a row of {broken[0]!r} refers to one of {broken[2]!r} that is not there")
 
 
 def damaged(url: str, why: str) -> DatabaseDamaged:

@@ -16,6 +16,7 @@ from service.http import app, deployments
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
+from service.store.database import upgrade
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import lifecycle, reaper, retiring
 from service.upgrades.rollouts import monitor as watching
@@ -64,4 +65,6 @@ if __name__ == "__main__":
     counter = itertools.count(1)
     for where, name, at_end in POINTS[point]:
         setattr(where, name, doom(getattr(where, name), at_end, number, counter))
-    app.serve(Settings(port=port, **memory))
+    settings = Settings(port=port, **memory)
+    upgrade(settings)
+    app.serve(settings)

@@ -13,6 +13,7 @@ from regraft.client import Client
 from regraft.commands import options
 from staging.answers import whole
 from staging.builders import make_image, make_version
+from staging.logged import log_as_before
 
 
 class Service:
@@ -54,7 +55,8 @@ def run(monkeypatch, capsys):
         captured = capsys.readouterr()
         return ended.value.code or 0, captured.out, captured.err
 
-    return command
+    with log_as_before():  # `serve` and `worker` set it up
+        yield command
 
 
 @pytest.fixture

@@ -59,13 +59,13 @@ def machine(monkeypatch, tmp_path, places, image_set):
 
     trial = Trial(Recipe("r", options={"weight": 1.0}), 0.5, float("nan"), 0.7)
     for module, name, told in (
-        (service.http.app, "serve", None),
         (service.backfills.worker, "run", None),
         (training.export, "export", tmp_path / "exported"),
         (training.sweep, "sweep", [trial]),
         (training.comparison, "compare_methods", None),
     ):
         monkeypatch.setattr(module, name, lambda *_, told=told, **__: told)
+    monkeypatch.setattr(service.http.app, "serve", lambda settings, listening: listening(settings.port))
     old = make_version(tmp_path / "old", "old", 2)
     new = make_version(tmp_path / "new", "new", 4, drift=0.4, edges=[(old, "truncate")])
     x = np.random.default_rng(0).normal(size=(60, 4))

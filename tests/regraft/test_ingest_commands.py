@@ -105,15 +105,15 @@ def test_a_refused_request_stops_the_ingest(run, service, folder):
 
 def test_find_images_refuses_a_path_that_is_not_there_and_a_folder_without_images(tmp_path):
     with pytest.raises(InvalidArgument, match="missing does not exist"):
-        list(galleries.find_images([tmp_path / "missing"]))
+        galleries.find_images([tmp_path / "missing"])
     with pytest.raises(InvalidArgument, match=r"no image files.*\.png"):
-        list(galleries.find_images([tmp_path]))
+        galleries.find_images([tmp_path])
 
 
 def test_a_single_file_is_taken_whatever_its_name(tmp_path):
     (tmp_path / "photo").write_bytes(b"x")
 
-    assert list(galleries.find_images([tmp_path / "photo"])) == [((tmp_path / "photo").as_posix(), tmp_path / "photo")]
+    assert galleries.find_images([tmp_path / "photo"]) == {(tmp_path / "photo").as_posix(): tmp_path / "photo"}
 
 
 def test_a_file_outside_gets_an_id_that_climbs_nowhere(tmp_path, monkeypatch):
@@ -121,18 +121,33 @@ def test_a_file_outside_gets_an_id_that_climbs_nowhere(tmp_path, monkeypatch):
     (tmp_path / "photo.png").write_bytes(b"x")
     monkeypatch.chdir(tmp_path / "inside")
 
-    assert [key for key, _ in galleries.find_images([Path("../photo.png")])] == ["photo.png"]
+    assert list(galleries.find_images([Path("../photo.png")])) == ["photo.png"]
 
 
-def test_two_files_that_would_be_one_item_are_refused_before_anything_is_sent(run, service, tmp_path):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "1.png").write_bytes(b"x")
+@pytest.mark.parametrize(
+    ("given", "texts", "told"),
+    [
+        (["a", "b"], False, ["a/1.png", "b/1.png", "--prefix"]),
+        (["a/1.png", "b/../a/1.png"], False, ["a/1.png", "b/../a/1.png", "--prefix"]),
+        (["a/1.png", "b/1.png", "a/1.png"], False, ["a/1.png is given twice"]),
+        (["a", "b"], True, ["a/1.txt", "b/1.txt", "--prefix"]),
+        (["a/1.txt", "b/1.txt"], False, ["a/1.txt", "b/1.txt", "--prefix"]),
+        (["l.jsonl", "a/1.txt", "l.jsonl"], False, ["l.jsonl is given twice"]),
+        (["l.jsonl", "missing.txt"], False, ["missing.txt does not exist"]),
+    ],
+)
+def test_files_that_would_be_one_item_are_refused_before_anything_is_sent(
+    run, service, tmp_path, monkeypatch, given, texts, told
+):
+    for name in ("a/1.png", "b/1.png", "a/1.txt", "b/1.txt", "l.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"id": "x", "text": "x"}')
+    monkeypatch.chdir(tmp_path)
 
-    code, _, said = run("ingest", "g", tmp_path / "a", tmp_path / "b")
+    code, _, said = run("ingest", "g", *given, *(["--texts"] if texts else []), "--batch", 1)
 
     assert (code, service.requests) == (1, [])
-    assert "--prefix" in said
+    assert all(each in said for each in told), said
 
 
 def test_a_prefix_tells_folders_apart_and_what_is_there_may_be_kept(run, service, folder):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -11,8 +12,10 @@ import time
 
 import pytest
 
+from regraft.client import Client
 from regraft.commands import processes
 from regraft.commands.processes import Workers
+from staging.forked import Forked, environment
 from staging.waiting import until
 
 SLEEPING = "import time; time.sleep(60)"
@@ -111,6 +114,20 @@ def test_a_worker_that_ended_leaves_no_hand_on_the_signals(run, monkeypatch, tmp
     assert heard == ["SIGINT"]
 
 
+@pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two"])
+def test_of_port_0_the_real_one_is_told(options, tmp_path):
+    (told := tmp_path / "told").touch()
+    command = ["-m", "regraft", "serve", "--json", "--port", "0", "--workers", "0", "--data", tmp_path / "d", *options]
+    process = Forked(command, environment(), told, tmp_path / "log")
+    try:
+        until(lambda: told.read_text().endswith("\n"), process, said=(tmp_path / "log").read_text)
+        with Client(json.loads(told.read_text())["url"]) as client:
+            assert client.ready().status == "ready"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+
 STUCK_CALL = """
 import ctypes
 mutex = (ctypes.c_byte * 64)()
@@ -129,6 +146,7 @@ processes.worker()
 STUCK_SERVICE = """
 from service.http import app, draining
 from service.settings import Settings
+from service.store.database import upgrade
 draining.STUCK_SECONDS = 1
 started = draining.Server.startup
 async def startup(self, sockets=None):
@@ -136,6 +154,7 @@ async def startup(self, sockets=None):
     runtime = self._app.state.runtime
     runtime.threads.submit(stuck)
 draining.Server.startup = startup
+upgrade(Settings())
 app.serve(Settings(port=0))
 """
 

@@ -12,13 +12,14 @@ import pytest
 from index.version import Version
 from service.settings import Settings
 from staging.builders import image_bytes, make_image, make_version
+from staging.logged import log_as_before
 from staging.served import Served, serving
 from staging.shortcuts import short_starts
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _short_starts() -> Iterator[None]:
-    with short_starts():
+    with short_starts(), log_as_before():  # some run a whole worker here, which sets the log up
         yield
 
 

@@ -20,17 +20,15 @@ from service.http import app
 from service.logs import FORMATTERS, HANDLER, LogFormat, RecurringErrors, configure
 from service.settings import Settings
 from service.store.database import Database
+from staging.logged import log_as_before
 
 logger = logging.getLogger("service.test")
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
-    root = logging.getLogger()
-    level, handlers = root.level, list(root.handlers)
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    with log_as_before():
+        yield
 
 
 def lines(log_format: LogFormat, *say: Any) -> list[str]:

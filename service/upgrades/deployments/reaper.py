@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from sqlalchemy import Connection, delete, select, update
 
 from index.events import Event
 from service.errors import UnknownGallery
+from service.logs import RecurringErrors
 from service.registry.placement import places_in
 from service.registry.registry import Registry
 from service.store.blobs import Blobs
@@ -43,6 +45,7 @@ class Reaper:
     def __init__(self, database: Database, registry: Registry, blobs: Blobs) -> None:
         self._database, self._registry = database, registry
         self._blobs = blobs
+        self._errors = RecurringErrors(logger)
         self._left = threading.Event()
         self._left.set()  # perhaps by a process that was killed
         self._stop = threading.Event()
@@ -82,22 +85,36 @@ class Reaper:
             self._left.clear()
             if self._stop.is_set():
                 return
-            try:
-                self._go_on()
-            except Exception:
-                logger.exception(Event("freeing_failed"))
+            if not self._go_on():
                 self._left.set()
                 self._stop.wait(AGAIN_SECONDS)
 
-    def _go_on(self) -> None:
+    def _go_on(self) -> bool:
+        """Free all that is left, each whatever becomes of the others; whether nothing failed."""
+        try:
+            left = self._unfinished()
+        except Exception:
+            self._errors.log(Event("freeing_failed"))
+            return False
+        whole = True
+        for gallery_id, work in left:
+            try:
+                work()
+            except Exception:
+                self._errors.log(Event("freeing_failed", gallery_id=gallery_id))
+                whole = False
+        return whole
+
+    def _unfinished(self) -> list[tuple[int, Callable[[], object]]]:
+        """The gallery and what frees it, of each retired version and deleted gallery."""
         columns = (deployment.c.gallery_id, deployment.c.version_id)
         with self._database.lookup() as connection:
             rows = connection.execute(select(*columns).where(deployment.c.to_free.is_not(None)).distinct()).all()
             deleted = deleted_galleries(connection)
-        for row in rows:
-            free(self._database, self._registry, row.gallery_id, row.version_id, self._stop)
-        for gallery_id in deleted:
-            free_gallery(self._database, self._blobs, gallery_id, self._stop)
+        return [
+            *((row.gallery_id, partial(free, self._database, self._registry, *row, self._stop)) for row in rows),
+            *((number, partial(free_gallery, self._database, self._blobs, number, self._stop)) for number in deleted),
+        ]
 
 
 def free(

@@ -127,7 +127,7 @@ class Served:
 def serving(settings: Settings, **headers: str) -> Iterator[Served]:
     """Serve in a thread on a free port."""
     app = create_app(settings)
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, access_log=False, log_config=None))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

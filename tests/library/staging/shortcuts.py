@@ -9,7 +9,6 @@ from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -31,7 +30,7 @@ def verified_here() -> Iterator[None]:
 def migrated_once() -> Iterator[None]:
     """An empty SQLite database is given the newest schema as it is, not through all migrations (test_migrations.py)."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(database, "command", SimpleNamespace(upgrade=_upgrade))
+        patch.setattr(database, "to_newest", _to_newest)
         yield
 
 
@@ -42,11 +41,11 @@ def short_starts() -> Iterator[None]:
         yield
 
 
-def _upgrade(config: Any, revision: str) -> None:
+def _to_newest(config: Any) -> None:
     connection = config.attributes["connection"]
     sqlite = connection.dialect.name == "sqlite"
     if not sqlite or connection.exec_driver_sql("select 1 from sqlite_master").first():
-        command.upgrade(config, revision)
+        command.upgrade(config, "head")
         return
     for statement in _schema():
         connection.exec_driver_sql(statement)

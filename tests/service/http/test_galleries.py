@@ -15,6 +15,7 @@ from service.store.tables import gallery, item, metadata
 from service.upgrades import gallery_removal
 from service.upgrades.deployments import reaper
 from staging.served import problem, serving
+from staging.waiting import until
 
 
 def test_a_new_gallery_is_empty_and_has_no_current_version(served: Any) -> None:
@@ -121,6 +122,35 @@ def test_a_large_gallery_is_gone_at_once_and_freed_afterwards(
         time.sleep(0.01)
     assert not (Path(served.runtime.settings.data) / "blobs" / str(number)).exists()
     assert served.http.get(path).json() == again.json()
+
+
+def test_one_gallery_that_cannot_be_freed_holds_up_no_other(
+    served: Any, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck, other = (served.filled(pictures[:2]) for _ in range(2))
+    numbers = [served.runtime.replica.find(path.rpartition("/")[2]).id for path in (stuck, other)]
+    may_go_on, forget = threading.Event(), gallery_removal.forget_gallery
+
+    def failing(connection: Any, gallery_id: int) -> None:
+        if gallery_id == numbers[0] and not may_go_on.is_set():
+            raise OperationalError("DELETE", None, Exception("disk I/O error"))
+        forget(connection, gallery_id)
+
+    def left() -> list[int]:
+        with served.runtime.database.lookup() as connection:
+            rows = connection.execute(select(gallery.c.id).where(gallery.c.id.in_(numbers)))
+            return sorted(rows.scalars())
+
+    monkeypatch.setattr(gallery_removal, "forget_gallery", failing)
+    monkeypatch.setattr(reaper, "free_small_gallery", lambda *_: False)
+    monkeypatch.setattr(reaper, "AGAIN_SECONDS", 0.01)
+
+    for path in (stuck, other):
+        assert served.remove(path).status_code == 204
+
+    until(lambda: left() == numbers[:1])
+    may_go_on.set()
+    until(lambda: left() == [])
 
 
 def test_a_gallery_created_again_starts_anew(served: Any, pictures: list[bytes]) -> None:

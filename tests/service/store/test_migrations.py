@@ -85,6 +85,21 @@ def test_going_down_and_up_again_ends_in_the_same_schema(settings: Settings) -> 
     assert before == described(settings.database_url)
 
 
+def test_a_database_that_has_the_newest_schema_is_not_migrated(
+    settings: Settings, next_revision: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upgrade(settings)
+    migrated: list[str] = []
+    monkeypatch.setattr(service.store.database, "to_newest", lambda config: migrated.append("again"))
+
+    upgrade(settings)
+    assert migrated == []
+
+    next_revision("pass")
+    upgrade(settings)
+    assert migrated == ["again"]
+
+
 def test_many_processes_may_upgrade_at_once(settings: Settings) -> None:
     together(4, lambda _: upgrade(settings))
 

@@ -1,0 +1,40 @@
+"""Files as items: the path below a given folder is the id, and no two files are one item."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from index.errors import InvalidArgument
+
+
+def by_id(files: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+    """Files by their ids, in order.
+
+    Raises:
+        InvalidArgument: one is given twice, or two would be one item.
+    """
+    found: dict[str, Path] = {}
+    for key, file in files:
+        if (before := found.get(key)) is None:
+            found[key] = file
+        elif before == file:
+            raise InvalidArgument(f"{file} is given twice")
+        else:
+            raise InvalidArgument(
+                f"{before} and {file} would both be stored as {key}: ingest them one by one, each with its own --prefix"
+            )
+    return found
+
+
+def below(path: Path, suffixes: Iterable[str]) -> list[Path]:
+    """The files of a folder that end so, at any depth, in order; or what is no folder, whatever its name.
+
+    Raises:
+        InvalidArgument: there is nothing.
+    """
+    if not path.exists():
+        raise InvalidArgument(f"{path} does not exist")
+    if not path.is_dir():
+        return [path]
+    return sorted(p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file())

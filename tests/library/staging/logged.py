@@ -1,0 +1,19 @@
+"""What tests do with the log of their process."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def log_as_before() -> Iterator[None]:
+    """Take back what is changed of where the log goes: else it goes to the stream of a test that has ended."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
