@@ -60,7 +60,8 @@ class Shards:
         held_N, sealed_N = np.zeros(len(items.keys_N), np.bool_), np.ones(len(items.keys_N), np.bool_)
         for place, (items_M, digests_M) in items.held.items():
             held_N[items_M] = True
-            sealed_N[items_M] &= self._by_key[place].sealed(items.keys_N[items_M], digests_M)
+            keys_M, numbers_M = items.keys_N[items_M], items.seqs_N[items_M]
+            sealed_N[items_M] &= self._by_key[place].sealed(keys_M, digests_M, numbers_M)
         return held_N & sealed_N
 
     def load(self, items: Contents, slots_N: Keys) -> None:
@@ -68,7 +69,8 @@ class Shards:
         taken_N = np.zeros(len(slots_N), np.bool_)
         for place in sorted(items.held, key=lambda place: _rank(self._order, place[0])):
             items_M, digests_M = items.held[place]
-            self._by_key[place].revive(items.keys_N[items_M], digests_M, slots_N[items_M], ~taken_N[items_M])
+            columns = (items.keys_N[items_M], digests_M, items.seqs_N[items_M], slots_N[items_M], ~taken_N[items_M])
+            self._by_key[place].revive(*columns)
             taken_N[items_M] = True
 
     def copied(self) -> dict[ShardKey, list[HeldBySlot]]:

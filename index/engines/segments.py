@@ -127,7 +127,7 @@ class SegmentedShard:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         if self.segments:
             self._asked.extend(queries_QD[:REMEMBERED])
-        return parts[0] if len(parts) == 1 else _best(parts, k, higher_is_better=self.space.higher_is_better)
+        return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""
@@ -141,14 +141,17 @@ class SegmentedShard:
         rows_NW[left_N] = self.head.fetch(keys_N[left_N])
         return rows_NW
 
-    def sealed(self, keys_N: Keys, digests_N: Keys) -> Mask:
-        """Which of these vectors segments hold by their digests, dead or not (N,)."""
+    def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+        """Which of these vectors segments hold by their digests, dead or not (N,).
+
+        `numbers_N`: of the items' last writes in the change feed, which say nothing about a row that never changes.
+        """
         known_N = np.zeros(len(keys_N), np.bool_)
         for segment in self.segments:
             known_N |= segment.sealed(keys_N, digests_N) != MISSING
         return known_N
 
-    def revive(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+    def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Have the rows of these keys and digests live on, each in one segment; they are all `sealed`, and dead."""
         left_N = np.ones(len(keys_N), np.bool_)
         for segment in self.segments:
@@ -283,7 +286,7 @@ def _has_left(segment: Segment) -> bool:
     return not segment.held() and segment.folder is not None and not segment.folder.exists()
 
 
-def _best(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
+def best_of(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
     """The k best of several results, (Q, k) each."""
     scores_QS = np.concatenate([hits.scores_QK for hits in parts], axis=1)
     slots_QS = np.concatenate([hits.slots_QK for hits in parts], axis=1)

@@ -1,0 +1,112 @@
+"""`RemoteRows`: which rows of a collection count, where their items' texts lie, and whether they are served.
+
+Columns in the order of keys, without the vectors: some fifty bytes a row, for a collection of any width. Not
+thread-safe. Shape suffixes: N rows given, R rows, S slots.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from index.engines.base import MISSING, Keys
+from index.scan import Mask, Rows
+
+ROW_BYTES = 4 * 8 + 3
+"""Of a row: its key, number, digest and slot, and three bits, a byte each."""
+
+
+class RemoteRows:
+    """See the module."""
+
+    def __init__(self) -> None:
+        # More than are in use, so that most additions, which come with higher keys, copy nothing.
+        self._columns_4R = np.empty((4, 0), np.int64)
+        self._bits_2R = np.empty((2, 0), np.bool_)
+        self._rows = 0
+        self._refresh()
+
+    def add(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+        """Have these count, in the place of what there was of their keys, which are all different."""
+        order_N = np.argsort(keys_N, kind="stable")
+        columns_4N = np.stack([keys_N, numbers_N, digests_N, slots_N])[:, order_N]
+        bits_2N = np.stack([np.ones(len(keys_N), np.bool_), served_N])[:, order_N]
+        if len(keys_N) and self._rows and columns_4N[0, 0] <= self.keys_R[-1]:
+            left_R = self.alive_R & ~np.isin(self.keys_R, keys_N)
+            columns_4N = np.concatenate([self._columns_4R[:, : self._rows][:, left_R], columns_4N], axis=1)
+            bits_2N = np.concatenate([self._bits_2R[:, : self._rows][:, left_R], bits_2N], axis=1)
+            order_N = np.argsort(columns_4N[0], kind="stable")
+            columns_4N, bits_2N, self._rows = columns_4N[:, order_N], bits_2N[:, order_N], 0
+        after = self._rows + columns_4N.shape[1]
+        self._reserve(after)
+        self._columns_4R[:, self._rows : after] = columns_4N
+        self._bits_2R[:, self._rows : after] = bits_2N
+        self._rows = after
+        self._refresh()
+
+    def find(self, keys_N: Keys) -> Rows:
+        """The rows of these keys that count (N,); MISSING where there is none."""
+        if not self._rows:
+            return np.full(len(keys_N), MISSING, np.int64)
+        at_N = np.searchsorted(self.keys_R, keys_N).clip(max=self._rows - 1)
+        return np.where((self.keys_R[at_N] == keys_N) & self.alive_R[at_N], at_N, MISSING)
+
+    def take(self, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> Mask:
+        """Have the rows go on that have the digests these keys are given, and any other row of them not; which (N,)."""
+        at_N = self.find(keys_N)
+        held_N: Mask = at_N != MISSING
+        same_N: Mask = held_N.copy()
+        same_N[held_N] = self.digests_R[at_N[held_N]] == digests_N[held_N]
+        self.alive_R[at_N[held_N & ~same_N]] = False
+        self._columns_4R[3, at_N[same_N]] = slots_N[same_N]
+        self.served_R[at_N[same_N]] = served_N[same_N]
+        if held_N.any():
+            self._refresh()
+        return same_N
+
+    def kill(self, keys_N: Keys) -> None:
+        """These do not count from now on; unknown ones are ignored."""
+        at_N = self.find(keys_N)
+        at_N = at_N[at_N != MISSING]
+        if len(at_N):
+            self.alive_R[at_N] = False
+            self._refresh()
+
+    def serve(self, served_S: Mask) -> None:
+        """Which rows are served, by slot."""
+        self.served_R[self.alive_R] = served_S[self.slots_R[self.alive_R]]
+        self._refresh()
+
+    def live(self, allowed_S: Mask | None) -> Mask:
+        """The rows that count, are served and allowed (R,)."""
+        return self._live_R if allowed_S is None else self._live_R & allowed_S[self.slots_R]
+
+    def held(self) -> int:
+        """Rows that count, served or not."""
+        return self._held
+
+    def count(self) -> int:
+        """Rows that count and are served."""
+        return self._count
+
+    def slots(self) -> Keys:
+        """The slots of all that count."""
+        slots_M: Keys = self.slots_R[self.alive_R]
+        return slots_M
+
+    def bytes(self) -> int:
+        """What it takes of memory."""
+        return self._columns_4R.shape[1] * ROW_BYTES
+
+    def _refresh(self) -> None:
+        self.keys_R, self.numbers_R, self.digests_R, self.slots_R = self._columns_4R[:, : self._rows]
+        self.alive_R, self.served_R = self._bits_2R[:, : self._rows]
+        self._live_R: Mask = self.alive_R & self.served_R
+        self._held, self._count = int(np.count_nonzero(self.alive_R)), int(np.count_nonzero(self._live_R))
+
+    def _reserve(self, rows: int) -> None:
+        if rows <= self._columns_4R.shape[1]:
+            return
+        columns_4R, bits_2R = np.empty((4, 2 * rows), np.int64), np.empty((2, 2 * rows), np.bool_)
+        columns_4R[:, : self._rows] = self._columns_4R[:, : self._rows]
+        bits_2R[:, : self._rows] = self._bits_2R[:, : self._rows]
+        self._columns_4R, self._bits_2R = columns_4R, bits_2R

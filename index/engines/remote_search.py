@@ -1,0 +1,172 @@
+"""Searching a collection for the rows that count: deeper until enough were found, or among some keys.
+
+A candidate counts if its vector has the digest that its key has in the table. What falls out is made up for by asking
+deeper, and where that is not enough, by having the engine compare every row that may be found. Scores are computed
+here, from the vectors that come with the candidates.
+
+Shape suffixes: Q queries, K results wanted, C candidates, N keys, D dimension, R rows there, S slots, A rows that may
+be found, P a part of them, G candidates that count.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import NamedTuple
+
+import numpy as np
+
+from index.attempts import GalleryChanged
+from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.digest import digests
+from index.engines.exact import nearest_rows
+from index.engines.remote import Candidates, Collection, EngineUnavailable
+from index.engines.remote_rows import RemoteRows
+from index.scan import Mask, Rows
+from index.space import Lorentz, Space, Vectors
+
+EXTRA, SLACK, GROWS = 8, 1.2, 4
+"""So many more candidates than are wanted, so many times what should do, and so many times that where it did not."""
+RESTRICTED = 0.5
+"""A search is restricted to keys where no larger share of the rows may be found."""
+PATIENCE_SECONDS = 1.0
+"""So long a collection may tell of other rows than this process knows, before it is not believed: feeds are faster."""
+
+
+class _Wanted(NamedTuple):
+    """What is to be found there: queries in both forms, how many rows of each, and which rows may be."""
+
+    queries_QD: Vectors
+    queries_QW: Vectors
+    k: int
+    live_R: Mask
+    exact: bool
+
+
+class _Right(NamedTuple):
+    """The candidates of one query that count: their rows in the table, their vectors (G, W), and whether they do."""
+
+    at_G: Rows
+    rows_GW: Vectors
+    enough: bool
+
+
+class RemoteSearch:
+    """Searches of one collection; `rows` says which of its rows count."""
+
+    def __init__(self, collection: Collection, rows: RemoteRows, dim: int, space: Space) -> None:
+        self._collection, self._rows, self._dim, self._space = collection, rows, dim, space
+        self._disagreed: float | None = None
+
+    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool) -> Hits:
+        """As `Shard.search`.
+
+        Raises:
+            EngineUnavailable: the engine does not answer.
+            GalleryChanged: it holds newer rows than this process knows of.
+        """
+        live_R = self._rows.live(allowed_S)
+        among = int(np.count_nonzero(live_R))
+        wanted = min(k, among)
+        scores_QK = np.zeros((len(queries_QD), k), np.float32)
+        slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
+        if not wanted or not len(queries_QD):
+            return Hits(scores_QK, slots_QK, Scanned(), k)
+        queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
+        asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact)
+        few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.held()
+        depth = self._depth(wanted, among)
+        found = {} if few else dict(enumerate(self._deepened(asked, np.arange(len(queries_QD)), wanted, depth)))
+        left_Q = np.array([n for n in range(len(queries_QD)) if n not in found or not found[n].enough], np.int64)
+        if len(left_Q):
+            found |= zip(left_Q.tolist(), self._by_keys(asked, left_Q), strict=True)
+        for query, right in found.items():
+            scores_1K, best_1K = self._nearest(asked, query, right)
+            scores_QK[query, : scores_1K.shape[1]] = scores_1K[0]
+            slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[right.at_G[best_1K[0]]]
+        self._disagreed = None
+        return Hits(scores_QK, slots_QK, Scanned(among) if few or exact else Scanned(0, among, depth), k)
+
+    def _depth(self, wanted: int, among: int) -> int:
+        """The candidates to ask for first, where any row is found as soon as any other."""
+        twice = 2 if isinstance(self._space, Lorentz) else 1  # the engine's order is rounded
+        needed = math.ceil(SLACK * twice * wanted * len(self._rows.keys_R) / among) + EXTRA
+        return min(self._collection.capabilities.max_k, needed)
+
+    def _by_keys(self, asked: _Wanted, left_Q: Rows) -> list[_Right]:
+        """Of some queries what is right, where the engine compares every row that may be found, so many at a time."""
+        keys_A, most = self._rows.keys_R[asked.live_R], self._collection.capabilities.max_keys
+        gathered: list[list[_Right]] = [[] for _ in left_Q]
+        for start in range(0, len(keys_A), most):
+            keys_P = keys_A[start : start + most]
+            least = min(len(keys_P), asked.k)
+            for parts, right in zip(gathered, self._deepened(asked, left_Q, least, least + EXTRA, keys_P), strict=True):
+                if not right.enough:
+                    self._disagree(f"{least - len(right.at_G)} rows or more are not found in it")
+                parts.append(right)
+        columns = (zip(*parts, strict=True) for parts in gathered)
+        return [_Right(np.concatenate(at), np.concatenate(rows), True) for at, rows, _ in columns]
+
+    def _deepened(
+        self, asked: _Wanted, queries_P: Rows, least: int, depth: int, keys_N: Keys | None = None
+    ) -> list[_Right]:
+        """What is right of some queries' candidates: asked for more of them until enough are, or there are no more."""
+        found: dict[int, _Right] = {}
+        left_Q, most = queries_P, self._collection.capabilities.max_k
+        while len(left_Q):
+            depth = min(depth, most)
+            candidates = self._collection.search(asked.queries_QW[left_Q], depth, keys_N=keys_N, exact=asked.exact)
+            again = []
+            for query, ended, (at_G, rows_GW) in zip(
+                left_Q.tolist(), _ended(candidates, depth), self._right(candidates, asked.live_R), strict=True
+            ):
+                right = found[query] = _Right(at_G, rows_GW, True)
+                if len(at_G) < least or not (ended or self._is_sure(asked, query, right, keys_N)):
+                    found[query] = _Right(at_G, rows_GW, False)
+                    again += [] if ended or depth == most else [query]
+            left_Q, depth = np.array(again, np.int64), GROWS * depth
+        return [found[query] for query in queries_P.tolist()]
+
+    def _is_sure(self, asked: _Wanted, query: int, right: _Right, keys_N: Keys | None) -> bool:
+        """Whether no other row can be nearer; asked where the engine rounds, and every row was to be compared."""
+        if not isinstance(self._space, Lorentz) or (keys_N is None and not asked.exact):
+            return True
+        scores_1K, _ = self._nearest(asked, query, right)
+        last = float((right.rows_GW @ asked.queries_QW[query]).min())
+        return bool(self._space.nearest(asked.queries_QD[query], last) >= scores_1K[0, -1])
+
+    def _nearest(self, asked: _Wanted, query: int, right: _Right) -> tuple[Vectors, Rows]:
+        """Scores of the best of a query's candidates (1, K or fewer), and which they are."""
+        found = min(asked.k, len(right.at_G))
+        return nearest_rows(self._space, asked.queries_QD[query : query + 1], right.rows_GW, None, found)
+
+    def _right(self, found: Candidates, live_R: Mask) -> list[tuple[Rows, Vectors]]:
+        """Of each query's candidates those that count, once each: their rows in the table, and their vectors."""
+        at_QC = self._rows.find(found.keys_QC.ravel()).reshape(found.keys_QC.shape)
+        known_QC = at_QC != MISSING
+        same_QC = np.zeros(at_QC.shape, np.bool_)
+        same_QC[known_QC] = digests(found.rows_QCW[known_QC][:, : self._dim]) == self._rows.digests_R[at_QC[known_QC]]
+        newer_QC = known_QC & ~same_QC & (found.numbers_QC > self._rows.numbers_R[at_QC])
+        if newer_QC.any():
+            self._disagree("it holds newer rows than the database tells of")
+        good_QC = same_QC & live_R[at_QC]
+        right = []
+        for good_C, at_C, rows_CW in zip(good_QC, at_QC, found.rows_QCW, strict=True):
+            at_G, first_G = np.unique(at_C[good_C], return_index=True)
+            right.append((at_G, np.ascontiguousarray(rows_CW[good_C][first_G])))
+        return right
+
+    def _disagree(self, how: str) -> None:
+        """It tells of other rows than those known here: as a rule writes that are about to arrive by the feed."""
+        now = time.monotonic()
+        self._disagreed = now if self._disagreed is None else self._disagreed
+        if now - self._disagreed <= PATIENCE_SECONDS:
+            raise GalleryChanged
+        raise EngineUnavailable(f"the engine and the database disagree, {how}: `regraft doctor --fix` mends it")
+
+
+def _ended(found: Candidates, depth: int) -> list[bool]:
+    """Of each query whether the engine has no more than it gave."""
+    if found.keys_QC.shape[1] < depth:
+        return [True] * len(found.keys_QC)
+    return [key == MISSING for key in found.keys_QC[:, -1].tolist()]

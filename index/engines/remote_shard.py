@@ -1,0 +1,216 @@
+"""`RemoteShard`: the vectors of one version in one gallery, as they lie in an engine that is a server of its own.
+
+Writes go to memory, as in every shard. Somebody else, one for all processes, brings them to the collection; `settle`
+asks which rows are there, and from then on they count there and are forgotten here. So the answer is made of both parts
+at every moment, and what the engine has not taken yet is found all the same.
+
+The engine may hold rows that are stale, double or nobody's: `remote_search.py` says which candidates count. Locks are
+as in `SegmentedShard`; `settle` takes them itself.
+
+Shape suffixes: N items, D dimension, W width of a row, S slots, M rows that move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from index.contents import HeldBySlot
+from index.engines.base import MISSING, Hits, Keys
+from index.engines.config import IndexConfig
+from index.engines.digest import digests
+from index.engines.remote import Collection, Entries
+from index.engines.remote_rows import RemoteRows
+from index.engines.remote_search import RemoteSearch
+from index.engines.segments import Job, SegmentedShard, best_of
+from index.engines.snapshot import remove
+from index.scan import Mask
+from index.space import Space, Vectors
+
+Lock = Callable[[], AbstractContextManager[None]]
+NumbersOf = Callable[[Keys], Keys]
+"""Slots -> the numbers of their items' last writes."""
+
+
+class RemoteShard(SegmentedShard):
+    """See the module."""
+
+    def __init__(self, dim: int, space: Space, config: IndexConfig, collection: Collection) -> None:
+        super().__init__(dim, space, config)
+        self.collection = collection
+        self.there = RemoteRows()
+        self._search = RemoteSearch(collection, self.there, dim, space)
+
+    def upsert(
+        self,
+        keys: Sequence[int] | Keys,
+        vectors_ND: Vectors,
+        slots_N: Keys | None = None,
+        served_N: Mask | None = None,
+    ) -> None:
+        """Store or replace; see Shard. What the collection holds already only learns its slot, and if it is served."""
+        keys_N = np.asarray(keys, np.int64)
+        slots_N = keys_N if slots_N is None else slots_N
+        served_N = np.ones(len(keys_N), np.bool_) if served_N is None else served_N
+        if self.there.held():
+            new_N = ~self.there.take(keys_N, digests(vectors_ND), slots_N, served_N)
+            keys_N, vectors_ND, slots_N, served_N = keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N]
+        super().upsert(keys_N, vectors_ND, slots_N, served_N)
+
+    def delete(self, keys: Sequence[int] | Keys) -> None:
+        """Remove; see Shard."""
+        super().delete(keys)
+        self.there.kill(np.asarray(keys, np.int64))
+
+    def serve(self, served_S: Mask) -> None:
+        """Which rows are found; see Shard."""
+        super().serve(served_S)
+        self.there.serve(served_S)
+
+    def search(
+        self,
+        queries_QD: Vectors,
+        k: int,
+        allowed_S: Mask | None = None,
+        *,
+        exact: bool = False,
+        part: float = 1.0,
+    ) -> Hits:
+        """The best of what is here and there; see Shard.
+
+        Raises:
+            EngineUnavailable: the engine does not answer.
+            GalleryChanged: it holds newer rows than this process knows of.
+        """
+        parts = []
+        if super().count() or not self.there.count():
+            parts.append(super().search(queries_QD, k, allowed_S, exact=exact, part=part))
+        if self.there.count():
+            parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact))
+        return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
+
+    def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
+        """Stored rows; see Shard."""
+        keys_N = np.asarray(keys, np.int64)
+        at_N = self.there.find(keys_N)
+        away_N = at_N != MISSING
+        rows_NW = np.empty((len(keys_N), self.space.width(self.dim)), np.float32)
+        rows_NW[~away_N] = super().fetch(keys_N[~away_N])
+        if away_N.any():
+            entries, found_FW = self.collection.fetch(keys_N[away_N])
+            place = {int(key): n for n, key in enumerate(entries.keys_N)}
+            rows_NW[away_N] = found_FW[[place[int(key)] for key in keys_N[away_N]]]
+        return rows_NW
+
+    def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+        """Which of these vectors segments or the collection hold (N,)."""
+        known_N = super().sealed(keys_N, digests_N, numbers_N)
+        most = self.collection.capabilities.max_rows
+        for start in range(0, len(keys_N), most):
+            part = slice(start, start + most)
+            known_N[part] |= _same(
+                self.collection.entries(keys_N[part]), keys_N[part], digests_N[part], numbers_N[part]
+            )
+        return known_N
+
+    def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+        """Have the rows of these keys and digests count, each in one place; they are all `sealed`."""
+        here_N = super().sealed(keys_N, digests_N, numbers_N)
+        for where_N, hold in ((here_N, super().revive), (~here_N, self.there.add)):
+            hold(keys_N[where_N], digests_N[where_N], numbers_N[where_N], slots_N[where_N], served_N[where_N])
+
+    def copied(self) -> list[HeldBySlot]:
+        """What is held, in parts; see SegmentedShard."""
+        digests_N = self.there.digests_R[self.there.alive_R]
+        return [*super().copied(), (self.there.slots(), lambda: digests_N)]
+
+    def bytes(self) -> int:
+        """What it takes of memory."""
+        return super().bytes() + self.there.bytes()
+
+    def slots(self) -> Keys:
+        """The slot of everything held."""
+        return np.concatenate([super().slots(), self.there.slots()])
+
+    def held(self) -> int:
+        """Number of embeddings, served or not."""
+        return super().held() + self.there.held()
+
+    def count(self) -> int:
+        """Number of served items."""
+        return super().count() + self.there.count()
+
+    def indexed(self) -> int:
+        """Items that an approximate index answers for."""
+        return super().indexed() + self.there.count()
+
+    def is_large(self) -> bool:
+        """Whether there is something to settle, or was."""
+        return bool(self.held())
+
+    def freeze(self) -> Job | None:
+        """Nothing is sealed here: it goes to the collection."""
+        return None
+
+    def settle(self, read: Lock, change: Lock, numbers_of: NumbersOf) -> None:
+        """Have the rows count there that the collection has taken, and forget them here; beside queries and writes.
+
+        Args:
+            read: the lock of whoever reads the shard.
+            change: that of whoever changes it.
+            numbers_of: asked under either.
+        """
+        if not super().held():
+            return
+        covers, most = self.collection.covers(), self.collection.capabilities.max_rows
+        with read():
+            keys_N, slots_N = self._here()
+            due_N = np.sort(keys_N[numbers_of(slots_N) <= covers])
+        for start in range(0, len(due_N), most):
+            found = self.collection.entries(due_N[start : start + most])
+            with change():
+                self._confirm(found, numbers_of)
+
+    def _here(self) -> tuple[Keys, Keys]:
+        """Keys and slots of what is in memory."""
+        keys_N = self.head.rows()[1]
+        alive = [segment.alive_R for segment in self.segments]
+        keys = [keys_N, *(one.keys_R[alive_R] for one, alive_R in zip(self.segments, alive, strict=True))]
+        return np.concatenate(keys), SegmentedShard.slots(self)
+
+    def _confirm(self, found: Entries, numbers_of: NumbersOf) -> None:
+        """Have those rows count there that are the ones in memory, as new as the last write of their items."""
+        _, keys_R, slots_R, served_R = self.head.rows()
+        (at_M,) = np.nonzero(np.isin(keys_R, found.keys_N))
+        self._move(found, self.head.rows()[0][at_M], keys_R[at_M], slots_R[at_M], served_R[at_M], numbers_of)
+        for segment in self.segments:
+            at_M = segment.find(found.keys_N)
+            at_M = at_M[at_M != MISSING]
+            columns = segment.keys_R[at_M], segment.slots_R[at_M], segment.served_R[at_M]
+            self._move(found, segment.rows_RW[at_M], *columns, numbers_of)
+        for segment in self.segments:
+            if not segment.held():
+                remove(segment)
+        self.segments = tuple(segment for segment in self.segments if segment.held())
+
+    def _move(
+        self, found: Entries, rows_MW: Vectors, keys_M: Keys, slots_M: Keys, served_M: Mask, numbers_of: NumbersOf
+    ) -> None:
+        """Those of some rows in memory that were found."""
+        digests_M, numbers_M = digests(rows_MW[:, : self.dim]), numbers_of(slots_M)
+        same_M = _same(found, keys_M, digests_M, numbers_M)
+        super().delete(keys_M[same_M])
+        self.there.add(keys_M[same_M], digests_M[same_M], numbers_M[same_M], slots_M[same_M], served_M[same_M])
+
+
+def _same(found: Entries, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+    """Which of these keys were found with their digest, by a write that is no older than the number (N,)."""
+    if not len(found.keys_N):
+        return np.zeros(len(keys_N), np.bool_)
+    order_F = np.argsort(found.keys_N)
+    at_N = order_F[np.searchsorted(found.keys_N[order_F], keys_N).clip(max=len(order_F) - 1)]
+    same_N: Mask = (found.keys_N[at_N] == keys_N) & (found.digests_N[at_N] == digests_N)
+    same_N &= found.numbers_N[at_N] >= numbers_N
+    return same_N
