@@ -19,11 +19,12 @@ from service.backfills.traffic import Traffic
 from service.registry.registry import Registry
 from service.replica.eviction import EncoderEvictor
 from service.replica.indexer import Indexer
+from service.replica.preload import Preload
 from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
-from service.store.database import Database, upgrade
+from service.store.database import Database, is_sqlite, upgrade
 from service.store.faults import DiskSpace
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
@@ -44,6 +45,7 @@ class Runtime:
     registry: Registry
     embedder: Embedder
     replica: Replica
+    preload: Preload
     traffic: Traffic
     rollouts: RolloutMonitor
     curves: Curves
@@ -100,7 +102,9 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         ThreadPoolExecutor(settings.search_threads, "search") as searchers,
     ):
         registry = Registry(database, settings)
-        shared, memory = settings.processes > 1, settings.memory // settings.processes
+        # On a server others may write whom this one knows nothing of: what they acknowledged is shown here as well.
+        shared = settings.processes > 1 or not is_sqlite(settings.database_url)
+        memory = settings.memory // settings.processes
         replica = Replica(database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared)
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
@@ -110,11 +114,12 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         embedder = Embedder(registry, blobs, decoder)
         evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
         indexer = Indexer(replica)
+        preload = Preload(database, replica, settings.preloaded)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = Reaper(database, registry, blobs)
         with ExitStack() as started:
-            for part in (replica, evictor, indexer, rollouts, traffic, curves, reaper):
+            for part in (replica, preload, evictor, indexer, rollouts, traffic, curves, reaper):
                 part.start()
                 started.callback(part.stop)
             space = DiskSpace(settings.data, settings.min_free_bytes)
@@ -126,6 +131,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 registry,
                 embedder,
                 replica,
+                preload,
                 traffic,
                 rollouts,
                 curves,

@@ -99,6 +99,8 @@ class Settings(BaseSettings):
     """An encoder that no gallery needs and nobody has used for so long is dropped from memory."""
     embedding_apis: str = ""
     """Base URLs of embedding APIs that versions may call, with commas between them: nothing else is called."""
+    preload: str = ""
+    """Galleries that are loaded before the process is ready, with commas between them; `*`: all there is room for."""
     poll_seconds: float = Field(0.02, gt=0)
     """How often the replica and the worker look for news."""
     lease_seconds: float = Field(30.0, gt=0)
@@ -133,6 +135,11 @@ class Settings(BaseSettings):
     def apis(self) -> frozenset[str]:
         """The base URLs that versions may call."""
         return frozenset(url.strip().rstrip("/") for url in self.embedding_apis.split(",") if url.strip())
+
+    @property
+    def preloaded(self) -> tuple[str, ...]:
+        """The names of the galleries that are loaded at the start."""
+        return tuple(name.strip() for name in self.preload.split(",") if name.strip())
 
     @property
     def verifying(self) -> Limits:

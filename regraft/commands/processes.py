@@ -55,6 +55,7 @@ def serve(
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.store.database import upgrade
+        from service.store.object_store import open_store
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
@@ -65,6 +66,7 @@ def serve(
     # Before the workers start, so that they do not race for it, and to fail with a sentence if it cannot be done.
     with usable_database():
         upgrade(settings)
+    open_store(settings.blobs_url)  # to fail with a sentence if it cannot be used
     # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
@@ -115,11 +117,13 @@ def worker(
         settle({"data": data})
         with needs("serve"):
             from service.backfills.worker import run
+            from service.store.object_store import open_store
 
         if os.environ.get(FOLLOW_PARENT):
             threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
         settings = checked_settings()
         settings.execution.check()
+        open_store(settings.blobs_url)
         answer({"data": settings.data})
         with usable_database():
             run(settings, stop)

@@ -21,7 +21,7 @@ VERSION = "0.2.0"
 
 
 class NotReady(RegraftError):
-    """The service does not follow its database."""
+    """The service does not follow its database, or is loading what it is to have in memory."""
 
     status = 503
     code = "not_ready"
@@ -42,7 +42,10 @@ async def health() -> Health:
 
 @router.get("/health/ready")
 def ready(service: Service) -> Readiness:
-    """The database answers and the replica follows it. Degraded is ready too: what is not damaged is served."""
+    """The database answers, and the replica follows it and has loaded what it is to load first.
+
+    Degraded is ready too: what is not damaged is served.
+    """
     if service.stopping.is_set():
         raise Draining
     with service.database.lookup() as connection:
@@ -51,6 +54,8 @@ def ready(service: Service) -> Readiness:
         raise DatabaseDamaged
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
+    if (name := service.preload.loading) is not None:
+        raise NotReady(f"gallery {name} is being loaded")
     problems = list(_problems(service))
     status, cache = "degraded" if problems else "ready", service.replica.cache
     return Readiness(status=status, problems=problems, galleries_loaded=cache.loaded(), galleries_bytes=cache.bytes())

@@ -22,6 +22,7 @@ from service.http.body_schemas import FILE, fields, reads
 from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
+from service.registry.brought import version_key
 from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
@@ -98,6 +99,8 @@ def register_archive(service: Runtime, archive: BinaryIO, context: ChangeContext
             known = _registered(service, given)
             if known is None and context.dry_run:
                 return _described(given, given.edges, (), None), True
+            if not context.dry_run:  # before the row: whoever reads that may be on another machine
+                service.registry.folders.keep(folder, version_key(card_sha256(folder)))
             if known is None:
                 _register(service, given, context)
             elif service.registry.named(given.name).problem and not context.dry_run:

@@ -24,13 +24,15 @@ from index.events import Event
 from index.folder import card_sha256, load_version, parse_card
 from index.graph import Graph, Route
 from index.space import Space, space_from_json
-from index.version import Card, Edge, EdgeKey, EdgeKind, Version
+from index.version import EDGE, Card, Edge, EdgeKey, EdgeKind, Version
 from service.errors import EdgeBroken, NoCurrentVersion, UnknownVersion, VersionBroken
+from service.registry.brought import bring, edge_key, version_key
 from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge_rows, insert_edge, open_edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.registry.stored_contents import TextEntrance
 from service.settings import Settings
 from service.store.database import Database
+from service.store.folder_store import FolderStore
 from service.store.rows import GalleryRow, VersionRow, all_of
 from service.store.tables import version
 
@@ -147,6 +149,8 @@ class Registry:
         self._settings = settings
         self.edges_folder = settings.edges
         """Where the folders of edges lie that came on their own."""
+        self.folders = FolderStore(settings.blobs_url)
+        """Where other machines find the folders of versions and edges, and those of theirs are found."""
         self._loading = threading.Lock()
         self.changing = threading.Lock()
         """Held while the folder of a version comes or goes."""
@@ -171,11 +175,21 @@ class Registry:
     def _load(self, row: VersionRow) -> LoadedVersion:
         folder = self._settings.versions / row.name
         try:
-            loaded = load_version(folder, expect_card=row.card_sha256)
+            loaded = self._whole(row)
         except (RegraftError, OSError) as error:
             logger.error(Event("version_quarantined", version=row.name, reason=error))  # noqa: TRY400
             return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return LoadedVersion(row, loaded, self._settings)
+
+    def _whole(self, row: VersionRow) -> Version:
+        """A version's folder as it was registered; what is not here, or is damaged, is brought where it is kept."""
+        folder = self._settings.versions / row.name
+        try:
+            return load_version(folder, expect_card=row.card_sha256)
+        except (RegraftError, OSError):
+            if not bring(self.folders, folder, version_key(row.card_sha256)):
+                raise
+        return load_version(folder, expect_card=row.card_sha256)
 
     def look_again(self, name: str) -> None:
         """Take a version that was quarantined back, now that its folder is whole; and look at all damaged edges again.
@@ -186,7 +200,7 @@ class Registry:
         with self._loading:
             with self._database.lookup() as connection:
                 (row,) = (row for row in registered_rows(connection) if row.name == name)
-            load_version(self._settings.versions / name, expect_card=row.card_sha256)
+            self._whole(row)
             self._by_id[row.id].problem = ""
             self._look_again_at_edges()
 
@@ -220,6 +234,9 @@ class Registry:
             rows = edge_rows(connection, set(ids) - set(known))
         for row in rows:
             new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
+            if row.folder is not None and not (place := self._settings.edges / row.folder).exists():
+                with suppress(RegraftError, OSError):  # then its files are missing, as it says
+                    bring(self.folders, place, edge_key(row.folder), EDGE)
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error(Event("edge_not_used", edge=known[row.id].edge.key, reason=known[row.id].problem))

@@ -13,23 +13,25 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
 from pathlib import Path
-
-import fsspec
+from typing import Self
 
 from index.durable import sync_all
 from index.errors import RegraftError
 from index.events import Event
 from service.errors import StorageFull
 from service.store.faults import is_full
+from service.store.object_store import FOLDERS, one_kind_of_error, open_store
 
 logger = logging.getLogger(__name__)
 
 MARKER = ".regraft-store"
 IMAGES = repeat("")
 """The kinds of contents that are images all."""
+AT_ONCE = 16
+"""Images on their way to or from a store over the network: one after the other would wait for each."""
 
 
 class StoreUnreachable(RegraftError):
@@ -57,7 +59,7 @@ class Blobs:
             named: some of the keys that rows name now, none if no row does. A place without marker becomes the store
                 when it holds one of them, or when there are none.
         """
-        self._store, self._root = fsspec.core.url_to_fs(url)
+        self._store, self._root = open_store(url)
         self._local = "file" in self._store.protocol
         self._named = named
         self.problem: str | None = None
@@ -75,10 +77,10 @@ class Blobs:
         try:
             if self._local:
                 folder.mkdir(exist_ok=True)
-            for content, kind in zip(contents, kinds, strict=False):
-                keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
-                with _one_kind_of_error():
-                    self._store.pipe_file(self._path(keys[-1]), content)
+            with _Sending(1 if self._local else AT_ONCE) as sending:
+                for content, kind in zip(contents, kinds, strict=False):
+                    keys.append(f"{gallery_id}/{uuid.uuid4().hex}{kind}")
+                    sending.add(self._put, keys[-1], content)
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])
@@ -138,14 +140,18 @@ class Blobs:
             raise FileNotFoundError(
                 f"neither its marker nor any image is there (lost for good? put an empty file {MARKER} there)"
             )
-        with _one_kind_of_error():
+        with one_kind_of_error():
             self._store.makedirs(self._root, exist_ok=True)
             self._store.pipe_file(self._path(MARKER), b"")
         if self._local:
             sync_all([Path(self._path(MARKER)), Path(self._root)])
 
+    def _put(self, key: str, content: bytes) -> None:
+        with one_kind_of_error():
+            self._store.pipe_file(self._path(key), content)
+
     def _read(self, key: str) -> bytes:
-        with _one_kind_of_error():
+        with one_kind_of_error():
             return bytes(self._store.cat_file(self._path(key)))
 
     def exists(self, key: str) -> bool:
@@ -154,24 +160,30 @@ class Blobs:
 
     def all(self) -> Iterator[tuple[str, float]]:
         """Every key there is, with its age in seconds; a store that does not tell the age says 0."""
-        found = self._store.find(self._root, detail=True) if self._store.exists(self._root) else {}
+        # What a store over the network says of a place depends on what lies there: it is not asked whether it exists.
+        there = not self._local or self._store.exists(self._root)
+        found = self._store.find(self._root, detail=True) if there else {}
         now = time.time()
         for path, details in found.items():
             written = details.get("mtime") or details.get("LastModified") or now
             seconds = written if isinstance(written, (int, float)) else written.timestamp()
             key = str(path).removeprefix(self._root).lstrip("/")
-            if key != MARKER:
+            if key != MARKER and not key.startswith(FOLDERS):
                 yield key, max(now - float(seconds), 0.0)
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove images; one that cannot be removed is logged and left as an orphan."""
-        for key in keys:
-            try:
-                self._store.rm_file(self._path(key))
-            except FileNotFoundError:
-                pass
-            except Exception:
-                logger.warning(Event("blob_orphaned", key=key), exc_info=True)
+        with _Sending(1 if self._local else AT_ONCE) as sending:
+            for key in keys:
+                sending.add(self._remove, key)
+
+    def _remove(self, key: str) -> None:
+        try:
+            self._store.rm_file(self._path(key))
+        except FileNotFoundError:
+            pass
+        except Exception:
+            logger.warning(Event("blob_orphaned", key=key), exc_info=True)
 
     def remove_gallery(self, gallery_id: int) -> None:
         """Remove every image of a gallery."""
@@ -192,12 +204,29 @@ class Blobs:
         return f"{self._root}/{key}"
 
 
-@contextmanager
-def _one_kind_of_error() -> Iterator[None]:
-    """Stores over the network have exception types of their own: whatever they raise is an OSError."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise OSError(f"{type(error).__name__}: {error}") from error
+class _Sending:
+    """Work of which so much goes on at a time; the first that fails ends the rest, and is raised."""
+
+    def __init__(self, at_once: int) -> None:
+        self._pool = ThreadPoolExecutor(at_once, "blobs") if at_once > 1 else None
+        self._at_once = at_once
+        self._under_way: list[Future[None]] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def add(self, work: Callable[..., None], *args: object) -> None:
+        """Begin one more, once there is room: what is given as it comes is not all in memory."""
+        if self._pool is None:
+            work(*args)
+            return
+        if len(self._under_way) >= self._at_once:
+            self._under_way.pop(0).result()
+        self._under_way.append(self._pool.submit(work, *args))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """All of them have ended: nothing is written any more behind whoever cleans up."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=True)
+            for one in self._under_way if kind is None else ():
+                one.result()

@@ -17,6 +17,7 @@ from sqlalchemy.exc import IntegrityError
 from index.durable import sync_all
 from index.errors import RegraftError
 from service.errors import UnknownVersion
+from service.registry.brought import version_key
 from service.registry.edge_records import delete_edge
 from service.registry.incoming import incoming_folder
 from service.registry.registry import Registry
@@ -75,7 +76,8 @@ def remove(versions: Path, database: Database, registry: Registry, name: str, co
                 put_aside()
     if not context.dry_run:
         for declared in own:
-            forget_files(declared)
+            forget_files(registry, declared)
+        registry.folders.forget(version_key(row.card_sha256))
         registry.sync()
 
 

@@ -163,6 +163,18 @@ def test_no_service_and_no_data_folder_give_one_line_and_no_traceback(command, t
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("command", ["serve", "worker"])
+@pytest.mark.parametrize("url", ["s4://bucket/images", "s3://"])
+def test_a_store_of_images_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, command, url):
+    monkeypatch.setenv("REGRAFT_BLOBS_URL", url)
+
+    code, _, shown = run(command, "--data", tmp_path)
+
+    assert code == 1
+    assert shown.startswith("regraft: REGRAFT_BLOBS_URL")
+    assert shown.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("url", "said"),
     [

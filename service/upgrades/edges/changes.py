@@ -26,6 +26,7 @@ from index.graph import Graph
 from index.version import EdgeKey, EdgeKind
 from service.backfills.planner import ACTIVE, Kind
 from service.errors import UnknownGallery
+from service.registry.brought import edge_key
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
 from service.registry.placement import preference, route_to
@@ -139,6 +140,8 @@ def accept(
     incoming = edge.folder
     place = None if incoming is None else "/".join((*edge.key, uuid.uuid4().hex))
     files = {} if incoming is None else files_of(incoming)
+    if incoming is not None and place is not None and not context.dry_run:
+        registry.folders.keep(incoming, edge_key(place))  # before the row: who reads that may be on another machine
     with _changing:
         with database.write(dry_run=context.dry_run) as connection:
             galleries = _lock_galleries(connection)
@@ -167,7 +170,7 @@ def accept(
                 sync_all([final.parent])
         if context.dry_run:
             return declared
-        forget_files(before)
+        forget_files(registry, before)
     _refresh(registry, replica)
     accepted = registry.edge(edge.key)
     assert accepted is not None
@@ -212,7 +215,7 @@ def remove(
                 done["lost"] = sum(d.lost for d in touched)
                 record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
         if not context.dry_run:
-            forget_files(declared)
+            forget_files(registry, declared)
     if not context.dry_run:
         logger.warning(Event("edge_removed", edge=key, forced=force, reason=reason))
         _refresh(registry, replica)
@@ -294,10 +297,11 @@ def _check_unused(backfills: Sequence[int]) -> None:
         raise EdgeInUse(f"backfill {numbers} applies this edge: let it end, or cancel it")
 
 
-def forget_files(declared: EdgeRecord | None) -> None:
+def forget_files(registry: Registry, declared: EdgeRecord | None) -> None:
     """Remove the folder of an edge that is gone, where it has one of its own."""
-    if declared is not None and declared.files and declared.edge.folder is not None:
-        shutil.rmtree(declared.edge.folder, ignore_errors=True)
+    if declared is not None and declared.files and (folder := declared.edge.folder) is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        registry.folders.forget(edge_key(folder.relative_to(registry.edges_folder).as_posix()))
 
 
 def _refresh(registry: Registry, replica: Replica) -> None:

@@ -38,14 +38,18 @@ class Site:
         env = environment(
             REGRAFT_DATA=str(self.settings.data),
             REGRAFT_DATABASE_URL=self.settings.database_url,
+            REGRAFT_BLOBS_URL=self.settings.blobs_url,
             REGRAFT_LEASE_SECONDS=str(self.settings.lease_seconds),
         )
-        self.processes.append(Forked(command, env, self.settings.data / f"{len(self.processes)}.log"))
+        self.processes.append(Forked(command, env, self._logs(len(self.processes))))
         return self.processes[-1]
 
     def log(self, process: Forked) -> str:
         """What a process has logged."""
-        return (self.settings.data / f"{self.processes.index(process)}.log").read_text()
+        return self._logs(self.processes.index(process)).read_text()
+
+    def _logs(self, number: int) -> Path:
+        return self.settings.data / f"{self.port}-{number}.log"  # several sites may share a folder
 
     def worker(self) -> Forked:
         """A real worker."""

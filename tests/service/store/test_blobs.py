@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
-from service.store.blobs import MARKER, Blobs
+from index.errors import RegraftError
+from service.store.blobs import AT_ONCE, MARKER, Blobs, StoreUnreachable
+from staging.s3 import ObjectStore, object_store
 
 
-@pytest.fixture(params=["file", "memory"])
+@pytest.fixture(scope="module")
+def s3() -> Iterator[ObjectStore]:
+    with object_store() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running
+
+
+@pytest.fixture(params=["file", "memory", "s3"])
 def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> Blobs:
+    if request.param == "s3":
+        return Blobs(request.getfixturevalue("s3").bucket(), list)
     return Blobs(f"{request.param}://{tmp_path / 'blobs'}", list)
 
 
@@ -47,6 +60,82 @@ def test_a_gallery_is_removed_whole(blobs: Blobs, caplog: pytest.LogCaptureFixtu
     with pytest.raises(FileNotFoundError):
         blobs.read(gone)
     assert not caplog.records
+
+
+def test_everything_there_is_is_listed_with_its_age(blobs: Blobs) -> None:
+    assert list(blobs.all()) == []
+    keys = blobs.write(1, [b"a", b"b"]) + blobs.write(2, [b"c"])
+
+    found = dict(blobs.all())
+
+    assert sorted(found) == sorted(keys)
+    assert all(0 <= age < 600 for age in found.values())
+    assert [blobs.exists(key) for key in (*keys, "1/never")] == [True, True, True, False]
+    blobs.remove(keys)
+    assert list(blobs.all()) == []
+
+
+def test_what_another_process_writes_or_removes_is_seen_at_once(blobs: Blobs) -> None:
+    """No listing is remembered."""
+    (key,) = blobs.write(1, [b"a"])
+    assert [name for name, _ in blobs.all()] == [key]
+    blobs._store.__class__(**blobs._store.storage_options).rm_file(blobs._path(key))
+
+    assert not blobs.exists(key)
+    assert list(blobs.all()) == []
+
+
+def test_many_at_once_keep_their_order(blobs: Blobs) -> None:
+    images = [str(n).encode() for n in range(3 * AT_ONCE)]
+
+    keys = blobs.write(1, iter(images))
+
+    assert [blobs.read(key) for key in keys] == images
+
+
+@pytest.mark.parametrize("blobs", ["s3", "memory"], indirect=True)
+def test_a_write_of_many_that_fails_leaves_no_image(blobs: Blobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    put = Blobs._put
+
+    def failing(self: Blobs, key: str, content: bytes) -> None:
+        if content == b"13":
+            raise OSError("connection reset")
+        put(self, key, content)
+
+    monkeypatch.setattr(Blobs, "_put", failing)
+    with pytest.raises(StoreUnreachable, match="connection reset"):
+        blobs.write(1, [str(n).encode() for n in range(40)])
+
+    assert list(blobs.all()) == []
+
+
+def test_an_object_store_that_is_away_says_so_and_is_used_again_when_it_is_back(s3: ObjectStore) -> None:
+    url = s3.bucket()
+    named: list[str] = []
+    blobs = Blobs(url, lambda: named)
+    named += blobs.write(1, [b"a"])
+    s3.stop()
+
+    for work in (lambda: blobs.write(1, [b"b"]), lambda: blobs.read(named[0]), lambda: blobs.fetch(named[0])):
+        with pytest.raises(StoreUnreachable, match="s3://"):
+            work()
+    assert "out of reach" in str(blobs.problem)
+
+    s3.start()  # an empty one: no bucket, no marker, none of what rows name
+    with pytest.raises(StoreUnreachable):
+        blobs.check()
+    httpx.put(f"{s3.url}/{url.split('/')[2]}")
+    with pytest.raises(StoreUnreachable, match="neither its marker nor any image"):
+        blobs.fetch(named[0])
+    named.clear()
+    assert blobs.read(*blobs.write(1, [b"c"])) == b"c"
+    assert blobs.problem is None
+
+
+@pytest.mark.parametrize("url", ["s4://bucket/x", "s3://"])
+def test_a_store_that_cannot_be_opened_is_named(url: str) -> None:
+    with pytest.raises(RegraftError, match="REGRAFT_BLOBS_URL"):
+        Blobs(url, list)
 
 
 def test_nothing_to_write_is_nothing_written(tmp_path: Path) -> None:

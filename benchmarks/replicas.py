@@ -1,0 +1,137 @@
+"""Two API processes on one PostgreSQL behind a proxy: queries that fail while one is killed or ends.
+
+    python benchmarks/replicas.py [ITEMS] [CLIENTS] [WRITES]
+
+A gallery of ITEMS embeddings of 128 numbers, CLIENTS that ask all the time. Then the delay of replication: one item is
+written at A, and B is asked for it at the moment of A's answer; beside it B's time where nothing was written. The
+PostgreSQL and the proxy are those of the tests, on the machine that runs all: read counts and ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
+
+from http_speed import clustered, fill
+
+from service.settings import Settings
+from staging.postgres import Server
+from staging.processes import Site
+from staging.proxy import Proxy, proxied
+
+BEFORE_SECONDS, AFTER_SECONDS = 2.0, 2.0
+
+
+def main(items: str = "10000", clients: str = "8", writes: str = "300") -> None:
+    vectors, queries = clustered(int(items))
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        server = stack.enter_context(closing(Server()))
+        settings = Settings(data=scratch / "data", database_url=server.create(), preload="*")
+        settings.data.mkdir()
+        sites = [stack.enter_context(closing(Site(settings.data, settings))) for _ in range(2)]
+        proxy = stack.enter_context(proxied([site.port for site in sites]))
+        running = [site.server() for site in sites]
+        fill(proxy.url, scratch, vectors, "auto")
+        print(f"{items} items, {clients} clients; load {os.getloadavg()[0]:.1f}")
+        print("| what happens | asked | failed | of them in flight at the kill | p50 ms | p99 ms | longest ms |")
+        print(f"|{' --- |' * 7}")
+
+        def kill() -> None:
+            running[0].kill()
+            running[0].wait()
+            running[0] = sites[0].server()
+
+        def replace(number: int) -> None:
+            running[number].send_signal(signal.SIGTERM)
+            assert running[number].wait(60) == 0
+            running[number] = sites[number].server()
+
+        happening: dict[str, Callable[[], Any]] = {
+            "nothing": lambda: time.sleep(2.0),
+            "one is killed (-9) and started again": kill,
+            "one ends (SIGTERM) and is started again": lambda: replace(0),
+            "both are replaced, one after the other": lambda: [replace(0), replace(1)],
+        }
+        for name, happens in happening.items():
+            lost = len(proxy.lost)
+            with asking(proxy, queries, int(clients)) as (took, failed):
+                time.sleep(BEFORE_SECONDS)
+                happens()
+                time.sleep(AFTER_SECONDS)
+            p50, p99 = np.percentile(took, [50, 99]) * 1000
+            in_flight = len(proxy.lost) - lost
+            counts = f"{len(took) + len(failed)} | {len(failed)} | {in_flight}"
+            print(f"| {name} | {counts} | {p50:.1f} | {p99:.1f} | {1000 * max(took):.0f} |")
+        delays(sites, queries, int(writes))
+
+
+@contextmanager
+def asking(proxy: Proxy, queries: Any, clients: int) -> Iterator[tuple[list[float], list[str]]]:
+    """Clients that ask until the end; gives what each answer took, and what failed."""
+    took: list[float] = []
+    failed: list[str] = []
+    over = threading.Event()
+
+    def ask(number: int) -> None:
+        with httpx.Client(base_url=f"{proxy.url}/v1", timeout=60, trust_env=False) as http:
+            while not over.is_set():
+                number += clients
+                body = {"version": "plain", "embeddings": [queries[number % len(queries)].tolist()], "k": 10}
+                began = time.perf_counter()
+                try:
+                    answer = http.post("/galleries/asked/query", json=body)
+                except httpx.TransportError as error:
+                    failed.append(repr(error))
+                    continue
+                if answer.status_code == 200 and len(answer.json()["results"][0]["matches"]) == 10:
+                    took.append(time.perf_counter() - began)
+                else:
+                    failed.append(answer.text)
+
+    threads = [threading.Thread(target=ask, args=(n,), daemon=True) for n in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield took, failed
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def delays(sites: list[Site], queries: Any, writes: int) -> None:
+    """What B takes to show what A has just acknowledged, and what it takes where there is nothing new."""
+    a, b = (site.http for site in sites)
+    seen, idle, missed = [], [], 0
+    for n in range(writes):
+        vector = queries[n % len(queries)] + 0.001 * (n + 1)
+        item = {"id": f"new{n}", "embedding": vector.tolist()}
+        body = {"version": "plain", "embeddings": [vector.tolist()], "k": 1}
+        a.post("/galleries/asked/items", json={"items": [item]}).raise_for_status()
+        for times in (seen, idle):
+            began = time.perf_counter()
+            found = b.post("/galleries/asked/query", json=body).json()["results"][0]["matches"][0]["id"]
+            times.append(time.perf_counter() - began)
+            missed += found != f"new{n}"
+    new, old = (np.percentile(times, [50, 99]) * 1000 for times in (seen, idle))
+    print(f"written at A, asked at B at the moment of A's answer, {writes} times: {missed} answers without it")
+    print(f"that answer: p50 {new[0]:.1f}, p99 {new[1]:.1f} ms")
+    print(f"the next, with nothing new: p50 {old[0]:.1f}, p99 {old[1]:.1f} ms")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Where blobs lie: a folder of this machine, or an object store over the network, through fsspec.
+
+S3 through s3fs (`regraft[s3]`): keys, endpoint and region come from the environment that every S3 client reads
+(AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL_S3, ...). One that does not answer says so within seconds: a request waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+
+from index.errors import RegraftError
+
+FOLDERS = "folders/"
+"""What the keys of packed folders begin with; those of images with the number of a gallery."""
+
+CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
+"""Of a request to S3."""
+S3 = {
+    # Another process removes what this one has listed.
+    "use_listings_cache": False,
+    "config_kwargs": {
+        "connect_timeout": CONNECT_SECONDS,
+        "read_timeout": READ_SECONDS,
+        "retries": {"mode": "standard", "total_max_attempts": ATTEMPTS},
+    },
+}
+OPTIONS: dict[str, dict[str, Any]] = {"s3": S3, "s3a": S3}
+"""By protocol."""
+
+
+class UnusableStore(RegraftError):
+    """REGRAFT_BLOBS_URL names no store, or one whose Python package is not installed."""
+
+    code = "unusable_store"
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """A file system of fsspec and the path in it. Raises UnusableStore."""
+    protocol = url.partition("://")[0]
+    try:
+        store, root = fsspec.core.url_to_fs(url, **OPTIONS.get(protocol, {}))
+    except (ImportError, ValueError) as error:
+        how = ": pip install 'regraft[s3]'" if protocol in OPTIONS else ""
+        raise UnusableStore(f"REGRAFT_BLOBS_URL cannot be opened ({error}){how}") from error
+    if protocol in OPTIONS:
+        if not str(root).strip("/"):
+            raise UnusableStore(f"REGRAFT_BLOBS_URL is {url!r}: it needs a bucket, such as s3://bucket/prefix")
+        store.retries = 1  # botocore tries again already: both together would multiply
+    return store, str(root).rstrip("/")
+
+
+def is_far(url: str) -> bool:
+    """Whether a store is over the network, not a folder of this machine."""
+    return "file" not in fsspec.core.get_filesystem_class(url.partition("://")[0] if "://" in url else "file").protocol
+
+
+@contextmanager
+def one_kind_of_error() -> Iterator[None]:
+    """Stores over the network have exception types of their own: whatever they raise is an OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,89 @@
+"""Two machines with a PostgreSQL and an S3 between them and no disk in common: what one accepts, the other serves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from service.http.app import create_app
+from service.settings import Settings
+from staging.builders import image_bytes, make_image, make_version, zip_version
+from staging.s3 import object_store
+from staging.working import work
+
+ITEMS = 24
+
+pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+
+
+@pytest.fixture(scope="module")
+def bucket() -> Iterator[str]:
+    with object_store() as running, pytest.MonkeyPatch.context() as patch:
+        for name, value in running.environment.items():
+            patch.setenv(name, value)
+        yield running.bucket()
+
+
+@pytest.fixture
+def machines(settings: Settings, bucket: str, tmp_path: Path) -> list[Settings]:
+    return [settings.model_copy(update={"data": tmp_path / name, "blobs_url": bucket}) for name in ("a", "b", "c")]
+
+
+@pytest.fixture
+def services(machines: list[Settings]) -> Iterator[list[TestClient]]:
+    with ExitStack() as stack:
+        made = [TestClient(create_app(one), base_url="http://127.0.0.1/v1") for one in machines[:2]]
+        yield [stack.enter_context(http) for http in made]
+
+
+def found(http: TestClient, picture: bytes) -> list[str]:
+    asked = http.post("/galleries/g/query", data={"k": "3"}, files=[("images", ("q", picture))])
+    assert asked.status_code == 200, asked.text
+    assert asked.json()["degraded"] == []
+    return [match["id"] for match in asked.json()["results"][0]["matches"]]
+
+
+def test_versions_edges_and_images_reach_every_machine(
+    services: list[TestClient], machines: list[Settings], tmp_path: Path
+) -> None:
+    here, there = services
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    v2 = make_version(tmp_path / "v2", "v2", 6, drift=0.1)
+    v3 = make_version(tmp_path / "v3", "v3", 6, edges=[(v2, "identity", 0.9)])
+    pictures = [image_bytes(make_image(n % 5, n)) for n in range(ITEMS)]
+
+    def ok(answer: Any, *codes: int) -> Any:
+        assert answer.status_code in (codes or (200, 201, 202)), answer.text
+        return answer
+
+    for http, version in ((here, v1), (there, v2), (here, v3)):  # an edge's old version came on the other machine
+        ok(http.post("/versions", files={"archive": zip_version(version.folder)}))
+    ok(here.post("/galleries", json={"name": "g"}))
+    ok(there.post("/galleries/g/deployments", json={"version": "v1"}))
+    for n, picture in enumerate(pictures):
+        items = f'[{{"id": "i{n}", "image": "a", "metadata": {{"label": {n % 5}}}}}]'
+        ok(services[n % 2].post("/galleries/g/items", data={"items": items}, files=[("images", ("a", picture))]))
+    assert found(here, pictures[3]) == found(there, pictures[3])
+    assert there.get("/galleries/g/items/i0/image").content == pictures[0]
+
+    fit = {"new": "v2", "old": "v1", "gallery": "g", "kind": "procrustes", "embed": ITEMS, "label": "label"}
+    ok(there.post("/edges:fit", json=fit))
+    ok(here.post("/galleries/g/deployments", json={"version": "v2"}))
+    assert found(here, pictures[3]) == found(there, pictures[3])
+    ok(there.post("/galleries/g/backfills", json={"kind": "reencode"}))
+    work(machines[2])  # a worker on a third machine, which has seen no version yet
+    for http in services:
+        http.app.state.runtime.replica.refresh(1)  # type: ignore[attr-defined]
+        assert http.get("/galleries/g").json()["mix"] == {"v2": ITEMS}
+        assert http.get("/health/ready").json()["problems"] == []
+
+    ok(here.delete("/versions/v3", params={"confirm": "v3"}), 204)
+    other = make_version(tmp_path / "other", "v3", 5, seed=3)  # other content by a name that was used before
+    ok(here.post("/versions", files={"archive": zip_version(other.folder)}))
+    assert there.get("/versions/v3").json()["dim"] == 5
+    assert there.get("/versions/v3").json()["problem"] is None

