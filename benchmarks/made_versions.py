@@ -24,6 +24,7 @@ RNG = np.random.default_rng(0)
 
 
 def weights(*shape: int) -> np.ndarray:
+    """Normal random weights (out, in, ...), the smaller the more inputs there are."""
     fan = int(np.prod(shape[1:])) or 1
     return RNG.normal(scale=fan**-0.5, size=shape).astype(np.float32)
 
@@ -36,6 +37,7 @@ class Net:
         self.arrays: list[Any] = []
 
     def add(self, kind: str, inputs: list[str], arrays: dict[str, np.ndarray] | None = None, **attributes: Any) -> str:
+        """A node of these inputs and arrays; the name of its output."""
         number = len(self.nodes)
         names = []
         for name, array in (arrays or {}).items():
@@ -45,12 +47,14 @@ class Net:
         return f"y{number}"
 
     def conv(self, x: str, into: int, out: int, size: int, stride: int = 1, relu: bool = True) -> str:
+        """A convolution that keeps the size, or divides it by the stride."""
         arrays = {"w": weights(out, into, size, size)}
         y = self.add("Conv", [x], arrays, strides=[stride] * 2, pads=[size // 2] * 4, kernel_shape=[size] * 2)
         return self.add("Relu", [y]) if relu else y
 
 
 def resnet50(net: Net) -> tuple[str, int]:
+    """ResNet-50 without BatchNorm; the name of its features and how many there are."""
     x = net.add("MaxPool", [net.conv("image", 3, 64, 7, 2)], kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
     width = 64
     for stage, (blocks, inner) in enumerate(((3, 64), (4, 128), (6, 256), (3, 512))):
@@ -66,6 +70,7 @@ def resnet50(net: Net) -> tuple[str, int]:
 
 
 def small(net: Net) -> tuple[str, int]:
+    """Three convolutions, likewise."""
     x = net.conv(net.conv(net.conv("image", 3, 16, 7, 4), 16, 32, 3, 4), 32, 64, 3, 2)
     return net.add("Flatten", [net.add("GlobalAveragePool", [x])]), 64
 
@@ -78,6 +83,7 @@ def write_version(
     old: Version | None,
     hidden: tuple[int, ...] = SMALL_EDGE,
 ) -> Version:
+    """A version folder of this body and, where there is an old version, a `forward` edge of these hidden layers."""
     folder.mkdir()
     net = Net()
     features, width = body(net)
@@ -87,16 +93,15 @@ def write_version(
     spec = Preprocess(height=SIDE, width=SIDE, resize=256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
     card = Card(name, dim, {"kind": "cosine"}, spec, method="random")
     if old is not None:
-        score = {"cmc@1": Score(0.5, 0.4, 0.6)}
-        for kind, place in ((EdgeKind.FORWARD, old),):
-            write_edge(folder, Edge(name, place.name, kind, score, place.card.encoder))
-            mlp = Net()
-            out, width = "embedding", old.card.dim
-            for size in hidden:
-                out, width = mlp.add("Relu", [mlp.add("MatMul", [out], {"w": weights(width, size)})]), size
-            out = mlp.add("MatMul", [out], {"w": weights(width, dim)})
-            mlp.nodes.append(helper.make_node("LpNormalization", [out], ["out"], axis=1))
-            save(folder / "edges" / old.name / EDGE_MODEL[kind], mlp, {"embedding": ("N", old.card.dim)}, dim)
+        write_edge(folder, Edge(name, old.name, EdgeKind.FORWARD, {"cmc@1": Score(0.5, 0.4, 0.6)}, old.card.encoder))
+        mlp = Net()
+        out, width = "embedding", old.card.dim
+        for size in hidden:
+            out, width = mlp.add("Relu", [mlp.add("MatMul", [out], {"w": weights(width, size)})]), size
+        out = mlp.add("MatMul", [out], {"w": weights(width, dim)})
+        mlp.nodes.append(helper.make_node("LpNormalization", [out], ["out"], axis=1))
+        model = folder / "edges" / old.name / EDGE_MODEL[EdgeKind.FORWARD]
+        save(model, mlp, {"embedding": ("N", old.card.dim)}, dim)
     import onnxruntime as ort
 
     image = RNG.normal(size=(1, 3, SIDE, SIDE)).astype(np.float32)
@@ -107,6 +112,7 @@ def write_version(
 
 
 def save(path: Path, net: Net, inputs: dict[str, tuple[Any, ...]], dim: int) -> None:
+    """The graph as an ONNX model; its output is (N, dim)."""
     given = [helper.make_tensor_value_info(n, TensorProto.FLOAT, s) for n, s in inputs.items()]
     out = helper.make_tensor_value_info("out", TensorProto.FLOAT, ("N", dim))
     graph = helper.make_graph(net.nodes, "g", given, [out], net.arrays)
@@ -114,6 +120,7 @@ def save(path: Path, net: Net, inputs: dict[str, tuple[Any, ...]], dim: int) -> 
 
 
 def picture(number: int) -> bytes:
+    """A JPEG of 320 pixels, 8 x 8 blocks of random colours."""
     rng = np.random.default_rng(number)
     pixels = np.kron(rng.integers(0, 255, (8, 8, 3)), np.ones((40, 40, 1))).astype(np.uint8)
     stream = io.BytesIO()

@@ -3,9 +3,9 @@
     python benchmarks/training_step.py [BACKBONE] [SIDE] [BATCH] [ROUNDS]
 
 All methods take turns in one run, forward, backward and optimiser, on random images of SIDE pixels; the figure is the
-best of ROUNDS, since other programs only ever add to it. The bound is independent + one forward of the old model; what
-a method's figure has above 1 is its own arithmetic. `forwards` counts the frozen models that the method itself needs:
-BT2 and FCT also look at the independent model, which is a second forward; with `cache_old` there are none.
+best of ROUNDS, since other programs only ever add to it. The last column is relative to an independent step and one
+forward of the old model: what a method has above 1 is its own arithmetic, and with BT2 the forward of the independent
+model. "cached" is with `cache_old`, where no frozen model is asked.
 """
 
 from __future__ import annotations
