@@ -17,7 +17,7 @@ trained on then: to choose by. --write FILE puts the table between `<!-- table T
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -98,6 +98,7 @@ class Bench:
         seeds: how many.
         settings: changes of every recipe, field=value.
         held_out: measure on training images that are held out.
+        methods: only these, in the tables that have several.
     """
 
     family: Family
@@ -105,6 +106,11 @@ class Bench:
     seeds: int
     settings: Sequence[str]
     held_out: bool
+    methods: Sequence[str]
+
+    def wanted(self, methods: Iterable[str]) -> list[str]:
+        """Those of a table's methods that are asked for."""
+        return [method for method in methods if not self.methods or method in self.methods]
 
     @cached_property
     def read(self) -> dict[tuple[str, str], Data]:
@@ -160,8 +166,8 @@ class Bench:
 
 def forms(bench: Bench) -> Iterator[Sequence[str]]:
     yield ("method", "form", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd")
-    for method, choices in FORMS.items():
-        for name, settings in choices.items():
+    for method in bench.wanted(FORMS):
+        for name, settings in FORMS[method].items():
             yield method, name, *measured(bench.values(method, settings))
 
 
@@ -177,7 +183,7 @@ def hbct(bench: Bench) -> Iterator[Sequence[str]]:
 
 def cache_old(bench: Bench) -> Iterator[Sequence[str]]:
     yield ("method", "exact new/old CMC-1 %", "cached - exact", "exact new/new CMC-1 %", "cached - exact")
-    for method in CACHED:
+    for method in bench.wanted(CACHED):
         form = ["influence=distill"] if method == "bct" else []
         exact, cached = (
             bench.values(method, ["augment=shift", f"cache_old={flag}", *form]) for flag in ("false", "true")
@@ -191,10 +197,10 @@ def cache_old(bench: Bench) -> Iterator[Sequence[str]]:
 def scales(bench: Bench) -> Iterator[Sequence[str]]:
     yield ("method", "scale", "new/old CMC-1 %", "sd", "mAP %", "new/new CMC-1 %", "sd", "new/old - old/old")
     classes = len(bench.data(with_overrides(bench.family.recipe("independent"), bench.settings)).classes)
-    named = {"1 (unit)": None, f"{adacos_scale(classes):.1f} (AdaCos)": adacos_scale(classes), "16": 16.0, "32": 32.0}
-    for method, option in SCALE.items():
+    named = {"1 (unit)": None, f"{adacos_scale(classes):.1f} (AdaCos)": adacos_scale(classes), "32": 32.0}
+    for method in bench.wanted(SCALE):
         for name, scale in named.items():
-            settings = ["logits=unit"] if scale is None else ["logits=cosine", f"{option}={scale:.3g}"]
+            settings = ["logits=unit"] if scale is None else ["logits=cosine", f"{SCALE[method]}={scale:.3g}"]
             seeds = bench.values(method, settings)
             yield method, name, *measured(seeds), gain(seeds)
 
@@ -277,12 +283,13 @@ def main() -> None:
     parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--held-out", action="store_true", help="measure on held-out training images")
+    parser.add_argument("--methods", nargs="+", default=[], help="only these, of forms, cache_old or scales")
     parser.add_argument("--out", type=Path, help="where versions and measurements go; runs/variants-FAMILY")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
     given = parser.parse_args()
     settings = [*([f"root={given.root}"] if given.root else []), *given.set]
     out = given.out or Path("runs") / f"variants-{given.family}"
-    bench = Bench(COMPARED[given.family], out, given.seeds, settings, given.held_out)
+    bench = Bench(COMPARED[given.family], out, given.seeds, settings, given.held_out, given.methods)
     lines: list[str] = []
     for row in TABLES[given.table](bench):
         lines += [f"| {' | '.join(row)} |", *([] if lines else [f"|{' --- |' * len(row)}"])]

@@ -25,6 +25,7 @@ from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version import CARD
 from training.data import Data
 from training.evaluate import compare, embed_both, measure
+from training.fitting import checkpoint_of
 from training.overrides import with_overrides
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import FIRSTS, HOW, Family
@@ -107,13 +108,13 @@ class Run:
             if (out / CARD).is_file() and note["made_of"] == made_of:
                 return
         self.measured(part).unlink(missing_ok=True)
-        say(f"seed {self.seed}: training {out.name}")
+        say(f"seed {self.seed}: {'going on with' if checkpoint_of(out).is_file() else 'training'} {out.name}")
         start = time.perf_counter()
         train(recipe, out, progress=False, data=sets.of(recipe))
         note = {"seconds": round(time.perf_counter() - start, 1), "made_of": made_of}
         self.note(part).write_text(json.dumps(note, indent=1))
 
-    def measure(self, part: str, sets: Sets) -> None:
+    def measure(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
         """Measure a version beside its old one, unless that was done."""
         if self.measured(part).is_file():
             return
@@ -126,6 +127,8 @@ class Run:
             rows["new/old"] = compare(embed_both(new, data)[0], embed_both(old, data)[1], data, old.recipe.space)
         values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
         np.savez(self.measured(part), **values)
+        found = ", ".join(f"{pair} {100 * measured.mean(METRICS[0]):.1f}" for pair, measured in rows.items())
+        say(f"seed {self.seed}: {self.version(part).name} after {self.seconds(part):.0f} s: CMC-1 % {found}")
 
     def results(self, part: str) -> MetricValues | None:
         """What was measured; None before it is."""
@@ -156,13 +159,13 @@ def compare_methods(
         runs: one for each seed.
         parts: what follows the family's name in the names of its recipes, references first.
         after_each: called when another part has been measured.
-        say: told of each training.
+        say: told of each training and what came of it.
     """
     sets = Sets({})
     for run in runs:
         for part in parts:
             run.train(part, sets, say)
-            run.measure(part, sets)
+            run.measure(part, sets, say)
             after_each()
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
 from index.errors import InvalidArgument
@@ -47,7 +48,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
         validation: measures after every epoch; the module ends with the weights of its best one.
 
     Raises:
-        KeyboardInterrupt: stopped by Ctrl-C.
+        KeyboardInterrupt: stopped by Ctrl-C or SIGTERM.
         InvalidArgument: the precision is unknown, or needs a GPU.
     """
     recipe, images = module.recipe, data.train.dense()
@@ -173,12 +174,15 @@ def loggers(folder: Path) -> list[Logger]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Ctrl-C leaves as KeyboardInterrupt: Lightning makes an exit of it, and ignores the signal from then on."""
+    """Ctrl-C and SIGTERM leave as KeyboardInterrupt.
+
+    Lightning makes an exit of both, a successful one of SIGTERM, and ignores Ctrl-C from then on.
+    """
     heard = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as error:
-        if isinstance(error.__context__, KeyboardInterrupt):
+        if isinstance(error, SIGTERMException) or isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
     finally:

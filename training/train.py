@@ -61,7 +61,7 @@ def train(
     Raises:
         RegraftError: the recipe, its data or the old version cannot be used, or the disk is full; no part of a version
             is left then, and a version that was there before still is.
-        KeyboardInterrupt: stopped by Ctrl-C; likewise.
+        KeyboardInterrupt: stopped by Ctrl-C or SIGTERM; likewise.
     """
     data = data or recipe_data(recipe)
     references = {**referred_of(recipe), **(references or {})}

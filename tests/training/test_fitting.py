@@ -108,8 +108,8 @@ def never() -> None:
     raise AssertionError
 
 
-def interrupt() -> None:
-    os.kill(os.getpid(), signal.SIGINT)
+def interrupt(by: signal.Signals = signal.SIGINT) -> None:
+    os.kill(os.getpid(), by)
 
 
 def test_a_training_killed_in_an_epoch_goes_on_to_the_very_same_weights(
@@ -131,14 +131,15 @@ def test_a_training_killed_in_an_epoch_goes_on_to_the_very_same_weights(
     assert not checkpoint_of(out).exists()
 
 
-def test_ctrl_c_is_one_line_and_leaves_only_what_is_needed_to_go_on(
-    undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_is_one_line_and_leaves_only_what_is_needed_to_go_on(
+    by: signal.Signals, undisturbed: Path, tmp_path: Path, at_step: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("training.recipes", "training.recipe_file"):
         monkeypatch.setattr(f"{module}.find_recipe", lambda _: RECIPE)
     out, before = tmp_path / "v", signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context():
-        at_step(17, interrupt)
+        at_step(17, lambda: interrupt(by))
         stopped = CliRunner().invoke(app, ["train", "mine", "--out", str(out)])
 
     assert stopped.exit_code == 130

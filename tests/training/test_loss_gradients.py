@@ -14,6 +14,7 @@ AGAINST_OLD = {
     "half_square": losses.half_square,
     "mean_square": losses.mean_square,
     "distillation": losses.distillation,
+    "gaussian_nll": lambda new, old: losses.gaussian_nll(new, new[:, 0], old),
     "regression_alleviating": lambda new, old: contrasts.regression_alleviating(new, old, LABELS, 0.1),
     "masked_alignment": lambda new, old: contrasts.masked_alignment(new, old, LABELS, 10.0),
     "outside_boundary": lambda new, old: losses.outside_boundary(new, old, torch.full((4,), 0.1).double()),

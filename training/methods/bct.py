@@ -14,7 +14,7 @@ from torch import Tensor
 from index.errors import InvalidArgument
 from training.losses import UNKNOWN, distillation, fit_dim, known_cross_entropy, linear_logits, synthesise_head
 from training.method import EmbeddedBatch, MethodContext, Old
-from training.methods.compatible import Compatible, check_choice
+from training.methods.compatible import Compatible, check_choice, cosine_scale
 
 INFLUENCES = ("old", "synthesised", "distill")
 LOGITS = ("unit", "head", "cosine", "raw")
@@ -31,7 +31,7 @@ class Bct(Compatible):
         logits: `unit` (unit embeddings on the mean unit old embedding of every class, without the old head), `head`
             (unit embeddings on the old head), `cosine` (`scale` times the cosines with its rows) or `raw` (the paper's
             letter: raw embeddings on the old head; on small data it can fall below the old model).
-        scale: of the cosine logits.
+        scale: of the cosine logits; 0: sqrt(2) log(K - 1) for K rows, see `cosine_scale`.
         weight: lambda.
         alleviate: the new head's logits of other classes are to be smaller too (`bct_ract` of Hot-Refresh's public
             code, Zhang 2022, arXiv 2201.09724); not for `distill`.
@@ -43,7 +43,7 @@ class Bct(Compatible):
         *,
         influence: str = "synthesised",
         logits: str = "unit",
-        scale: float = 16.0,
+        scale: float = 0.0,
         weight: float = 10.0,
         alleviate: bool = False,
     ) -> None:
@@ -54,7 +54,6 @@ class Bct(Compatible):
             raise InvalidArgument("alleviate needs labels: influence old or synthesised", pointer="/alleviate")
         old = context.require_old("bct")
         self.influence, self.alleviate = influence, alleviate
-        self.scale = scale if logits == "cosine" else None
         self.unit = logits in {"unit", "head"}
         if logits == "unit":
             head_KN, bias_K, label_C = _class_means(old, influence)
@@ -64,6 +63,7 @@ class Bct(Compatible):
             head_KN, bias_K, label_C = *old.head(f"influence={influence}"), old.label_C
         if influence == "old" and bool((label_C == UNKNOWN).all()):
             raise InvalidArgument("the old head knows none of the new classes; use influence=synthesised or distill")
+        self.scale = cosine_scale(scale, len(head_KN)) if logits == "cosine" else None
         self.bias_K: Tensor | None
         self.register_buffer("head_KN", head_KN)
         self.register_buffer("bias_K", bias_K)

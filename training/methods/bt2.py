@@ -21,7 +21,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import MEAN_LOGITS, check_choice
+from training.methods.compatible import MEAN_LOGITS, check_choice, cosine_scale
 from training.orthogonal import Orthogonal
 
 
@@ -74,7 +74,7 @@ class Bt2(nn.Module):
         old_weight: c.
         logits: of the class means. `unit`: means of unit old embeddings. `raw`: of raw ones, the paper's letter (its
             models end in a normalisation). `cosine`: `logit_scale` times the cosines.
-        logit_scale: of the cosine logits.
+        logit_scale: of the cosine logits; 0: sqrt(2) log(C - 1), see `cosine_scale`.
 
     Raises:
         InvalidArgument: `dim` or `extra` cannot work (says which would), or an unknown kind of logits.
@@ -94,7 +94,7 @@ class Bt2(nn.Module):
         influence_weight: float = 10.0,
         old_weight: float = 5.0,
         logits: str = "unit",
-        logit_scale: float = 16.0,
+        logit_scale: float = 0.0,
     ) -> None:
         super().__init__()
         check_choice("logits", logits, MEAN_LOGITS)
@@ -103,7 +103,7 @@ class Bt2(nn.Module):
         self.transform = BasisTransformation(old.dim, independent_dim, extra, scale)
         self.classifier = context.classifier(independent_dim)
         self.weights = independent_weight, influence_weight, old_weight
-        self.logit_scale = logit_scale if logits == "cosine" else None
+        self.logit_scale = cosine_scale(logit_scale, context.classes) if logits == "cosine" else None
         self.register_buffer("mean_CN", old.class_means(raw=logits == "raw"))
 
     def forward(self, batch: EmbeddedBatch) -> Step:

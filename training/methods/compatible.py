@@ -12,6 +12,9 @@ from index.version import EdgeKind
 from training.losses import UNKNOWN, fit_dim
 from training.method import EmbeddedBatch, MethodContext, Step
 
+MEAN_LOGITS = ("unit", "cosine", "raw")
+"""How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""
+
 
 def adacos_scale(classes: int) -> float:
     """sqrt(2) log(C - 1): the scale of cosines at which a softmax over C classes can tell them apart.
@@ -21,8 +24,17 @@ def adacos_scale(classes: int) -> float:
     return math.sqrt(2) * math.log(max(classes - 1, 2))
 
 
-MEAN_LOGITS = ("unit", "cosine", "raw")
-"""How a classifier of class means reads an embedding: both made unit first, by scaled cosines, or both as they are."""
+def cosine_scale(scale: float, classes: int) -> float:
+    """What cosines are multiplied by: the scale given, or where it is 0 AdaCos's for so many classes.
+
+    Raises:
+        InvalidArgument: it is below 0.
+    """
+    if scale < 0:
+        raise InvalidArgument(
+            f"the scale of cosine logits must be 0 (by the classes) or more, not {scale:g}", pointer="/scale"
+        )
+    return scale or adacos_scale(classes)
 
 
 def check_choice(option: str, value: str, legal: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from index.errors import InvalidArgument
 from index.version import EdgeKind
 from training.losses import cosine_alignment, linear_logits
 from training.method import EmbeddedBatch, MethodContext, Step
-from training.methods.compatible import MEAN_LOGITS, check_choice
+from training.methods.compatible import MEAN_LOGITS, check_choice, cosine_scale
 from training.orthogonal import Orthogonal
 
 
@@ -31,7 +31,7 @@ class Oca(nn.Module):
         alignment_weight: b.
         logits: of P. `unit`: h is a unit vector throughout. `raw`: the paper's letter, h and the means as they are.
             `cosine`: h as it is, `scale` times the cosines.
-        scale: of the cosine logits.
+        scale: of the cosine logits; 0: sqrt(2) log(C - 1), see `cosine_scale`.
 
     Raises:
         InvalidArgument: no extra dimension is left, or an unknown kind of logits.
@@ -48,7 +48,7 @@ class Oca(nn.Module):
         influence_weight: float = 10.0,
         alignment_weight: float = 5.0,
         logits: str = "unit",
-        scale: float = 16.0,
+        scale: float = 0.0,
     ) -> None:
         super().__init__()
         old = context.require_old("oca")
@@ -62,7 +62,7 @@ class Oca(nn.Module):
         self.rotation = Orthogonal(context.dim, random=True)
         self.classifier = context.classifier(context.dim)
         self.influence_weight, self.alignment_weight = influence_weight, alignment_weight
-        self.scale = scale if logits == "cosine" else None
+        self.scale = cosine_scale(scale, context.classes) if logits == "cosine" else None
         self.register_buffer("mean_CN", old.class_means(raw=logits == "raw"))
 
     def forward(self, batch: EmbeddedBatch) -> Step:

@@ -15,6 +15,7 @@ from training.heads import ArcFace, Softmax
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.bct import Bct
+from training.methods.compatible import cosine_scale
 
 CLASSES, OLD_DIM, SCALE = 4, 3, 5.0
 LABELS = [0, 1, 2, 3, 0, 2]
@@ -93,6 +94,23 @@ def test_the_form_distill_compares_what_the_old_head_says_of_both_embeddings(log
     made = build(influence="distill", logits=logits, scale=SCALE).influence_loss(given)
 
     assert made.item() == pytest.approx(sum(terms) / len(terms), rel=1e-4)
+
+
+@pytest.mark.parametrize(("classes", "expected"), [(2, 0.98), (10, 3.107), (100, 6.499), (964, 9.716)])
+def test_the_scale_of_cosines_follows_from_the_number_of_classes(classes: int, expected: float) -> None:
+    scale = cosine_scale(0.0, classes)
+    own = math.exp(scale) / (math.exp(scale) + classes - 1)  # every other class at a right angle
+
+    assert scale == pytest.approx(expected, abs=1e-3)
+    assert own > 0.7
+    assert cosine_scale(5.0, classes) == 5.0
+    with pytest.raises(InvalidArgument, match="scale of cosine logits must be 0"):
+        cosine_scale(-1.0, classes)
+
+
+@pytest.mark.parametrize(("influence", "rows"), [("synthesised", CLASSES), ("old", 2), ("distill", 2)])
+def test_without_a_scale_cosines_are_scaled_by_the_rows_there_are(influence: str, rows: int) -> None:
+    assert build(influence=influence, logits="cosine").scale == cosine_scale(0.0, rows)
 
 
 @pytest.mark.parametrize("influence", ["old", "synthesised", "distill"])

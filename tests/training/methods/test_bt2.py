@@ -15,6 +15,7 @@ from tensors import draw64
 from training.heads import Softmax
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
 from training.methods.bt2 import BasisTransformation, Bt2
+from training.methods.compatible import cosine_scale
 
 N, M, D, CLASSES = 4, 5, 2, 3
 
@@ -143,6 +144,10 @@ def test_cosine_logits_leave_the_length_of_the_class_means_out() -> None:
         naive += np.log(np.exp(logits).sum()) - logits[int(given.label_B[i])]
 
     assert method(given).logging["influence"].item() == pytest.approx(naive / 6)
+
+
+def test_without_a_scale_cosines_are_scaled_by_the_number_of_classes() -> None:
+    assert build(logits="cosine").logit_scale == cosine_scale(0.0, CLASSES)
 
 
 def test_an_unknown_kind_of_logits_lists_the_legal_ones() -> None:

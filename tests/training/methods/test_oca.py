@@ -14,6 +14,7 @@ from tensors import draw
 from training.heads import Softmax
 from training.losses import UNKNOWN
 from training.method import Classifier, EmbeddedBatch, MethodContext, Old
+from training.methods.compatible import cosine_scale
 from training.methods.oca import Oca
 
 CLASSES, OLD_DIM, DIM = 4, 3, 5
@@ -121,6 +122,10 @@ def test_what_ships_is_the_plain_embedding_and_a_truncation() -> None:
 def test_a_dimension_that_leaves_nothing_extra_is_refused(dim: int) -> None:
     with pytest.raises(InvalidArgument, match=f"above {OLD_DIM}, not {dim}"):
         build(dim)
+
+
+def test_without_a_scale_cosines_are_scaled_by_the_number_of_classes() -> None:
+    assert build(logits="cosine").scale == cosine_scale(0.0, CLASSES)
 
 
 def test_unknown_logits_list_the_legal_ones() -> None:
