@@ -51,7 +51,7 @@ def created(
         (sentences, None, {"texts"}),
         (bert, "cls", {"texts"}),
         (clip, None, {"images", "texts"}),
-        (siglip, None, {"images", "texts"}),
+        pytest.param(siglip, None, {"images", "texts"}, marks=pytest.mark.slow),
         (vit, None, {"images"}),
         (vit, "mean", {"images"}),
     ],

@@ -38,7 +38,7 @@ def folder(place: Path, resize_mode: str = "shortest") -> Path:
     return place
 
 
-@pytest.mark.parametrize("resize_mode", ["shortest", "squash"])
+@pytest.mark.parametrize("resize_mode", ["shortest", pytest.param("squash", marks=pytest.mark.slow)])
 def test_a_model_becomes_a_version_that_gives_what_open_clip_gives(tmp_path: Path, resize_mode: str) -> None:
     place = folder(tmp_path / "model", resize_mode)
 
