@@ -53,11 +53,14 @@ class UpgradeRoutes(Connection):
     ) -> EvaluationInfo:
         """POST /v1/galleries/{gallery}/evaluations: {label, metadata} each, with one image each, or with embeddings.
 
-        `embeddings` holds those of every version that will be compared, in the order of the entries.
+        `embeddings` holds those of every version that will be compared, in the order of the entries; with neither, each
+        entry has a `text`. In place of a label `relevant` names the items of the gallery that are right for an entry.
         """
         if embeddings is not None:
             listed = {version: given.vectors(rows, f"embeddings[{version!r}]") for version, rows in embeddings.items()}
             content: Json = {"json": {"name": name, "entries": [dict(e) for e in entries], "embeddings": listed}}
+        elif any("text" in entry for entry in entries):
+            content = {"json": {"name": name, "entries": [dict(e) for e in entries]}}
         else:
             described = json.dumps([{**entry, "image": str(n)} for n, entry in enumerate(entries)])
             pictures = given.images(images)

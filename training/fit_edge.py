@@ -16,7 +16,16 @@ import torch
 
 from index.errors import InvalidArgument
 from index.evaluation.adapters import Affine, SlerpAdapter, few_pairs
-from index.evaluation.choosing import AUTO, ChosenKind, Search, choose_kind, learning_curve, recommendation, searching
+from index.evaluation.choosing import (
+    AUTO,
+    ChosenKind,
+    Fit,
+    Search,
+    choose_kind,
+    learning_curve,
+    recommendation,
+    searching,
+)
 from index.evaluation.fitting import FITS, Pairs, fit_adapter, fit_calibration_maps, legal_options, measure
 from index.evaluation.metrics import Retrieval
 from index.folder import load_version, write_card, write_edge
@@ -109,7 +118,7 @@ def fit_edge(
         place = folder / "edges" / old.name
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
-        search = _searching(new.card, old.card, options or {})
+        search = searching_by(new.card, old.card, options or {})
         choice = choose_kind(ADAPTER_OF, search, pairs, old.card) if kind == AUTO else None
         kind = choice.kind if choice else kind
         adapter = KINDS[kind](pairs, new.card, old.card, options or {})
@@ -183,7 +192,7 @@ KINDS: dict[str, Callable[[Pairs, Card, Card, Mapping[str, float]], Adapter | No
 """kind -> (pairs, new card, old card, options) -> adapter; None where nothing is fitted."""
 
 
-def _searching(new: Card, old: Card, options: Mapping[str, float]) -> Callable[[str, Pairs], Search]:
+def searching_by(new: Card, old: Card, options: Mapping[str, float]) -> Fit:
     """Fits a kind, for what it makes of queries."""
 
     def search(kind: str, pairs: Pairs) -> Search:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from index.calibration import Calibration, blend, fit_calibration
 from index.evaluation.evalue_calibration import fit_evalue
-from index.evaluation.metrics import Compared, blocks, comparable, costs, leave_out
+from index.evaluation.metrics import Compared, Retrieval, blocks, comparable, costs, joined, leave_out, ranked
 from index.space import Lorentz, Space
 
 SURE, DRAWN = 100, 100
@@ -38,24 +38,35 @@ ScoredPairs = tuple[Table, Bools, Floats]
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """The first K items of a ranking that is taken for the truth are right, `first_QK`; `items` is N."""
+class Listed:
+    """Items listed for each query are right: `right_QK`, -1 where they are fewer than K; `items` is N."""
 
-    first_QK: Ints
+    right_QK: Ints
     items: int
     self_Q: Ints
 
     @property
     def valid(self) -> Bools:
-        """Every query has right items."""
-        return np.ones(len(self.first_QK), bool)
+        """(Q,) whether a query has any right item."""
+        return np.asarray((self.right_QK >= 0).any(axis=1))
 
     def relevant(self, rows: slice | Ints) -> Bools:
         """(B, N) for a block of queries."""
-        first_BK = self.first_QK[rows]
-        found_BN = np.zeros((len(first_BK), self.items), bool)
-        np.put_along_axis(found_BN, first_BK, True, axis=1)
-        return found_BN
+        right_BK = self.right_QK[rows]
+        # One column more, the last, for those that are none.
+        found_BN = np.zeros((len(right_BK), self.items + 1), bool)
+        np.put_along_axis(found_BN, right_BK, True, axis=1)
+        return found_BN[:, :-1]
+
+
+@dataclass(frozen=True)
+class Nearest(Listed):
+    """The first K items of a ranking that is taken for the truth are right."""
+
+    @property
+    def valid(self) -> Bools:
+        """Every query has right items, also where nobody asks which."""
+        return np.ones(len(self.right_QK), bool)
 
 
 @dataclass(frozen=True)
@@ -84,8 +95,19 @@ class Matching:
         return np.asarray(self.query_codes[rows, None] == self.item_codes)
 
 
-Right = Matching | Nearest
-"""What is right for Q queries among N items: by classes, or by a ranking."""
+Right = Matching | Listed
+"""What is right for Q queries among N items: by classes, or one by one."""
+
+
+def retrieval_by(shard: Compared, right: Right, ks: Sequence[int] = (1, 5)) -> Retrieval:
+    """Rank all items for each query and measure CMC@k and average precision, whatever says what is right."""
+    queries, items = comparable(shard)
+    parts = []
+    for rows in blocks(len(queries), len(items)):
+        cost_BN, relevant_BN = costs(queries[rows], items, shard.space), right.relevant(rows)
+        leave_out(right.self_Q[rows], cost_BN, relevant_BN)
+        parts.append(ranked(cost_BN, relevant_BN, ks))
+    return joined(parts, ks)
 
 
 def fit_maps(shards: Sequence[Compared], right: Right, rows: Ints, seed: int = 0) -> list[Calibration]:

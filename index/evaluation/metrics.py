@@ -130,7 +130,7 @@ def mixed_retrieval(
         cost_BN = np.concatenate([costs(q[rows], x, s.space) for (q, x), s in zip(pairs, shards, strict=True)], axis=1)
         leave_out(self_Q[rows], cost_BN, relevant_BN)
         parts.append(ranked(cost_BN, relevant_BN, ks))
-    return _joined(parts, ks)
+    return joined(parts, ks)
 
 
 def ranked(cost_BN: NDArray[np.float32], relevant_BN: Bools, ks: Sequence[int] = (1, 5)) -> Retrieval:
@@ -163,7 +163,7 @@ def retrieval_from_rankings(
     positives_Q = np.asarray(positives)
     if (relevant_QK.sum(axis=1) > positives_Q).any():
         raise InvalidArgument("a ranking holds more correct items than there are", pointer="/positives")
-    return _joined([_measure(relevant_QK, positives_Q, ks)], ks)
+    return joined([_measure(relevant_QK, positives_Q, ks)], ks)
 
 
 def mean_interval(values: ArrayLike, seed: int = 0, *, n: int = 1000, level: float = 0.95) -> Score:
@@ -332,7 +332,8 @@ def _measure(relevant_BK: Bools, positives_B: Ints, ks: Sequence[int]) -> Retrie
     return Retrieval(hits, sum_B / np.maximum(positives_B, 1), positives_B > 0)
 
 
-def _joined(parts: Sequence[Retrieval], ks: Sequence[int]) -> Retrieval:
+def joined(parts: Sequence[Retrieval], ks: Sequence[int]) -> Retrieval:
+    """What blocks of queries gave, as one."""
     if not parts:
         return Retrieval({k: np.empty(0, bool) for k in ks}, np.empty(0), np.empty(0, bool))
     hits = {k: np.concatenate([p.hits[k] for p in parts]) for k in ks}

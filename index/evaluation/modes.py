@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.evaluation.curves import CALIBRATED, LABEL_FREE, RANK, RAW, curve_values
-from index.evaluation.matching import Matching, Nearest, Right
+from index.evaluation.matching import Listed, Matching, Nearest, Right
 from index.evaluation.metrics import MEAN_AP, Compared, paired_bootstrap
 from index.merge import Mode
 from index.version import Score
@@ -69,7 +69,7 @@ def choose(
     if int(right.valid.sum()) < 2:
         return None
     alike = before.space.kind == after.space.kind
-    fitted = CALIBRATED if isinstance(right, Matching) else LABEL_FREE
+    fitted = LABEL_FREE if isinstance(right, Nearest) else CALIBRATED
     order = {"": np.random.default_rng(seed).permutation(len(before.items))}
     modes = [*([RAW] if alike else []), fitted, RANK]
     other = "cmc@1" if metric == MEAN_AP else MEAN_AP
@@ -125,14 +125,15 @@ def _drawn(before: Compared, after: Compared, right: Right, seed: int) -> tuple[
     count = len(before.items)
     own = right.self_Q[rows]
     needed = [own[own >= 0]]
-    if isinstance(right, Nearest):
-        needed.append(right.first_QK[rows].ravel())
+    if isinstance(right, Listed):
+        named = right.right_QK[rows].ravel()
+        needed.append(named[named >= 0])
     kept = np.unique(np.concatenate(needed))
     rest = np.setdiff1d(np.arange(count), kept)
     items = np.sort(np.concatenate([kept, generator.permutation(rest)[: max(0, ITEMS - len(kept))]]))
     place = np.full(count + 1, -1)
     place[items] = np.arange(len(items))
     cut = [replace(side, queries=side.queries[rows], items=side.items[items]) for side in (before, after)]
-    if isinstance(right, Nearest):
-        return cut[0], cut[1], Nearest(place[right.first_QK[rows]], len(items), place[own])
+    if isinstance(right, Listed):
+        return cut[0], cut[1], type(right)(place[right.right_QK[rows]], len(items), place[own])
     return cut[0], cut[1], Matching(right.query_codes[rows], right.item_codes[items], place[own])

@@ -14,18 +14,22 @@ from index.errors import InvalidArgument
 from regraft import given
 from regraft.commands.options import needs
 
-LABELS, LABEL, VECTOR = "labels", "label", "vector:"
-"""The array of an .npz, the column of a table, and what begins the names of an export's columns of vectors."""
+LABELS, LABEL, RELEVANT, VECTOR = "labels", "label", "relevant", "vector:"
+"""The array of an .npz, two columns of a table, and what begins the names of an export's columns of vectors."""
+LINES = ".jsonl"
 ALL_IN_ONE = {".npz", ".parquet"}
 Read = tuple[dict[str, list[Any]], list[dict[str, Any]]]
 """Embeddings by version, and an entry for each row, with its label if it has one."""
 
 
-def read_evaluation(files: Sequence[Path], versions: Sequence[str], labels: Path | None) -> Read:
+def read_evaluation(
+    files: Sequence[Path], versions: Sequence[str], labels: Path | None, relevant: Path | None = None
+) -> Read:
     """A set of embeddings out of files.
 
     One file without a version holds them all: an .npz with an array for each version, by its name, and `labels` (N,);
-    or a Parquet file with a column of vectors for each, NAME or `vector:NAME`, and a column `label`.
+    or a Parquet file with a column of vectors for each, NAME or `vector:NAME`, and a column `label`, or `relevant` with
+    lists of ids. `labels` and `relevant` are JSON lists with an entry for each embedding.
 
     Raises:
         typer.BadParameter: not one version for each file, or files of different lengths.
@@ -35,24 +39,51 @@ def read_evaluation(files: Sequence[Path], versions: Sequence[str], labels: Path
         held, own = _table(files[0]) if files[0].suffix.lower() == ".parquet" else _archive(files[0])
         checked = {name: given.vectors(rows, f"{files[0]}, {name}") for name, rows in held.items()}
     else:
-        checked, own = _sets(files, versions), None
+        checked, own = _sets(files, versions), {}
     count = _same_length(checked)
-    if own is None or labels is not None:
-        return checked, _labelled(labels, count)
-    if len(own) != count:
-        raise InvalidArgument(f"{files[0]} holds {len(own)} labels for {count} embeddings")
-    return checked, [{} if label is None else {"label": label} for label in own]
+    own |= {name: _listed(path, name, count) for name, path in ((LABEL, labels), (RELEVANT, relevant)) if path}
+    for name, values in own.items():
+        if len(values) != count:
+            raise InvalidArgument(f"{files[0]} holds {len(values)} values of {name} for {count} embeddings")
+    return checked, [{name: values[n] for name, values in own.items() if values[n] is not None} for n in range(count)]
 
 
-def _archive(path: Path) -> tuple[Mapping[str, Any], list[Any] | None]:
+def read_lines(path: Path) -> tuple[list[dict[str, Any]], list[Path]]:
+    """The entries of a .jsonl file, each a text, or an image by its path from the file on; and these paths.
+
+    Raises:
+        InvalidArgument: a line is none, or some are images and others texts; names it.
+    """
+    entries: list[dict[str, Any]] = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"{path} cannot be read: {error}") from error
+    for number, line in ((number, line) for number, line in enumerate(lines, 1) if line.strip()):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"{path}, line {number} is no JSON: {error}") from error
+        if not isinstance(entry, dict) or ("text" in entry) is ("image" in entry):
+            raise InvalidArgument(f"{path}, line {number}: an entry is an object with either text or image")
+        if "image" in entry and not (path.parent / str(entry["image"])).is_file():
+            raise InvalidArgument(f"{path}, line {number}: there is no file {entry['image']}")
+        entries.append(entry)
+    images = [path.parent / str(entry.pop("image")) for entry in entries if "image" in entry]
+    if images and len(images) < len(entries):
+        raise InvalidArgument(f"{path} holds images and texts; a set is of one sort")
+    return entries, images
+
+
+def _archive(path: Path) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
     arrays = _arrays(path)
-    own = arrays.pop(LABELS).tolist() if LABELS in arrays else None
+    own = {LABEL: arrays.pop(LABELS).tolist()} if LABELS in arrays else {}
     if not arrays:
         raise InvalidArgument(f"{path} holds no array of embeddings, which has the name of its version")
     return arrays, own
 
 
-def _table(path: Path) -> tuple[Mapping[str, Any], list[Any] | None]:
+def _table(path: Path) -> tuple[Mapping[str, Any], dict[str, list[Any]]]:
     with needs("arrow"):
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -61,10 +92,10 @@ def _table(path: Path) -> tuple[Mapping[str, Any], list[Any] | None]:
     except (OSError, pa.ArrowException) as error:
         raise InvalidArgument(f"{path} cannot be read as Parquet: {error}") from error
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    vectors = [field.name for field in table.schema if any(is_list(field.type) for is_list in lists)]
+    vectors = [f.name for f in table.schema if f.name != RELEVANT and any(is_list(f.type) for is_list in lists)]
     if not vectors:
         raise InvalidArgument(f"{path} has no column of vectors, which has the name of its version")
-    own = table.column(LABEL).to_pylist() if LABEL in table.column_names else None
+    own = {name: table.column(name).to_pylist() for name in (LABEL, RELEVANT) if name in table.column_names}
     return {name.removeprefix(VECTOR): table.column(name).to_pylist() for name in vectors}, own
 
 
@@ -84,15 +115,13 @@ def _same_length(held: Mapping[str, Sequence[Any]]) -> int:
     return len(next(iter(held.values())))
 
 
-def _labelled(path: Path | None, count: int) -> list[dict[str, Any]]:
-    """An entry for each of `count` embeddings, with its label of a JSON list."""
-    if path is None:
-        return [{} for _ in range(count)]
-    labels = _json(path, "labels")
-    if not isinstance(labels, list) or len(labels) != count:
-        found = f"a list of {len(labels)}" if isinstance(labels, list) else f"of type {type(labels).__name__}"
-        raise InvalidArgument(f"{path} must be a JSON list of {count} labels, one for each embedding; it is {found}")
-    return [{"label": label} for label in labels]
+def _listed(path: Path, what: str, count: int) -> list[Any]:
+    """A JSON list with a value for each of `count` embeddings."""
+    values, told = _json(path, what), "labels" if what == LABEL else "lists of ids"
+    if not isinstance(values, list) or len(values) != count:
+        found = f"a list of {len(values)}" if isinstance(values, list) else f"of type {type(values).__name__}"
+        raise InvalidArgument(f"{path} must be a JSON list of {count} {told}, one for each embedding; it is {found}")
+    return values
 
 
 def _read_embeddings(path: Path, version: str) -> list[Any]:

@@ -6,27 +6,28 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from index.errors import InvalidImage
 from regraft.commands.answers import Commands, answer, out
-from regraft.commands.evaluation_files import read_evaluation
+from regraft.commands.evaluation_files import LINES, read_evaluation, read_lines
 from regraft.commands.galleries import IMAGE_SUFFIXES
 from regraft.commands.options import URL, ApiKey, DryRun, Gallery, Url, connect, print_table, would
 from regraft.connection import Problem
 
 evaluation = Commands(no_args_is_help=True, help="Keep labelled sets for gates to measure on.")
 Number = Annotated[int, typer.Argument(metavar="EVALUATION", help="Number of the evaluation set.")]
-COLUMNS = ["id", "name", "kind", "size", "labelled", "versions"]
+COLUMNS = ["id", "name", "kind", "size", "labelled", "relevant", "versions"]
 
 
 @evaluation.command("add")
 def add(
     name: Gallery,
     folder: Annotated[
-        Path | None, typer.Argument(metavar="FOLDER", help="Images; the folder each lies in is its label.")
+        Path | None,
+        typer.Argument(metavar="FOLDER", help="Images; the folder each lies in is its label. Or a .jsonl of entries."),
     ] = None,
     title: Annotated[str, typer.Option("--name", help="What to call the set.")] = "",
     embeddings: Annotated[
@@ -43,35 +44,38 @@ def add(
     labels: Annotated[
         Path | None, typer.Option("--labels", metavar="FILE", help="Of embeddings: a JSON list, a label each.")
     ] = None,
+    relevant: Annotated[
+        Path | None,
+        typer.Option("--relevant", metavar="FILE", help="Of embeddings: a JSON list, a list of right items' ids each."),
+    ] = None,
     dry_run: DryRun = False,
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Upload a folder of labelled images, or embeddings by each version that will be compared.
+    """Upload images, texts, or embeddings by each version that will be compared, with what is right for each.
 
     Example: regraft evaluation add photos labelled-images/ --name holdout
+
+    Example: regraft evaluation add notes queries.jsonl
 
     Example: regraft evaluation add docs --embeddings queries.npz
     """
     if (folder is None) == (not embeddings):
         raise typer.BadParameter("give either a folder of images or embeddings", param_hint="FOLDER or --embeddings")
-    if folder is not None and (version or labels):
-        raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels")
+    if folder is not None and (version or labels or relevant):
+        raise typer.BadParameter("these go with --embeddings", param_hint="--version, --labels, --relevant")
     with connect(url, api_key) as client:
         if folder is None:
-            held, entries = read_evaluation(embeddings or [], version or [], labels)
+            held, entries = read_evaluation(embeddings or [], version or [], labels, relevant)
             added = client.add_evaluation(name, entries, embeddings=held, name=title, dry_run=dry_run)
         else:
-            images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-            if not images:
-                raise typer.BadParameter(f"no images below {folder}", param_hint="FOLDER")
-            entries = [{"label": path.parent.name} for path in images]
+            entries, images = _entries(folder)
             with _naming(images):
                 files = [path.read_bytes() for path in images]
                 added = client.add_evaluation(name, entries, images=files, name=title, dry_run=dry_run)
     answer(added)
     number = "(dry run)" if added.id is None else added.id
-    out.print(f"{name}: evaluation set {number} of {added.size} {'images' if folder else 'embeddings'}")
+    out.print(f"{name}: evaluation set {number} of {added.size} {added.kind}")
 
 
 @evaluation.command("list")
@@ -90,6 +94,16 @@ def delete(name: Gallery, number: Number, dry_run: DryRun = False, url: Url = UR
         client.delete_evaluation(name, number, dry_run=dry_run)
     answer({"gallery": name, "evaluation": number, "deleted": not dry_run, "dry_run": dry_run})
     out.print(f"{name}: {would(dry_run, 'deleted', 'delete')} evaluation set {number}")
+
+
+def _entries(place: Path) -> tuple[list[dict[str, Any]], list[Path]]:
+    """The entries of a folder of images, or of a .jsonl file, and the images that they are."""
+    if place.suffix.lower() == LINES:
+        return read_lines(place)
+    images = sorted(path for path in place.rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not images:
+        raise typer.BadParameter(f"no images below {place}", param_hint="FOLDER")
+    return [{"label": path.parent.name} for path in images], images
 
 
 @contextmanager

@@ -10,13 +10,17 @@ from regraft.models.base import ApiModel, ScoreInterval
 
 
 class EvaluationInfo(ApiModel):
-    """An evaluation set: `kind` is `images` or `embeddings`; `labelled` of its `size` entries have a label."""
+    """An evaluation set: `kind` is `images`, `texts` or `embeddings`.
+
+    `labelled` of its `size` entries have a label, `relevant` name the items of the gallery that are right for them.
+    """
 
     id: int | None
     name: str
     kind: str
     size: int
     labelled: int
+    relevant: int = 0
     versions: list[str]
     created: float
 
@@ -78,7 +82,8 @@ class GateReport(ApiModel):
     `queries` that had an item of their label to find were compared over `items` on the gallery side: `whole` says
     whether that is every item that can be compared, `exhaustive` that moreover every one that can ask did. M(new/new)
     is over `new_new_items`; where these are fewer, `gap_closed` is unknown. `unreadable` images could not be decoded
-    and did not ask; `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
+    and did not ask; `relevant_missing` of the items that an evaluation set names as relevant are not there (null: it
+    names none); `unlabelled` entries are left out where labels decide. `flips` are up to 12 of the
     `negative_flips`, the deepest fall (largest `rank`) first. `slices` are worst first, each `value` is JSON.
     `calibrations` maps were fitted, which a deployment by this gate brings into force, as it does the default
     merge mode of `merge`. A dry run has no `id`.
@@ -107,6 +112,7 @@ class GateReport(ApiModel):
     label: str | None
     evaluation: int | None = None
     labelled: bool = True
+    relevant_missing: int | None = None
     slice: str | None = None
     slices: list[SliceScores] = Field([])
     latency_ms: dict[str, EncodeLatency] = Field({})

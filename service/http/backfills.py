@@ -217,12 +217,12 @@ def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Be
 
 def _estimate(service: Runtime, name: str, asked: BackfillIn) -> BackfillEstimate:
     with _asked(service, name, asked) as (connection, embedder, target, scope):
+        if asked.curve is not None:
+            service.curves.choose(connection, scope.gallery_id, target, asked.curve)
         if asked.kind == SUPPLIED:
             return estimate_supplied(service.registry, connection, target, scope)
         if asked.order == "uncertainty":
             uncertainties(connection, service.registry, embedder, scope)
-        if asked.curve is not None:
-            service.curves.choose(connection, scope.gallery_id, target, asked.curve)
         return estimate(service.database, service.registry, connection, embedder, target, scope, asked)
 
 
@@ -256,7 +256,7 @@ def _check_free(connection: Connection, gallery_id: int) -> None:
 
 def _check_possible(connection: Connection, registry: Registry, asked: BackfillIn, target: LoadedVersion) -> None:
     if asked.kind == SUPPLIED:
-        limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter", "curve")
+        limiting = ("chunk_size", "rate", "share", "limit", "origin", "filter")
         if given := [name for name in limiting if getattr(asked, name) is not None]:
             told = f"a backfill that waits for embeddings waits for all items: leave {given[0]} out"
             raise InvalidArgument(told, pointer=f"/{given[0]}")

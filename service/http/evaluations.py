@@ -1,13 +1,15 @@
-"""Evaluation sets: labelled images or embeddings that a user uploads once, for gates to measure on.
+"""Evaluation sets: images, texts or embeddings that a user uploads once, for gates and curves to measure on.
 
-They belong to a gallery and are no items of it. A set is stored whole or not at all: one bad entry refuses it.
+Each entry has a label, or names the items of the gallery that are relevant to it. They belong to a gallery and are no
+items of it. A set is stored whole or not at all: one bad entry refuses it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,20 +17,23 @@ from fastapi.responses import JSONResponse
 from sqlalchemy import Connection, delete, insert, select
 
 from index.errors import RegraftError
+from index.item_id import is_item_id
 from index.space import Vectors, space_from_json
 from regraft.models import EvaluationInfo, EvaluationList
 from service.errors import BodyTooLarge, InvalidBody
 from service.http.body_schemas import EMBEDDING, FILE, FILE_NAME, fields, many, reads
 from service.http.forms import FORM, JSON, Form, media_type, read_form
+from service.http.ingest_texts import read_text
 from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.http.stored_json import why_not_stored
 from service.registry.embedding import pointing
 from service.runtime import Runtime
-from service.schemas import Name, Number, check_embeddings, take_object
+from service.schemas import ID, Name, Number, check_embeddings, take_object
 from service.settings import Settings
 from service.store.audit import ChangeContext, record
+from service.store.blob_keys import TEXT as TEXT_KEY
 from service.store.repository import gallery_named, take_seq
 from service.store.rows import EvaluationRow, one_of
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry
@@ -38,9 +43,13 @@ from service.upgrades.gates.samples import evaluation_row, evaluation_rows
 router = APIRouter(route_class=CheckedRoute, tags=["evaluations"])
 
 MAX_NAME = 128
+MAX_RELEVANT = 1_000
+"""Items that an entry may name."""
 
 LABEL: dict[str, Any] = {"description": "any JSON; entries of equal labels belong together"}
-ENTRY = {"label": LABEL, "metadata": {"type": "object"}}
+RELEVANT = {**many(ID), "maxItems": MAX_RELEVANT, "description": "items of the gallery that are right for it, by id"}
+ENTRY = {"label": LABEL, "metadata": {"type": "object"}, "relevant": RELEVANT}
+TEXT = {"type": "string", "minLength": 1, "description": "where there are no embeddings: what it is"}
 SET_NAME = {
     "type": "string",
     "maxLength": MAX_NAME,
@@ -59,7 +68,7 @@ EVALUATION_BODY = reads(
     json=fields(
         {
             "name": SET_NAME,
-            "entries": many(fields(ENTRY), least=2),
+            "entries": many(fields({**ENTRY, "text": TEXT}), least=2),
             "embeddings": {
                 "type": "object",
                 "description": "by the name of each version, an embedding for each entry",
@@ -67,24 +76,20 @@ EVALUATION_BODY = reads(
                 "additionalProperties": many(EMBEDDING, least=2),
             },
         },
-        required=("entries", "embeddings"),
+        required=("entries",),
     ),
 )
 
 
 @dataclass(frozen=True)
 class EvaluationDraft:
-    """A checked evaluation set: labels and metadata of each entry, and its images or its embeddings by version."""
+    """A checked evaluation set of a kind: what its entries say, and their images or texts, or embeddings by version."""
 
     name: str
+    kind: str
     entries: Sequence[Mapping[str, Any]]
-    images: Sequence[bytes]
-    embeddings: Mapping[str, Vectors]
-
-    @property
-    def kind(self) -> str:
-        """What it holds."""
-        return "embeddings" if self.embeddings else "images"
+    contents: Sequence[bytes] = ()
+    embeddings: Mapping[str, Vectors] = field(default_factory=dict)
 
 
 @router.post(
@@ -93,12 +98,12 @@ class EvaluationDraft:
 async def create(
     name: Name, request: Request, response: Response, service: Service, context: RequestContext
 ) -> EvaluationInfo:
-    """Keep labelled images, or embeddings by every version that will be compared."""
+    """Keep images, texts, or embeddings by every version that will be compared, with what is right for each."""
     settings = service.settings
     response.status_code = context.status(201)
     if media_type(request, JSON, FORM) == JSON:
         raw = await read_body(request, settings.max_json_bytes)
-        return await service.in_thread(lambda: _store(service, name, by_embeddings(service, raw), context))
+        return await service.in_thread(lambda: _store(service, name, by_json(service, raw), context))
     async with read_form(
         request,
         files="images",
@@ -154,7 +159,7 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
     """An evaluation set out of a form. Raises InvalidBody, BodyTooLarge or InvalidImage, naming the entry."""
     if "entries" not in form.fields:
         raise InvalidBody("the form needs the field 'entries', a JSON list", pointer="/entries")
-    listed = _entries(parse_json(form.fields["entries"]), {"label", "metadata", "image"}, service.settings)
+    listed = _entries(parse_json(form.fields["entries"]), {*ENTRY, "image"}, service.settings)
     files = {file.filename or "": file for file in form.files}
     if len(files) < len(form.files):
         raise InvalidBody("two files of the form have the same name", pointer="/images")
@@ -168,13 +173,30 @@ def by_images(service: Runtime, form: Form) -> EvaluationDraft:
         images.append(file.read())
         with pointing(f"/entries/{number}/image"), service.decoder.decoded(images[-1]):
             pass
-    return EvaluationDraft(_name(form.fields.get("name", "")), listed, images, {})
+    return EvaluationDraft(_name(form.fields.get("name", "")), "images", listed, images)
 
 
-def by_embeddings(service: Runtime, raw: bytes) -> EvaluationDraft:
-    """An evaluation set out of JSON. Raises InvalidBody, BodyTooLarge or InvalidVector, naming the entry."""
+def by_json(service: Runtime, raw: bytes) -> EvaluationDraft:
+    """A set of embeddings or texts. Raises InvalidBody, BodyTooLarge, InvalidVector, InvalidText with the entry."""
     body = take_object(parse_json(raw), {"name", "entries", "embeddings"}, "")
-    listed = _entries(body.get("entries"), {"label", "metadata"}, service.settings)
+    listed, texts = _entries(body.get("entries"), {*ENTRY, "text"}, service.settings), []
+    if "embeddings" in body or not any("text" in entry for entry in listed):
+        return _by_embeddings(service, body, listed)
+    for number, entry in enumerate(listed):
+        if "text" not in entry:
+            why = "the body has no embeddings, so that each entry needs a text"
+            raise InvalidBody(why, pointer=f"/entries/{number}/text")
+        try:
+            texts.append(read_text(entry["text"], service.settings.max_text_bytes))
+        except RegraftError as error:
+            error.pointer = f"/entries/{number}/text"
+            raise
+    return EvaluationDraft(_name(body.get("name", "")), "texts", listed, texts)
+
+
+def _by_embeddings(service: Runtime, body: Mapping[str, Any], listed: Sequence[Mapping[str, Any]]) -> EvaluationDraft:
+    for number, entry in enumerate(listed):
+        take_object(entry, set(ENTRY), f"/entries/{number}")
     given = body.get("embeddings")
     if not isinstance(given, dict) or not given:
         raise InvalidBody("embeddings must be an object: version -> embeddings", pointer="/embeddings")
@@ -186,7 +208,7 @@ def by_embeddings(service: Runtime, raw: bytes) -> EvaluationDraft:
             why = f"there must be one embedding for each of the {len(listed)} entries"
             raise InvalidBody(why, pointer=f"/embeddings/{version}")
         embeddings[version] = check_embeddings(rows, card.dim, space_from_json(card.space), f"/embeddings/{version}")
-    return EvaluationDraft(_name(body.get("name", "")), listed, (), embeddings)
+    return EvaluationDraft(_name(body.get("name", "")), "embeddings", listed, embeddings=embeddings)
 
 
 def _entries(listed: object, legal: set[str], settings: Settings) -> list[dict[str, Any]]:
@@ -199,10 +221,24 @@ def _entries(listed: object, legal: set[str], settings: Settings) -> list[dict[s
         take_object(entry, legal, f"/entries/{number}")
         if not isinstance(entry.get("metadata", {}), dict):
             raise InvalidBody("metadata must be a JSON object", pointer=f"/entries/{number}/metadata")
-        for field in ("label", "metadata"):
-            if why := why_not_stored(entry.get(field), settings.max_metadata_bytes):
-                raise InvalidBody(f"{field} {why}", pointer=f"/entries/{number}/{field}")
+        for said in ("label", "metadata"):
+            if why := why_not_stored(entry.get(said), settings.max_metadata_bytes):
+                raise InvalidBody(f"{said} {why}", pointer=f"/entries/{number}/{said}")
+        _check_relevant(entry, number, expected="relevant" in listed[0])
     return listed
+
+
+def _check_relevant(entry: Mapping[str, Any], number: int, *, expected: bool) -> None:
+    """Raise InvalidBody where an entry names relevant items and another does not, or names none as it should."""
+    relevant, pointer = entry.get("relevant"), f"/entries/{number}/relevant"
+    if ("relevant" in entry) is not expected:
+        raise InvalidBody("every entry names relevant items, or none does", pointer=pointer)
+    if not expected:
+        return
+    if not isinstance(relevant, list) or not 1 <= len(relevant) <= MAX_RELEVANT or not all(map(is_item_id, relevant)):
+        raise InvalidBody(f"relevant must be a list of 1 to {MAX_RELEVANT} ids of items", pointer=pointer)
+    if entry.get("label") is not None:
+        raise InvalidBody("an entry has a label or names relevant items, not both", pointer=f"/entries/{number}/label")
 
 
 def _name(given: object) -> str:
@@ -214,7 +250,8 @@ def _name(given: object) -> str:
 def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeContext) -> EvaluationInfo:
     with service.database.lookup() as connection:
         gallery_id = gallery_named(connection, name).id
-    keys = [] if context.dry_run else service.blobs.write(gallery_id, draft.images)
+    kinds = repeat(TEXT_KEY if draft.kind == "texts" else "")
+    keys = [] if context.dry_run else service.blobs.write(gallery_id, draft.contents, kinds)
     try:
         with service.database.write(dry_run=context.dry_run) as connection:
             take_seq(connection, gallery_id, 0)
@@ -222,7 +259,7 @@ def _store(service: Runtime, name: str, draft: EvaluationDraft, context: ChangeC
             record(connection, context.who, "evaluation_added", f"{name}/{row.id}", size=row.size)
             described = _describe(service, connection, row)
     except RegraftError:
-        # After any other error nobody knows whether it was committed: at worst the images are orphans.
+        # After any other error nobody knows whether it was committed: at worst the files are orphans.
         service.blobs.remove(keys)
         raise
     return described.model_copy(update={"id": None}) if context.dry_run else described
@@ -237,6 +274,7 @@ def _insert(
         "kind": draft.kind,
         "size": len(draft.entries),
         "labelled": sum(entry.get("label") is not None for entry in draft.entries),
+        "relevant": sum("relevant" in entry for entry in draft.entries),
         "created": time.time(),
     }
     row = one_of(EvaluationRow, connection.execute(insert(evaluation).values(values).returning(evaluation)))
@@ -247,6 +285,7 @@ def _insert(
             "label": entry.get("label"),
             "metadata": entry.get("metadata", {}),
             "blob": keys[number] if keys else None,
+            "relevant": entry.get("relevant"),
         }
         for number, entry in enumerate(draft.entries)
     ]
@@ -269,6 +308,7 @@ def _describe(service: Runtime, connection: Connection, row: EvaluationRow) -> E
         kind=row.kind,
         size=row.size,
         labelled=row.labelled,
+        relevant=row.relevant,
         versions=versions,
         created=row.created,
     )

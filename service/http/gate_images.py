@@ -26,17 +26,21 @@ def flip_blobs(connection: Connection, gallery_id: int, report: Mapping[str, Any
 
     What was deleted since, and what never had an image, is not among them.
     """
-    ids = {flip[end]["id"] for flip in report["flips"] for end in ("query", "wrong")}
-    if report["evaluation"] is None:
-        live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.external_id.in_(ids))
-        rows = connection.execute(select(item.c.external_id, item.c.blob).where(*live))
-    else:
+    of_set = [] if report["evaluation"] is None else ["query", "wrong"]
+    if report.get("relevant_missing") is not None:  # entries of the set asked items of the gallery
+        of_set = ["query"]
+    ids = {(end in of_set, flip[end]["id"]) for flip in report["flips"] for end in ("query", "wrong")}
+    found: dict[str, str | None] = {}
+    if items := [name for of_entry, name in ids if not of_entry]:
+        live = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.external_id.in_(items))
+        found |= dict(tuple(row) for row in connection.execute(select(item.c.external_id, item.c.blob).where(*live)))
+    if numbers := [int(name) for of_entry, name in ids if of_entry]:
         mine = (evaluation.c.id == report["evaluation"], evaluation.c.gallery_id == gallery_id)
-        wanted = evaluation_entry.c.number.in_([int(number) for number in ids])
         entries = evaluation_entry.join(evaluation, evaluation.c.id == evaluation_entry.c.evaluation_id)
-        chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob)
-        rows = connection.execute(chosen.select_from(entries).where(*mine, wanted))
-    return {str(name): blob for name, blob in rows if blob is not None and not is_text(blob)}
+        chosen = select(evaluation_entry.c.number, evaluation_entry.c.blob).select_from(entries)
+        rows = connection.execute(chosen.where(*mine, evaluation_entry.c.number.in_(numbers)))
+        found |= {str(number): blob for number, blob in rows}
+    return {name: blob for name, blob in found.items() if blob is not None and not is_text(blob)}
 
 
 def thumbnails(blobs: Blobs, decoder: Decoder, keys: Mapping[str, str]) -> dict[str, str]:

@@ -21,6 +21,7 @@ from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.calibrations import store
 from service.registry.registry import LoadedVersion
+from service.registry.stored_contents import embeds
 from service.runtime import Runtime
 from service.schemas import Body, FieldPath, Name, Number, Seed
 from service.store.repository import gallery_named, take_seq
@@ -28,6 +29,7 @@ from service.store.rows import GateRow, all_of, first_of, one_of
 from service.store.tables import gate_report
 from service.upgrades.gates.maps import Place, choose_mode, fit, live_places
 from service.upgrades.gates.measuring import RECALL, measure
+from service.upgrades.gates.relevance import asked_by, live_keys
 from service.upgrades.gates.samples import (
     Entry,
     Sample,
@@ -37,7 +39,7 @@ from service.upgrades.gates.samples import (
     read_embeddings,
     read_entries,
 )
-from service.upgrades.gates.sides import DrawOptions, draw_sides, embed_sides
+from service.upgrades.gates.sides import Drawn, DrawOptions, draw_sides, embed_sides
 
 router = APIRouter(route_class=CheckedRoute, tags=["gates"])
 
@@ -54,7 +56,8 @@ class GateIn(Body):
 
     Up to `sample` items, drawn by `seed`, are queries over the whole gallery, as far as that is affordable. Items that
     share a value of the metadata field `label` belong together, as do entries of an evaluation set, which else bring
-    labels of their own; without labels only `recall@k` can be measured. `slice` is a metadata field whose values are
+    labels of their own, or name the relevant items of the gallery, which is then what they ask; without either only
+    `recall@k` can be measured. `slice` is a metadata field whose values are
     also looked at one by one. A field is a key, or a path of keys as `outer.inner`.
     """
 
@@ -154,18 +157,40 @@ def take(
         else:
             held = evaluation_row(connection, gallery_id, asked.evaluation)
             entries = read_entries(connection, held.id, asked.slice, asked.label)
-            used = entries if asked.metric == RECALL else labelled_ones(entries)
+            relevant = any(entry.relevant for entry in entries)
+            used = entries if relevant or asked.metric == RECALL else labelled_ones(entries)
             _check_slice(asked, used)
+            if relevant:
+                drawn = _sides_of(connection, gallery_id, old, new, entries, asked)
+            sample = None
             if held.kind == "embeddings":
                 sample = read_embeddings(connection, service.registry, held.id, used, (old, new))
-                return replace(sample, unlabelled=len(entries) - len(used))
     if asked.evaluation is None:
         return embed_sides(service.blobs, service.decoder, drawn, old, new, list(helping))
-    able = [version for version in helping if version.card.encoder]
-    sample = embed(service.blobs, service.decoder, used, [old, new, *able])
+    if sample is None:
+        able = [version for version in helping if used[0].blob is not None and embeds(version.card, used[0].blob)]
+        sample = embed(service.blobs, service.decoder, used, [old, new, *able])
     if len(sample) < 2:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
+    if relevant:
+        return asked_by(sample, embed_sides(service.blobs, service.decoder, drawn, old, new, ()))
     return replace(sample, unlabelled=len(entries) - len(used))
+
+
+def _sides_of(
+    connection: Connection,
+    gallery_id: int,
+    old: LoadedVersion,
+    new: LoadedVersion,
+    entries: Sequence[Entry],
+    asked: GateIn,
+) -> Drawn:
+    """The gallery side for entries that name relevant items."""
+    if asked.label is not None:
+        raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
+    first = list(live_keys(connection, gallery_id, entries).values())
+    options = DrawOptions(None, None, 0, asked.seed, others=len(entries), first=first)
+    return draw_sides(connection, gallery_id, old, new, options)
 
 
 def _by_ranking(asked: GateIn) -> bool:

@@ -95,8 +95,12 @@ def make_input(version: Embeds, blob: str, content: bytes, decoder: Decoder) -> 
     return Input(decoder.pixels(content, version.encoder().spec), text=False)
 
 
-def read_inputs(blobs: ContentSource, decoder: Decoder, blob: str | None, versions: Sequence[Embeds]) -> Inputs | None:
+def read_inputs(
+    blobs: ContentSource, decoder: Decoder, blob: str | None, versions: Sequence[Embeds], side: str = "item"
+) -> Inputs | None:
     """A stored content as the input of each version; None where it is gone or cannot be read.
+
+    `side`: which prompt a text gets, `item` or `query`.
 
     Raises:
         StoreUnreachable: it cannot be told.
@@ -106,7 +110,7 @@ def read_inputs(blobs: ContentSource, decoder: Decoder, blob: str | None, versio
         if is_text(blob or ""):
             text = decode_text(blobs.read(blob or ""))
             entrances = {version.name: version.text_encoder() for version in versions}
-            return {name: _timed(partial(one.prepare, text, "item"), text=True) for name, one in entrances.items()}
+            return {name: _timed(partial(one.prepare, text, side), text=True) for name, one in entrances.items()}
         specs = {version.name: version.encoder().spec for version in versions}
         with decoder.decoded(blobs.read(blob or "")) as image:
             return {name: _timed(partial(preprocess, image, spec), text=False) for name, spec in specs.items()}

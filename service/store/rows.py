@@ -133,6 +133,7 @@ class EvaluationRow(NamedTuple):
     size: int
     labelled: int
     created: float
+    relevant: int
 
 
 @dataclass(frozen=True)

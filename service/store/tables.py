@@ -223,7 +223,9 @@ evaluation = Table(
     Column("size", Integer, nullable=False),
     Column("labelled", Integer, nullable=False),
     Column("created", Float, nullable=False),
-    CheckConstraint("kind in ('images', 'embeddings')", name="kind"),
+    # How many entries name relevant items.
+    Column("relevant", Integer, nullable=False, server_default=text("0")),
+    CheckConstraint("kind in ('images', 'texts', 'embeddings')", name="kind"),
     Index(None, "gallery_id"),
     sqlite_autoincrement=True,
 )
@@ -236,8 +238,10 @@ evaluation_entry = Table(
     # Any JSON value; the JSON null: no label.
     Column("label", JSON, nullable=False),
     Column("metadata", JSON, nullable=False),
-    # Where the image lies in the blob store; null: the evaluation set came as embeddings.
+    # Where the image or text lies in the blob store; null: the evaluation set came as embeddings.
     Column("blob", String(256)),
+    # Ids of the items that are right for it; null: its label says what is.
+    Column("relevant", JSON(none_as_null=True)),
 )
 
 evaluation_embedding = Table(

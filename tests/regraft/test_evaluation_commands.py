@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 
@@ -37,7 +39,7 @@ def test_evaluation_add_of_nothing_is_wrong_usage_and_names_the_folder(run, serv
 
 
 def test_evaluation_add_sends_embeddings_of_each_version_with_labels(run, service, tmp_path):
-    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2, "kind": "embeddings"}
     rows = {"v1": [[1.0, 0.0], [0.0, 1.0]], "v2": [[0.5], [2.0]], "v3": [[3.0], [4.0]]}
     np.save(tmp_path / "a.npy", np.array(rows["v1"], np.float32))
     np.savez(tmp_path / "b.npz", v2=np.array(rows["v2"]), other=np.zeros(3))
@@ -87,11 +89,40 @@ def test_evaluation_add_says_what_is_wrong_with_embeddings(run, service, tmp_pat
     assert service.requests == []
 
 
+def test_evaluation_add_sends_entries_that_name_what_is_relevant(run, service, tmp_path):
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2, "kind": "texts"}
+    lines = [{"text": "a", "relevant": ["x", "y"]}, {"text": "b", "relevant": ["z"]}]
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    (tmp_path / "right.json").write_text('[["x"], ["y", "z"]]')
+    np.savez(tmp_path / "q.npz", v1=np.eye(2))
+    pq.write_table(pa.table({"v1": [[1.0], [2.0]], "relevant": [["x"], ["y"]]}), tmp_path / "q.parquet")
+    named = [{"relevant": ["x"]}, {"relevant": ["y", "z"]}]
+
+    sent = []
+    for options in (
+        (tmp_path / "q.jsonl",),
+        ("--embeddings", tmp_path / "q.npz", "--relevant", tmp_path / "right.json"),
+        ("--embeddings", tmp_path / "q.parquet"),
+    ):
+        assert run("evaluation", "add", "g", *options)[:2] == (0, "g: evaluation set 2 of 2 texts\n")
+        sent.append(json.loads(service.requests[-1].content)["entries"])
+
+    assert sent == [lines, named, [{"relevant": ["x"]}, {"relevant": ["y"]}]]
+    for line, told in (
+        ("{", "line 1 is no JSON"),
+        ("{}", "either text or image"),
+        ('{"image": "none.png"}', "no file none.png"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(line)
+        code, _, said = run("evaluation", "add", "g", tmp_path / "bad.jsonl")
+        assert (code, told in said) == (1, True)
+
+
 def test_evaluation_add_sends_images_with_their_folders_as_labels(run, service, tmp_path):
     for label in ("boot", "shoe"):
         (tmp_path / label).mkdir()
         (tmp_path / label / "a.png").write_bytes(b"x")
-    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2}
+    service.answers["POST /v1/galleries/g/evaluations"] = {"id": 2, "size": 2, "kind": "images"}
 
     assert run("evaluation", "add", "g", tmp_path, "--name", "feet")[1] == "g: evaluation set 2 of 2 images\n"
     sent = service.requests[-1].content

@@ -31,7 +31,7 @@ from service.store.repository import take_seq
 from service.upgrades.curves import points, probes
 from service.upgrades.curves.points import CurveJob, CurveState, abandoned, due, last, standing
 from service.upgrades.curves.probes import Chosen, CurveIn, Probes
-from service.upgrades.curves.scoring import NOTHING_RIGHT, ItemLabels, Worth, worth
+from service.upgrades.curves.scoring import NOTHING_RIGHT, ItemLabels, Judging, RelevantItems, Worth, worth
 from service.upgrades.gates.samples import UnknownEvaluation
 
 logger = logging.getLogger(__name__)
@@ -46,11 +46,11 @@ PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class CurveSession:
-    """What a process keeps between two marks: the queries, embedded once they are needed, and the labels of items."""
+    """What a process keeps between two marks: the queries, embedded once they are needed, and what is right."""
 
     asked: CurveIn
     chosen: Chosen
-    labels: ItemLabels | None
+    judging: Judging | None
     probes: Probes | None = None
 
 
@@ -115,16 +115,16 @@ class Curves:
             UnknownEvaluation, InvalidArgument, NoEncoder: as `begin`, as far as it can be told without embedding.
         """
         with probes.inside("/curve"):
-            chosen, labels = probes.choose(connection, gallery_id, target, asked), _labels(gallery_id, asked)
+            chosen, judging = probes.choose(connection, gallery_id, target, asked), _judging(gallery_id, asked)
             entries = probes.read(connection, gallery_id, asked, chosen)
             brought = probes.brought(connection, self._registry, gallery_id, asked, target)
             if brought is None and not target.card.text:
                 target.encoder()
-            if labels is not None:
-                labels.follow(connection)
-                if not labels.of_queries(Probes(entries, {}, asked.evaluation is None))[1].any():
-                    raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
-            return CurveSession(asked, chosen, labels)
+            if judging is not None:
+                judging.follow(connection)
+                if not judging.judge(Probes(entries, {}, asked.evaluation is None)).others.any():
+                    raise InvalidArgument(NOTHING_RIGHT, pointer="/label" if asked.label else "/evaluation")
+            return CurveSession(asked, chosen, judging)
 
     def begin(self, gallery_name: str, target: LoadedVersion, chosen: CurveSession) -> Begun:
         """Embed what `choose` chose, and measure before anything moves.
@@ -215,7 +215,7 @@ class Curves:
         """What another process chose, or this one before it was started anew."""
         asked = CurveIn(**job.asked)
         with self._database.lookup() as connection:
-            return CurveSession(asked, points.chosen_of(connection, job.id), _labels(job.gallery_id, asked))
+            return CurveSession(asked, points.chosen_of(connection, job.id), _judging(job.gallery_id, asked))
 
     def _ready(self, live: LoadedGallery, target: LoadedVersion, held: CurveSession) -> CurveSession:
         """The queries embedded by every version that is needed to reach the items as they are now."""
@@ -236,10 +236,10 @@ class Curves:
         assert held.probes is not None
         with self._database.read() as connection:
             entries = probes.read(connection, live.id, held.asked, held.chosen)
-            if held.labels is not None:
-                held.labels.follow(connection)
+            if held.judging is not None:
+                held.judging.follow(connection)
         self._replica.refresh(live.id)
-        return live.seq, worth(live, target, held.probes.among(entries), held.asked, held.labels, self._rest)
+        return live.seq, worth(live, target, held.probes.among(entries), held.asked, held.judging, self._rest)
 
     def _renew(self, claimed: tuple[int, int]) -> None:
         with self._database.write() as connection:
@@ -264,5 +264,11 @@ class Curves:
         return trouble is None or time.monotonic() >= trouble.rests_until
 
 
-def _labels(gallery_id: int, asked: CurveIn) -> ItemLabels | None:
-    return ItemLabels(gallery_id, asked.label) if asked.label is not None and asked.labelled else None
+def _judging(gallery_id: int, asked: CurveIn) -> Judging | None:
+    """By labels, or by what the entries of an evaluation set name; None: by the target's own ranking."""
+    if not asked.labelled:
+        return None
+    if asked.label is not None:
+        return ItemLabels(gallery_id, asked.label)
+    assert asked.evaluation is not None
+    return RelevantItems(gallery_id, asked.evaluation)

@@ -53,7 +53,8 @@ class CurveIn(Body):
 
     The queries are entries of the evaluation set `evaluation`, or else items of the gallery, at most `sample` of them,
     drawn by `seed`. An item is right for a query when its metadata field `label` holds the query's label: the entry's,
-    or the same field of the item that asks. Without `label` only `recall@k` can be measured: the share of the first `k`
+    or the same field of the item that asks; or where the entry names it as relevant, and then there is no `label`.
+    Without either only `recall@k` can be measured: the share of the first `k`
     of the sampled items, as the target version alone would rank them. The metric is taken at 0, 1, ... `marks` of
     `marks` equal steps.
     """
@@ -112,12 +113,14 @@ class Probes:
         return replace(self, entries=[now[self.entries[row].number] for row in rows], vectors=vectors)
 
 
-def check(asked: CurveIn) -> None:
-    """Raise InvalidArgument where the fields do not go together."""
+def check(asked: CurveIn, *, relevant: bool) -> None:
+    """Raise InvalidArgument where the fields do not go together; `relevant`: the set names what is right."""
     if not asked.labelled and asked.evaluation is not None:
         why = "recall@k compares items of the gallery with each other: leave evaluation out, or name another metric"
         raise InvalidArgument(why, pointer="/metric")
-    if asked.labelled and asked.label is None:
+    if relevant and asked.label is not None:
+        raise InvalidArgument("the evaluation set names relevant items: leave label out", pointer="/label")
+    if asked.labelled and asked.label is None and not relevant:
         why = f"metric {asked.measured!r} needs label: the metadata field that says which items are right"
         raise InvalidArgument(why, pointer="/label")
 
@@ -129,13 +132,16 @@ def choose(connection: Connection, gallery_id: int, target: LoadedVersion, asked
         UnknownEvaluation: the gallery has no such evaluation set.
         InvalidArgument: fields that do not go together, an entry without label, or fewer than two items to draw from.
     """
-    check(asked)
+    entries = []
+    if asked.evaluation is not None:
+        entries = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
+    relevant = any(entry.relevant for entry in entries)
+    check(asked, relevant=relevant)
     size = _affordable(connection, gallery_id, asked)
     if asked.evaluation is None:
         drawn = draw(connection, gallery_id, target, asked.label, size, asked.seed)
     else:
-        entries = read_entries(connection, evaluation_row(connection, gallery_id, asked.evaluation).id, None)
-        if any(entry.label is None for entry in entries):
+        if not relevant and any(entry.label is None for entry in entries):
             raise InvalidArgument("every entry of the evaluation set needs a label", pointer="/evaluation")
         drawn = [entries[n] for n in np.random.default_rng(asked.seed).permutation(len(entries))[:size]]
     if not asked.labelled and len(drawn) <= asked.k:

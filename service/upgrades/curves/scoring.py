@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,8 @@ from service.replica.loaded import LoadedGallery
 from service.store.repository import STREAMED
 from service.store.tables import item
 from service.upgrades.curves.probes import FULL_RANKINGS, CurveIn, Probes
-from service.upgrades.gates.samples import as_text
+from service.upgrades.gates.relevance import live_keys, right_keys
+from service.upgrades.gates.samples import as_text, read_entries
 
 BLOCK_QUERIES = 64
 BLOCK_SCORES = 1 << 19
@@ -35,7 +37,7 @@ BLOCK_SCORES = 1 << 19
 UNKNOWN = -2
 """The code of a label that no item has; -1 is an item without label, or no item."""
 
-NOTHING_RIGHT = "no item of the gallery has the label of any query"
+NOTHING_RIGHT = "no item of the gallery has the label of any query, or is named as relevant to one"
 
 Codes = NDArray[np.int64]
 Rankings = Iterator[tuple[slice, Keys]]
@@ -50,6 +52,47 @@ class Worth:
 
     score: Score
     queries: int
+
+
+@dataclass(frozen=True)
+class Judge:
+    """How many items (Q,) are right for each query, itself left out, and which of those that a block of them found."""
+
+    others: Codes
+    relevant: Callable[[slice, Keys], NDArray[np.bool_]]
+
+
+class Judging(Protocol):
+    """What is right for queries at a moment."""
+
+    def follow(self, connection: Connection) -> None:
+        """Read what was written since the last time."""
+
+    def judge(self, probes: Probes) -> Judge:
+        """What is right for these queries now."""
+
+
+class RelevantItems:
+    """The live items that entries of an evaluation set name."""
+
+    def __init__(self, gallery_id: int, evaluation_id: int) -> None:
+        self._gallery_id = gallery_id
+        self._evaluation_id = evaluation_id
+        self._keys: dict[str, int] = {}
+
+    def follow(self, connection: Connection) -> None:
+        """Look which of them are there."""
+        self._keys = live_keys(connection, self._gallery_id, read_entries(connection, self._evaluation_id, None))
+
+    def judge(self, probes: Probes) -> Judge:
+        """What is right for these queries now."""
+        right_of = right_keys(probes.entries, self._keys)
+
+        def relevant(rows: slice, keys: Keys) -> NDArray[np.bool_]:
+            pairs = zip(keys, right_of[rows], strict=True)
+            return np.stack([np.isin(found, right[right >= 0]) for found, right in pairs])
+
+        return Judge((right_of >= 0).sum(axis=1), relevant)
 
 
 class ItemLabels:
@@ -95,29 +138,37 @@ class ItemLabels:
         others = [counts[code] - own for code, own in zip(codes.tolist(), itself, strict=True)]
         return codes, np.array(others, np.int64)
 
+    def judge(self, probes: Probes) -> Judge:
+        """What is right for these queries now."""
+        codes, others = self.of_queries(probes)
+        return Judge(others, lambda rows, keys: self.of_items(keys) == codes[rows, None])
+
 
 def worth(
-    live: LoadedGallery, target: LoadedVersion, probes: Probes, asked: CurveIn, labels: ItemLabels | None, rest: Rest
+    live: LoadedGallery, target: LoadedVersion, probes: Probes, asked: CurveIn, judging: Judging | None, rest: Rest
 ) -> Worth:
-    """What the metric is now, over the gallery that answers queries; `labels` where the metric needs them.
+    """What the metric is now, over the gallery that answers queries; `judging` where the metric needs it.
 
     Raises:
         InvalidArgument: no query has anything right to find.
     """
     depth = int(asked.measured.removeprefix("cmc@")) if asked.measured not in FULL_RANKINGS else None
     rankings = _rankings(live, target, probes, depth, rest)
-    found = _recalled(rankings, target, probes, asked.k) if labels is None else _found(rankings, probes, asked, labels)
+    found = (
+        _recalled(rankings, target, probes, asked.k)
+        if judging is None
+        else _found(rankings, asked, judging.judge(probes))
+    )
     if not len(found):
         raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
     return Worth(mean_interval(found, asked.seed), len(found))
 
 
-def _found(rankings: Rankings, probes: Probes, asked: CurveIn, labels: ItemLabels) -> NDArray[np.float64]:
+def _found(rankings: Rankings, asked: CurveIn, judge: Judge) -> NDArray[np.float64]:
     """The metric of each query that has something right to find."""
-    codes, others = labels.of_queries(probes)
     values, valid = [np.empty(0)], [np.empty(0, bool)]
     for rows, keys in rankings:
-        judged = retrieval_from_rankings(labels.of_items(keys), codes[rows], others[rows])
+        judged = retrieval_from_rankings(judge.relevant(rows, keys), np.ones(len(keys), bool), judge.others[rows])
         values.append(judged.per_query(asked.measured))
         valid.append(judged.valid)
     found: NDArray[np.float64] = np.concatenate(values)[np.concatenate(valid)]

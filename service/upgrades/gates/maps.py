@@ -14,7 +14,7 @@ from sqlalchemy import Connection, false, func, select
 
 from index.calibration import Calibration
 from index.edge_maps import MapKey, map_key, safe_mode
-from index.evaluation.matching import Matching, Nearest, Right, fit_evalue_maps, fit_maps
+from index.evaluation.matching import Nearest, Right, fit_evalue_maps, fit_maps
 from index.evaluation.measures import first_items
 from index.evaluation.metrics import MEAN_AP, Compared
 from index.evaluation.modes import ChosenMode, choose
@@ -61,7 +61,7 @@ def fit(
     for version, origin in dict.fromkeys([*places, *coming]):
         route = registry.route(new.name, version.name)
         items = _items_of(registry, version, origin, old, sample)
-        if route is not None and items is not None and set(route.encoders) <= set(sample.embedded):
+        if route is not None and items is not None and set(route.encoders) <= set(sample.asked):
             sides[map_key(route, origin)] = _side(registry, route, items, sample, version)
     count = min(MOST_ITEMS, *(len(side.items) for side in sides.values()))
     cut = [Compared(side.queries, side.items[:count], side.space) for side in sides.values()]
@@ -69,7 +69,7 @@ def fit(
     rows = np.flatnonzero(right.valid)
     if not len(rows):
         return {}
-    made = fit_evalue_maps(cut, right, rows, seed) if sample.labels is None else fit_maps(cut, right, rows, seed)
+    made = fit_maps(cut, right, rows, seed) if sample.judged else fit_evalue_maps(cut, right, rows, seed)
     return dict(zip(sides, made, strict=True))
 
 
@@ -81,13 +81,13 @@ def choose_mode(
     None where serving would not reach what `old` has stored, or nothing has anything to find.
     """
     route = registry.route(new.name, old.name)
-    if route is None or not set(route.encoders) <= set(sample.embedded):
-        return None
     by_new = sample.embedded[new.name].vectors[:MOST_ITEMS]
+    if route is None or not set(route.encoders) <= set(sample.asked) or not len(by_new):
+        return None
     before = _side(registry, route, sample.embedded[old.name].vectors[: len(by_new)], sample, old)
-    after = Compared(by_new[: sample.queries], by_new, new.space)
+    after = Compared(sample.asked[new.name][:MOST_ITEMS], by_new, new.space)
     right = _right(sample, len(by_new), after)
-    decides = metric if metric.startswith("cmc@") and sample.labels is not None else MEAN_AP
+    decides = metric if metric.startswith("cmc@") and sample.judged else MEAN_AP
     chosen = choose(before, after, right, safe=safe_mode(route.kinds), metric=decides, seed=seed)
     return None if chosen is None else (map_key(route, Origin.ENCODED.value), chosen)
 
@@ -98,12 +98,10 @@ def _side(registry: Registry, route: Route, items: Vectors, sample: Sample, vers
 
 
 def _right(sample: Sample, items: int, own: Compared | None) -> Right:
-    """What is right among the first items of the sample: what shares a label, else the first of `own`'s ranking."""
-    alone = np.arange(min(sample.queries, MOST_ITEMS))
-    alone = np.where(alone < items, alone, -1)
-    if sample.labels is not None:
-        codes = np.unique(np.asarray(sample.labels), return_inverse=True)[1]
-        return Matching(codes[: len(alone)], codes[:items], alone)
+    """What is right among the first items of the sample: what is known to be, else the first of `own`'s ranking."""
+    if sample.judged:
+        return sample.right(items, MOST_ITEMS)
+    alone = sample.alone(items)[:MOST_ITEMS]
     if own is None:
         return Nearest(np.zeros((len(alone), 0), np.int64), items, alone)
     return Nearest(first_items(own, min(NEAREST, items - 1), alone), items, alone)

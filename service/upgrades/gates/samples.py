@@ -1,7 +1,8 @@
 """What a gate measures on: items of the gallery (`service.upgrades.gates.sides`) or an evaluation set, embedded.
 
 The first Q of the N entries are queries, all of them are items; a query is left out of its own ranking. In an
-evaluation set every entry is both. Arrays are (N, dimension).
+evaluation set every entry is both, but where its entries name the items of the gallery that are relevant to them
+(`service.upgrades.gates.relevance`): then they are queries alone. Arrays are (N, dimension).
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, false, select
 
 from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
 from index.errors import InvalidArgument, RegraftError
+from index.evaluation.matching import Listed, Matching, Right
 from index.filter import value_at
+from index.space import Vectors
 from service.backfills.planner import embeddable
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embed as embed_inputs
@@ -44,7 +48,8 @@ class UnknownEvaluation(RegraftError):
 class Entry:
     """One entry: where its image or text lies (None: there is none), its label and its slice as JSON texts.
 
-    `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id.
+    `number` is the key of the item it is, or its place in the evaluation set; `name` is the item's id. `relevant`: ids
+    of the items that are right for it, where the evaluation set names them.
     """
 
     number: int
@@ -52,11 +57,29 @@ class Entry:
     label: str | None
     slice: str | None
     name: str = ""
+    relevant: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Q queries that are no items, and what is right for them.
+
+    Attributes:
+        entries: (Q,) what they are.
+        vectors: version name -> its embeddings of them (Q, D).
+        right: (Q, K) numbers of the entries on the gallery side that are right, -1 where they are fewer.
+        missing: how many items are named that are not there.
+    """
+
+    entries: Sequence[Entry]
+    vectors: Mapping[str, Vectors]
+    right: NDArray[np.int64]
+    missing: int
 
 
 @dataclass(frozen=True)
 class Sample:
-    """N entries, embedded; the first `queries` of them ask.
+    """N entries, embedded; the first `queries` of them ask, or those of `asking`.
 
     Attributes:
         entries: (N,) what was embedded.
@@ -70,6 +93,7 @@ class Sample:
         unlabelled: how many entries were left out, because they have no label and others do.
         whole: whether every item that can be compared is among the entries.
         exhaustive: whether moreover every one that can ask does: there is no stronger measurement.
+        asking: queries that are no entries; None: the first entries ask.
     """
 
     entries: Sequence[Entry]
@@ -82,9 +106,43 @@ class Sample:
     unlabelled: int = 0
     whole: bool = True
     exhaustive: bool = True
+    asking: Asking | None = None
 
     def __len__(self) -> int:
         return len(self.entries)
+
+    @property
+    def judged(self) -> bool:
+        """Whether it is known what is right, and no ranking has to be taken for the truth."""
+        return self.labels is not None or self.asking is not None
+
+    @property
+    def askers(self) -> Sequence[Entry]:
+        """(Q,) the entries that are queries."""
+        return self.entries[: self.queries] if self.asking is None else self.asking.entries
+
+    @property
+    def asked(self) -> Mapping[str, Vectors]:
+        """Version name -> its embeddings of the queries (Q, D)."""
+        if self.asking is not None:
+            return self.asking.vectors
+        return {name: found.vectors[: self.queries] for name, found in self.embedded.items()}
+
+    def alone(self, items: int) -> NDArray[np.int64]:
+        """(Q,) the number of the item, of the first so many, that each query is; -1: none."""
+        if self.asking is not None:
+            return np.full(self.queries, -1)
+        own = np.arange(self.queries)
+        return np.where(own < items, own, -1)
+
+    def right(self, items: int, queries: int | None = None) -> Right:
+        """What is right for the first queries among the first items; something is `judged`."""
+        alone = self.alone(items)[:queries]
+        if self.asking is not None:
+            listed = self.asking.right[:queries]
+            return Listed(np.where(listed < items, listed, -1), items, alone)
+        codes = np.unique(np.asarray(self.labels), return_inverse=True)[1]
+        return Matching(codes[: len(alone)], codes[:items], alone)
 
 
 def draw(
@@ -140,7 +198,8 @@ def read_entries(
     for row in connection.execute(mine.order_by(evaluation_entry.c.number)):
         own = None if row.label is None else as_text(row.label)
         label_text = own if label is None else field_text(row.metadata, label)
-        entries.append(Entry(row.number, row.blob, label_text, field_text(row.metadata, slice_field), str(row.number)))
+        part, relevant = field_text(row.metadata, slice_field), tuple(row.relevant or ())
+        entries.append(Entry(row.number, row.blob, label_text, part, str(row.number), relevant))
     if label is not None and all(entry.label is None for entry in entries):
         raise InvalidArgument(f"label: no entry has the metadata field {label!r}", pointer="/label")
     return entries
@@ -157,7 +216,8 @@ def embed(
 ) -> Sample:
     """Encode the entries' images and texts by each version; those that cannot be read are left out.
 
-    `timed` of them are also encoded one at a time, for the latencies.
+    `timed` of them are also encoded one at a time, for the latencies. Texts that name what is relevant are queries and
+    no items, and get the prompt for those.
 
     Raises:
         NoEncoder, NoTextEntrance: one of the versions does not embed what they are.
@@ -167,7 +227,11 @@ def embed(
     kept: list[Entry] = []
     seconds: dict[str, list[float]] = {version.name: [] for version in versions}
     for block in blocks(entries, BATCH):
-        read = [(read_inputs(blobs, decoder, entry.blob, versions), entry) for entry in block]
+        sides = ["query" if entry.relevant else "item" for entry in block]
+        read = [
+            (read_inputs(blobs, decoder, entry.blob, versions, side), entry)
+            for entry, side in zip(block, sides, strict=True)
+        ]
         readable = [inputs for inputs, _ in read if inputs is not None]
         for version in versions:
             inputs = [each[version.name] for each in readable]

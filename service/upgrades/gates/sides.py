@@ -66,14 +66,17 @@ class Drawn:
 class DrawOptions:
     """What to draw: up to `sample` queries by `seed`, with the metadata fields that are the label and the slice.
 
-    `paired`: only items that the new version embeds too are of use.
+    `paired`: only items that the new version embeds too are of use. `others`: so many queries come from elsewhere, and
+    no item asks; the items `first` are drawn before all others.
     """
 
     label: str | None
     slice: str | None
     sample: int
     seed: int
-    paired: bool
+    paired: bool = False
+    others: int = 0
+    first: Sequence[int] = ()
 
 
 def draw_sides(
@@ -82,18 +85,21 @@ def draw_sides(
     """Draw items of a gallery as queries and as items.
 
     Raises:
-        InvalidArgument: fewer than two can ask.
+        InvalidArgument: fewer than two can ask, or none can be compared.
     """
     drawn = Drawn(stored={old.name: {}, new.name: {}}, paired=options.paired)
-    most = max(options.sample, MOST_PAIRS // options.sample)
+    most = MOST_PAIRS // options.others if options.others else max(options.sample, MOST_PAIRS // options.sample)
+    wanted = 0 if options.others else options.sample
     made = dict.fromkeys(drawn.stored, 0)
     for entry in _entries(connection, gallery_id, (old, new), options, drawn):
         has_old, has_new = (entry.number in drawn.stored[version.name] for version in (old, new))
         asks = has_new or entry.blob is not None
+        if options.others:  # what the new version cannot embed need not be: it is asked for by given queries
+            asks = has_new or (entry.blob is not None and embeds(new.card, entry.blob))
         if (not has_old and entry.blob is None) or (options.paired and not asks):
             continue
         room = has_new or made[new.name] < MOST_MADE
-        if len(drawn.asking) < options.sample:
+        if len(drawn.asking) < wanted:
             room = True
             drawn.asking.update([entry.number] if asks else [])
         elif _beyond(len(drawn.entries), most, has_old or made[old.name] < MOST_MADE, room or not options.paired):
@@ -106,7 +112,9 @@ def draw_sides(
             made[new.name] += not has_new
         made[old.name] += not has_old
         drawn.entries.append(entry)
-    if len(drawn.asking) < 2:
+    if options.others and not drawn.entries:
+        raise InvalidArgument(f"no item of the gallery can be compared as {old.name!r} has it", pointer="/evaluation")
+    if len(drawn.asking) < 2 and not options.others:
         have = f"with an image or an embedding by {new.name!r}"
         labelled = f" and metadata field {options.label!r}" if options.label else ""
         found = len(drawn.asking)
@@ -154,11 +162,11 @@ def embed_sides(
             seconds[version.name] += _timed(version, images.values(), TIMED - len(seconds[version.name]))
         unreadable |= {number for number, inputs in images.items() if inputs is None}
     entries, asking, both = _left(drawn, known, unreadable, old)
-    if asking < 2:
+    if asking < 2 and drawn.asking:
         raise InvalidArgument("fewer than two images of the sample can be read", pointer="/label")
     embedded = {old.name: _stack(known, old, entries), new.name: _stack(known, new, entries[:both])}
     seen = {entry.number for entry in entries[:asking]}
-    helped = [version for version in helping if seen <= set(known.get(version.name, {}))]
+    helped = [version for version in helping if seen and seen <= set(known.get(version.name, {}))]
     embedded |= {version.name: _stack(known, version, entries[:asking]) for version in helped}
     return Sample(
         entries=entries,
@@ -180,7 +188,9 @@ def _entries(
     """Live items in the order drawn; their stored embeddings are noted on the way."""
     live, (_, new) = (item.c.gallery_id == gallery_id, item.c.deleted == false()), versions
     ids = np.fromiter(connection.execute(select(item.c.id).where(*live).order_by(item.c.id)).scalars(), np.int64)
-    for block in blocks(np.random.default_rng(options.seed).permutation(ids).tolist(), READ_BLOCK):
+    drawn_ids = np.random.default_rng(options.seed).permutation(ids)
+    rest = drawn_ids[~np.isin(drawn_ids, options.first)] if options.first else drawn_ids
+    for block in blocks([*options.first, *rest.tolist()], READ_BLOCK):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
         rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
         for version in versions:
@@ -274,6 +284,8 @@ def _left(
 def _stack(
     known: Mapping[str, Mapping[int, EmbeddedRow]], version: LoadedVersion, entries: Sequence[Entry]
 ) -> Embedded:
+    if not entries:
+        return Embedded(np.empty((0, version.card.dim), np.float32), None)
     rows = [known[version.name][entry.number] for entry in entries]
     sides = [side for _, side in rows if side is not None]
     return Embedded(

@@ -1,0 +1,174 @@
+"""Evaluation sets whose entries name the items that are right for them: gates and curves on them, on vectors too."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.encoder import Encoder
+from index.version import Version
+from staging.builders import add_text, image_bytes, make_image, make_version
+from staging.steps import gate, refusal
+
+RIGHT = [["i0", "i5", "gone"], ["i1"], ["i2", "i7", "i12"], ["i3", "i9"], ["gone"]]
+"""What is named as right for five queries; nothing of it follows from what a picture shows."""
+ASKED = [make_image(n, 100 + n) for n in range(5)]
+
+
+@pytest.fixture
+def path(served: Any, pictures: list[bytes]) -> str:
+    return served.filled(pictures, about=lambda n: {"digit": n % 5})
+
+
+@pytest.fixture(scope="module")
+def embedded(versions: dict[str, Version]) -> dict[str, Any]:
+    """By version what it makes of the items and of the queries."""
+    items = [make_image(n % 5, n) for n in range(20)]
+    return {v: tuple(Encoder(versions[v]).encode(x).vectors for x in (items, ASKED)) for v in ("v1", "v2")}
+
+
+def add(served: Any, path: str, entries: Any, **body: Any) -> Any:
+    return served.http.post(f"{path}/evaluations", json={"entries": entries, **body})
+
+
+def entries() -> list[dict[str, Any]]:
+    return [{"relevant": named, "metadata": {"odd": n % 2}} for n, named in enumerate(RIGHT)]
+
+
+def naive(queries: Any, items: Any, metric: str, named: Any = RIGHT) -> float:
+    """The metric by plain loops, over the queries that have something right to find."""
+    values = []
+    for query, ids in zip(queries, named, strict=True):
+        right = {int(one[1:]) for one in ids if one != "gone"}
+        ranking = sorted(range(len(items)), key=lambda n: -float(query @ items[n]))
+        hits = [n in right for n in ranking]
+        if not right:
+            continue
+        if metric == "mAP@1.0":
+            values.append(np.mean([sum(hits[: r + 1]) / (r + 1) for r, hit in enumerate(hits) if hit]))
+        elif metric.startswith("recall"):
+            values.append(sum(hits[: int(metric[7:])]) / len(right))
+        else:
+            values.append(any(hits[: int(metric[4:])]))
+    return float(np.mean(values))
+
+
+@pytest.mark.parametrize(
+    ("metric", "asked"),
+    [
+        ("cmc@1", {}),
+        ("cmc@5", {"metric": "cmc@5"}),
+        ("mAP@1.0", {"metric": "mAP@1.0"}),
+        ("recall@3", {"metric": "recall@k", "k": 3}),
+    ],
+)
+@pytest.mark.parametrize("kind", ["images", "embeddings"])
+def test_a_gate_asks_the_gallery_for_what_the_entries_name(
+    served: Any, path: str, embedded: Any, kind: str, metric: str, asked: Any
+) -> None:
+    if kind == "images":
+        listed = [{**entry, "image": str(n)} for n, entry in enumerate(entries())]
+        files = [("images", (str(n), image_bytes(image))) for n, image in enumerate(ASKED)]
+        made = served.http.post(f"{path}/evaluations", data={"entries": json.dumps(listed)}, files=files)
+    else:
+        made = add(served, path, entries(), embeddings={v: e[1].tolist() for v, e in embedded.items()})
+    assert (made.status_code, made.json()["relevant"], made.json()["kind"]) == (201, 5, kind)
+
+    report = gate(served, path, evaluation=made.json()["id"], **asked).json()
+
+    (old_items, old), (new_items, new) = embedded["v1"], embedded["v2"]
+    cut = new[:, :4] / np.linalg.norm(new[:, :4], axis=1, keepdims=True)
+    expected = {"old_old": (old, old_items), "new_old": (cut, old_items), "new_new": (new, new_items)}
+    assert {name: report[name]["value"] for name in expected} == {
+        name: pytest.approx(naive(*sides, metric)) for name, sides in expected.items()
+    }
+    assert (report["metric"], report["queries"], report["items"], report["relevant_missing"]) == (metric, 4, 20, 1)
+    assert report["calibrations"] > 0
+    shown = served.http.get(f"{path}/gates/{report['id']}/page")
+    assert shown.status_code == 200
+    assert all(flip["wrong"]["id"].startswith("i") for flip in report["flips"])
+
+
+def test_vectors_alone_are_enough_for_a_gate_and_a_curve(served: Any, embedded: Any) -> None:
+    path = served.gallery("v1")
+    items = [{"id": f"i{n}", "embedding": row.tolist()} for n, row in enumerate(embedded["v1"][0])]
+    assert served.http.post(f"{path}/items", json={"items": items}).status_code == 200
+    number = add(served, path, entries(), embeddings={v: e[1].tolist() for v, e in embedded.items()}).json()["id"]
+
+    report = gate(served, path, evaluation=number, metric="mAP@1.0").json()
+    served.deploy(path, "v2")
+    curve = {"evaluation": number, "metric": "mAP@1.0"}
+    started = served.backfill(path, kind="supplied", curve=curve)
+    second = [{"id": f"i{n}", "embedding": row.tolist()} for n, row in enumerate(embedded["v2"][0])]
+    served.http.put(f"{path}/items:embeddings", json={"version": "v2", "items": second})
+
+    (old_items, old), (new_items, new) = embedded["v1"], embedded["v2"]
+    cut = new[:, :4] / np.linalg.norm(new[:, :4], axis=1, keepdims=True)
+    assert (report["old_old"]["value"], report["new_new"]) == (pytest.approx(naive(old, old_items, "mAP@1.0")), None)
+    deadline = time.monotonic() + 60
+    while (shown := served.http.get(f"/backfills/{started}").json()["curve"])["state"] == "measuring":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    first, last = shown["points"][0], shown["points"][-1]
+    assert (shown["state"], first["queries"]) == ("complete", 4)
+    assert first["value"] == pytest.approx(naive(cut, old_items, "mAP@1.0"), abs=1e-6)
+    assert last["value"] == pytest.approx(naive(new, new_items, "mAP@1.0"), abs=1e-6)
+
+
+def test_texts_ask_as_queries(served: Any, tmp_path: Any) -> None:
+    words = {"north": np.eye(4)[0], "east": np.eye(4)[1], "sun": np.eye(4)[2]}
+    old = make_version(tmp_path / "told", "told", 4, encoder=False)
+    new = make_version(tmp_path / "tnew", "tnew", 4, encoder=False, edges=[(old, "identity")])
+    for version in (old, new):
+        assert served.register(add_text(version, words)).status_code == 201
+    path = served.gallery("told")
+    items = [{"id": word, "text": word} for word in words]
+    assert served.http.post(f"{path}/items", json={"items": items}).json()["stored"] == 3
+
+    asked = [{"text": "north", "relevant": ["north"]}, {"text": "sun", "relevant": ["east"]}]
+    made = add(served, path, asked)
+    report = gate(served, path, "tnew", evaluation=made.json()["id"], metric="mAP@1.0").json()
+
+    assert (made.json()["kind"], made.json()["size"]) == ("texts", 2)
+    assert (report["old_old"]["value"], report["items"]) == (pytest.approx(report["new_old"]["value"]), 3)
+    assert served.remove(f"{path}/evaluations/{made.json()['id']}").status_code == 204
+
+
+@pytest.mark.parametrize(
+    ("listed", "pointer"),
+    [
+        ([{"relevant": ["a"]}, {"label": 1}], "/entries/1/relevant"),
+        ([{"relevant": ["a"]}, {"relevant": []}], "/entries/1/relevant"),
+        ([{"relevant": ["a"]}, {"relevant": "a"}], "/entries/1/relevant"),
+        ([{"relevant": ["a"]}, {"relevant": [3]}], "/entries/1/relevant"),
+        ([{"relevant": ["a"]}, {"relevant": ["a"] * 1001}], "/entries/1/relevant"),
+        ([{"relevant": ["a"]}, {"relevant": ["a"], "label": 1}], "/entries/1/label"),
+        ([{"text": "a"}, {"text": " "}], "/entries/1/text"),
+        ([{"text": "a"}, {"label": 1}], "/entries/1/text"),
+    ],
+)
+def test_what_is_wrong_with_an_entry_is_named(served: Any, path: str, listed: Any, pointer: str) -> None:
+    body = {} if "text" in listed[0] else {"embeddings": {"v1": [[1.0, 0, 0, 0]] * 2}}
+
+    assert refusal(add(served, path, listed, **body))[2] == [pointer]
+
+
+def test_what_such_a_set_cannot_measure_is_refused(served: Any, path: str, embedded: Any) -> None:
+    rows = {v: e[1].tolist() for v, e in embedded.items()}
+    number = add(served, path, entries(), embeddings=rows).json()["id"]
+    nothing = add(served, path, [{"relevant": ["gone"]}] * 5, embeddings=rows).json()["id"]
+
+    assert refusal(gate(served, path, evaluation=number, label="digit"))[2] == ["/label"]
+    assert refusal(gate(served, path, evaluation=number, metric="TAR@FAR"))[2] == ["/metric"]
+    assert refusal(gate(served, path, evaluation=nothing))[2] == ["/evaluation"]
+    served.deploy(path, "v2")
+    for curve, pointer in (
+        ({"evaluation": number, "label": "digit"}, "/curve/label"),
+        ({"evaluation": nothing}, "/curve/evaluation"),
+    ):
+        started = served.http.post(f"{path}/backfills", json={"kind": "reencode", "curve": curve})
+        assert refusal(started)[2] == [pointer]
