@@ -6,6 +6,7 @@ single statements without a transaction (the query path). Only the edge - a requ
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.pool import PoolProxiedConnection
 
+from index.events import Event
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store.faults import check_references, check_sqlite, is_damage, is_lost_reference
@@ -26,6 +28,8 @@ from service.store.news import Clock, Notifications
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+logger = logging.getLogger(__name__)
 
 IsolationLevel = Literal["READ COMMITTED", "REPEATABLE READ", "AUTOCOMMIT"]
 
@@ -140,25 +144,36 @@ def _lost_references() -> Iterator[None]:
 
 
 def upgrade(settings: Settings) -> None:
-    """Bring the database to the newest schema, creating it if needed; harmless when it is there already."""
+    """Bring the database to this program's newest schema, creating it if needed; harmless when it is there already.
+
+    One that a later release has migrated stays as it is: releases only add to what the one before reads and writes, so
+    that both run side by side while one takes the other's place (docs/deployment.md).
+    """
     settings.data.mkdir(parents=True, exist_ok=True)
     if is_sqlite(settings.database_url):
         check_sqlite(settings.database_url)
-    if not _is_newest(settings.database_url):
+    known, found = revisions(), _revision(settings.database_url)
+    if found is not None and found > known[-1]:
+        logger.warning(Event("schema_is_newer", database=found, program=known[-1]))
+    elif found != known[-1]:
         with migrating(settings.database_url) as config:
             to_newest(config)
 
 
-def _is_newest(url: str) -> bool:
-    """Whether nothing is to be migrated: then a start spares importing Alembic, and a look at every reference."""
+def revisions() -> list[str]:
+    """The numbers of all migrations this program has, in order."""
     # A migration's file is called by its date, its number and what it does.
-    newest = max(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
+    return sorted(path.stem.partition("_")[0].rpartition("-")[2] for path in (MIGRATIONS / "versions").glob("*.py"))
+
+
+def _revision(url: str) -> str | None:
+    """Which migration a database was brought to last; asked so that a start with nothing to do spares Alembic."""
     engine = _sqlite_engine(url) if is_sqlite(url) else create_engine(url)
     try:
         with engine.connect() as connection:
             if not inspect(connection).has_table("alembic_version"):
-                return False
-            return connection.execute(text("select version_num from alembic_version")).scalars().all() == [newest]
+                return None
+            return connection.execute(text("select version_num from alembic_version")).scalar_one_or_none()
     finally:
         engine.dispose()
 
