@@ -82,6 +82,9 @@ def show(name: Gallery, url: Url = URL, api_key: ApiKey = None) -> None:
         found = client.gallery(name)
     answer(found)
     out.print(f"{found.name}: current version {found.current}, {found.items} items ({_mix(found) or 'empty'})")
+    if found.loading is not None:
+        out.print(f"it is being loaded: {found.loading.done} of {found.loading.total} items; queries wait for it")
+        return
     out.print(f"index {found.index.kind}: {found.indexed} items by it, the others are compared one by one")
 
 

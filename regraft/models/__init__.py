@@ -22,7 +22,16 @@ from regraft.models.deployments import (
     RollbackResult,
     TransitionInfo,
 )
-from regraft.models.galleries import AuditPage, AuditRecord, GalleryIndex, GalleryInfo, GalleryList, Health, Readiness
+from regraft.models.galleries import (
+    AuditPage,
+    AuditRecord,
+    GalleryIndex,
+    GalleryInfo,
+    GalleryList,
+    Health,
+    LoadingGallery,
+    Readiness,
+)
 from regraft.models.gates import (
     EncodeLatency,
     EvaluationInfo,
@@ -119,6 +128,7 @@ __all__ = [
     "ItemInfo",
     "ItemMacs",
     "ItemPage",
+    "LoadingGallery",
     "Match",
     "MergeReport",
     "MissingPage",

@@ -15,6 +15,16 @@ class GalleryIndex(ApiModel):
     recall: float
 
 
+class LoadingGallery(ApiModel):
+    """A gallery that is on its way into memory."""
+
+    gallery: str
+    done: int
+    """items that are in memory"""
+    total: int
+    """items there are; 0 as long as they are not counted"""
+
+
 class GalleryInfo(ApiModel):
     """A gallery, as far as this process has followed its feed."""
 
@@ -31,6 +41,8 @@ class GalleryInfo(ApiModel):
     """whether it is in memory; one that is not is loaded by the next query, and tells no `indexed`"""
     bytes: int
     """what it takes of memory, roughly; 0 where it is not loaded"""
+    loading: LoadingGallery | None
+    """how far its load is, where one is under way; queries wait for its end, writes do not"""
 
 
 class GalleryList(ApiModel):
@@ -48,6 +60,8 @@ class Readiness(ApiModel):
     """galleries in memory; only of these are problems told"""
     galleries_bytes: int
     """what they take of memory, roughly"""
+    loading: list[LoadingGallery]
+    """galleries that are on their way into memory: queries of these wait"""
 
 
 class AuditRecord(ApiModel):

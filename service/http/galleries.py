@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from sqlalchemy import Connection
 from sqlalchemy.exc import IntegrityError
 
@@ -11,6 +11,7 @@ from index.errors import InvalidArgument
 from index.version import NAME
 from regraft.models import GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
+from service.http.health import describe_load
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import LOADED, CheckedRoute, Service
 from service.registry.placement import preference
@@ -55,13 +56,21 @@ def list_all(service: Service) -> GalleryList:
         return GalleryList(galleries=[_listed(service, connection, row) for row in rows])
 
 
-@router.get("/galleries/{name}", dependencies=[LOADED])
+async def _load_unless_loading(name: Name, service: Service) -> None:
+    if service.replica.progress(name) is None:
+        await service.loaded(name)
+
+
+@router.get("/galleries/{name}", dependencies=[Depends(_load_unless_loading)])
 def show(name: Name, service: Service) -> GalleryInfo:
-    """One gallery."""
-    return describe(service.replica.find(name))
+    """One gallery; one that is being loaded as the database has it, with how far that is."""
+    if service.replica.progress(name) is None:
+        return describe(service.replica.find(name))
+    with service.database.read() as connection:
+        return _listed(service, connection, gallery_named(connection, name))
 
 
-@router.patch("/galleries/{name}")
+@router.patch("/galleries/{name}", dependencies=[LOADED])
 def change(name: Name, body: GalleryChange, service: Service, context: RequestContext) -> GalleryInfo:
     """Index a gallery otherwise from now on, while it serves."""
     with service.database.write(dry_run=context.dry_run) as connection:
@@ -107,6 +116,7 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
         indexed=0,
         loaded=False,
         bytes=0,
+        loading=(progress := service.replica.progress(row.name)) and describe_load(progress),
     )
 
 
@@ -125,6 +135,7 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         indexed=live.gallery.indexed(),
         loaded=True,
         bytes=live.bytes,
+        loading=None,
     )
 
 

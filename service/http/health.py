@@ -8,11 +8,12 @@ from fastapi import APIRouter
 from sqlalchemy import text
 
 from index.errors import RegraftError
-from regraft.models import Health, Readiness
+from regraft.models import Health, LoadingGallery, Readiness
 from service.errors import DatabaseDamaged
 from service.http.requests import CheckedRoute, Service
 from service.registry.placement import route_to
 from service.registry.registry import LoadedVersion, Registry
+from service.replica.load_progress import LoadProgress
 from service.runtime import Runtime
 
 router = APIRouter(route_class=CheckedRoute, tags=["health"])
@@ -55,10 +56,23 @@ def ready(service: Service) -> Readiness:
     if service.replica.failure is not None:
         raise NotReady(f"the replica cannot follow the change feed ({service.replica.failure})")
     if (name := service.preload.loading) is not None:
-        raise NotReady(f"gallery {name} is being loaded")
+        progress = service.replica.progress(name)
+        how_far = f": {progress.done} of {progress.total} items are in memory" if progress is not None else ""
+        raise NotReady(f"gallery {name} is being loaded{how_far}")
     problems = list(_problems(service))
     status, cache = "degraded" if problems else "ready", service.replica.cache
-    return Readiness(status=status, problems=problems, galleries_loaded=cache.loaded(), galleries_bytes=cache.bytes())
+    return Readiness(
+        status=status,
+        problems=problems,
+        galleries_loaded=cache.loaded(),
+        galleries_bytes=cache.bytes(),
+        loading=[describe_load(progress) for progress in service.replica.loading()],
+    )
+
+
+def describe_load(progress: LoadProgress) -> LoadingGallery:
+    """What a user sees of a load."""
+    return LoadingGallery(gallery=progress.gallery, done=progress.done, total=progress.total)
 
 
 def _problems(service: Runtime) -> Iterator[str]:

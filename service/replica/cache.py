@@ -34,6 +34,9 @@ class Cache(Generic[T]):
         # Unloaded ones too, as long as somebody works with them.
         self._held: WeakValueDictionary[int, T] = WeakValueDictionary()
         self._loading: dict[int, threading.Lock] = {}
+        # Of those that are being read: whether something was written that the reading may have missed.
+        self._behind: dict[int, bool] = {}
+        self._entering = threading.Lock()
         self._making_room = threading.Lock()
 
     def get(self, number: int) -> T | None:
@@ -43,22 +46,29 @@ class Cache(Generic[T]):
             found.used = time.monotonic()
         return found
 
-    def load(self, number: int, read: Callable[[], T]) -> T:
-        """The same, loaded by `read` if it is not; others that ask for it wait, and nobody else does."""
+    def load(self, number: int, read: Callable[[], T], follow: Callable[[T], object]) -> T:
+        """The same, loaded by `read` if it is not; others that ask for it wait, and nobody else does.
+
+        Whoever writes meanwhile does not wait either: `follow` takes in what was written before anybody gets it.
+        """
         with self._loading_of(number):
-            found = self._kept.get(number) or read()
+            if (found := self._kept.get(number)) is None:
+                found = self._read(number, read, follow)
             found.used = time.monotonic()
-            self._kept[number] = self._held[number] = found
+            self._kept[number] = found
         self.make_room()
         return found
 
     def held(self, number: int) -> T | None:
-        """One that is in memory; while it is being loaded it is waited for. None: whoever loads it reads it anew."""
-        with self._loading_of(number):
-            return self._held.get(number)
+        """One that is in memory, to be told of a write; None: whoever loads it, now or later, takes that in."""
+        with self._entering:
+            found = self._held.get(number)
+            if found is None and number in self._behind:
+                self._behind[number] = True
+            return found
 
     def in_use(self, number: int) -> T | None:
-        """One that somebody works with, loaded or not; for `read` of `load`, which holds what `held` waits for."""
+        """One that somebody works with, loaded or not."""
         return self._held.get(number)
 
     def all(self) -> list[T]:
@@ -92,6 +102,21 @@ class Cache(Generic[T]):
                     return
                 self._kept.pop(oldest.id, None)
                 taken -= oldest.bytes
+
+    def _read(self, number: int, read: Callable[[], T], follow: Callable[[T], object]) -> T:
+        with self._entering:
+            self._behind[number] = False  # from before it is read: what is written from here on may be missed
+        try:
+            found = read()
+        except BaseException:
+            self._behind.pop(number, None)
+            raise
+        with self._entering:  # from here on writers find it themselves
+            self._held[number] = found
+            behind = self._behind.pop(number)
+        if behind:
+            follow(found)
+        return found
 
     def _loading_of(self, number: int) -> threading.Lock:
         return self._loading.setdefault(number, threading.Lock())

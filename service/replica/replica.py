@@ -28,11 +28,20 @@ from service.registry.rollout_records import deployed
 from service.registry.storing import AddedItems
 from service.replica.cache import Cache
 from service.replica.feed import Sorted, ahead, sort
+from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
 from service.replica.snapshots import has_segments, keep_if_due, newest
 from service.store.contents import contents
 from service.store.database import Database
-from service.store.repository import changes, feed_of, galleries_now, gallery_named, gallery_row, index_of
+from service.store.repository import (
+    changes,
+    feed_of,
+    galleries_now,
+    gallery_named,
+    gallery_row,
+    index_of,
+    live_items,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -65,6 +74,8 @@ class Replica:
         self._seen_edges: tuple[EdgeRecord, ...] | None = None
         # Name -> the moment at which the gallery of this number had it.
         self._names: dict[str, tuple[object, int]] = {}
+        # How far the load of each gallery that is under way is, by number.
+        self._progress: dict[int, LoadProgress] = {}
         self._discovering = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name="replica", daemon=True)
         self.failure: str | None = None
@@ -118,12 +129,21 @@ class Replica:
 
     def get(self, gallery_id: int) -> LoadedGallery:
         """The gallery of a number, loaded if it is not. Raises UnknownGallery when it was deleted."""
-        return self.cache.get(gallery_id) or self.cache.load(gallery_id, partial(self._open, gallery_id))
+        live = self.cache.get(gallery_id)
+        return live or self.cache.load(gallery_id, partial(self._open, gallery_id), self._catch_up)
+
+    def loading(self) -> list[LoadProgress]:
+        """How far the loads are that are under way, by name."""
+        return sorted(self._progress.copy().values(), key=lambda progress: progress.gallery)
+
+    def progress(self, name: str) -> LoadProgress | None:
+        """How far the load of a gallery is, where one is under way."""
+        return next((progress for progress in self.loading() if progress.gallery == name), None)
 
     def refresh(self, gallery_id: int) -> None:
         """Apply everything committed before this call; a gallery that is gone is forgotten.
 
-        One that is not in memory will be read as it is then.
+        One that is not in memory will be read as it is then; one that is being loaded is told before anybody gets it.
         """
         live = self.cache.held(gallery_id)
         if live is not None and not self._catch_up(live):
@@ -221,15 +241,21 @@ class Replica:
         self._registry.sync_edges()
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
-        with collector_paused():
-            if row is not None and self._catch_up(
-                live := LoadedGallery(row, self._registry, self._indexes / str(row.id)), building=True
-            ):
+        if row is not None:
+            live, progress = LoadedGallery(row, self._registry, self._indexes / str(row.id)), LoadProgress(row.name)
+            self._progress[gallery_id] = progress
+            try:
+                with collector_paused():
+                    whole = self._catch_up(live, progress)
+            finally:
+                del self._progress[gallery_id]
+            if whole:
+                progress.end()
                 return live
         raise UnknownGallery("the gallery was deleted")
 
-    def _catch_up(self, live: LoadedGallery, *, building: bool = False) -> bool:
-        """Read one snapshot behind `live.seq` and apply it. False: the gallery is gone."""
+    def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
+        """Read one snapshot behind `live.seq` and apply it; `building`: all there is. False: the gallery is gone."""
         with live.applying:
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
@@ -238,38 +264,45 @@ class Replica:
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
-                if building:
-                    self._build(connection, live)
-                blocks = list(changes(connection, live.id, live.seq)) if live.seq or not building else []
+                if building is not None:
+                    self._build(connection, live, building)
+                blocks = list(changes(connection, live.id, live.seq)) if live.seq or building is None else []
             live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))
             live.bytes = live.gallery.bytes()
-        if not building:
+        if building is None:
             self.cache.make_room()
         return True
 
-    def _build(self, connection: Connection, live: LoadedGallery) -> None:
+    def _build(self, connection: Connection, live: LoadedGallery, progress: LoadProgress) -> None:
         """Take in what a gallery holds; nobody watches yet, so that a block at a time bounds the memory.
 
         From a snapshot it stands at that one's number of the feed afterwards, and what came since is to be read.
         """
         live.declare()
         if not has_segments(live.folder):  # every vector is read: at once, then, with what is known of the items
+            progress.total = live_items(connection, live.id)
             for block in ahead(sort(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
                 live.apply(block)
+                progress.add(len(block.items) + len(block.missing))
             return
         found = newest(connection, live, {version.name for version in self._registry.all()})
         all_there_is: Iterator[Contents]
         if found is None:
+            progress.total = live_items(connection, live.id)
             all_there_is = ahead(contents(connection, live.id, lambda number: self._registry.by_id(number).name))
         else:
+            progress.total = len(found[0].keys_N)
             all_there_is = iter([found[0]])
         left: list[int] = []
         for some in all_there_is:
-            left += live.gallery.load(some).tolist()
+            without = live.gallery.load(some).tolist()
+            left += without
+            progress.add(len(some.keys_N) - len(without))
         for rows in feed_of(connection, left):
-            live.apply(sort(self._registry, [rows]))
+            live.apply(some_left := sort(self._registry, [rows]))
+            progress.add(len(some_left.items) + len(some_left.missing))
         if found is not None:
             live.apply(Sorted(), found[1])
             live.snapshot_seq = found[1]

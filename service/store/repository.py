@@ -299,6 +299,12 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
         yield last
 
 
+def live_items(connection: Connection, gallery_id: int) -> int:
+    """How many items a gallery has."""
+    mine = (item.c.gallery_id == gallery_id, item.c.deleted == false())
+    return int(connection.execute(select(func.count(item.c.id)).where(*mine)).scalar_one())
+
+
 def feed_of(connection: Connection, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
     """What `changes` tells of these items, in blocks."""
     for block in blocks(keys):
