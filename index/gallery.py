@@ -13,26 +13,26 @@ from __future__ import annotations
 
 import math
 import shutil
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
+from index.answering import embed, prepared, result
 from index.attempts import GalleryChanged, attempts
 from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
-from index.errors import InvalidArgument, NoRoute
-from index.graph import follow
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask, EmbeddedQueries, Encode, Plan
-from index.scatter import Gathered, ShardQuery, scatter
+from index.query_plan import Ask, Encode
+from index.scatter import scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
@@ -62,9 +62,11 @@ class Gallery:
         self._missing: dict[int, Missing] = {}
         self._seq = 0
         self._current = ""
-        # None once something changed: the next query makes it anew.
-        self._view: View | None = None
+        # Of what is served now: whoever changes something makes it anew.
+        self._view = self._seen()
         self._lock = ReadWriteLock()
+        # Held by whoever changes something, from where it is worked out until it is swapped in under the lock above.
+        self._changing = threading.Lock()
 
     def search(
         self,
@@ -98,87 +100,26 @@ class Gallery:
         # Encoding is slow and must not hold up writers: encode for the routes of now, then see if they still hold.
         embedded = []
         for version, ask in asks:
-            embedded.append(self._embed(version, ask))
+            view = self._view
+            embedded.append(embed(view, version or view.current, ask))
             if ask.params.filter is not None:
                 self._make_filterable()
         found = []
         with self._lock.read():
-            view = self._now()
+            view = self._view
             for (version, ask), made in zip(asks, embedded, strict=True):
-                query = self._prepared(view, version or view.current, ask, made)
-                found.append(self._result(view, version or view.current, made, query, scatter(query)))
+                if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
+                    raise GalleryChanged
+                name = version or view.current
+                query = prepared(view, self._metadata, name, ask, made)
+                found.append(result(view, self._metadata, name, made, query, scatter(query)))
         return found
-
-    def _embed(self, version: str | None, ask: Ask) -> EmbeddedQueries:
-        """The queries by every version that the routes of now need."""
-        if (view := self._view) is None:
-            with self._lock.read():
-                view = self._now()
-        needed = view.reach(version or view.current, ask.encoders).encoders
-        made = EmbeddedQueries()
-        for name in needed:
-            made.vectors[name], made.seconds[name] = _timed(ask.encode, name)
-        return made
 
     def _make_filterable(self) -> None:
         """Have filters find every item: at the first one in steps, between which others query and write."""
         while not self._metadata.filterable:
-            with self._lock.write():
+            with self._alone():
                 self._metadata.enter()
-
-    def _prepared(self, view: View, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
-        """What is asked of the shards, under the lock: plan, transform, filter."""
-        plan, degraded = self._planned(view, query_version, ask, embedded)
-        transform, where = view.topology.transform, ask.params.filter
-        moved = {version: _timed(follow, route, transform, embedded.vectors) for version, route in plan.routes.items()}
-        allowed, seconds = (None, 0.0) if where is None else _timed(self._metadata.select, where)
-        depth, queries = min(ask.depth, view.items), len(next(iter(embedded.vectors.values())))
-        return ShardQuery(plan, moved, queries, depth, allowed, ask.params.exact, degraded, seconds)
-
-    def _result(
-        self, view: View, query_version: str, embedded: EmbeddedQueries, query: ShardQuery, found: Gathered
-    ) -> SearchResult:
-        """What was found, and what its items are, under the lock."""
-        merged = found.merged
-        keys_QK, items = self._metadata.found(merged.keys_QK)
-        return SearchResult(
-            query_version,
-            query.plan.mode,
-            merged.scores_QK,
-            merged.raw_QK,
-            keys_QK,
-            merged.shards_QK,
-            found.shards,
-            items,
-            view.seq,
-            view.items_by_version,
-            query.degraded,
-            encode_seconds=embedded.seconds,
-            filter_seconds=query.filter_seconds,
-            merge_seconds=found.merge_seconds,
-        )
-
-    def _planned(
-        self, view: View, query_version: str, ask: Ask, embedded: EmbeddedQueries
-    ) -> tuple[Plan, tuple[Degraded, ...]]:
-        """How to answer, and what is left out, if that may be and what was embedded serves."""
-        if ask.depth < 1:
-            raise InvalidArgument(f"k is {ask.depth}, it must be at least 1", pointer="/k")
-        reach = view.reach(query_version, ask.encoders)
-        if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
-            raise GalleryChanged
-        if not reach.encoders <= embedded.vectors.keys():
-            raise GalleryChanged
-        if reach.degraded and (ask.params.strict or not reach.routes):
-            raise NoRoute("; ".join(d.reason for d in reach.degraded), pointer="/version")
-        return view.plan(query_version, ask.encoders, ask.params.mode), reach.degraded
-
-    def _now(self) -> View:
-        """What is served, under the lock."""
-        if (view := self._view) is None:
-            left_out = tuple(self._left_out())
-            view = self._view = View(self._topology, self._shards.serving(), left_out, self._current, self._seq)
-        return view
 
     def declare(self, version: Version) -> None:
         """Make a version known, with the edges it came with in the place of those that led from it before.
@@ -233,20 +174,27 @@ class Gallery:
                 these where they cover all shards asked, else those of the edges. None: as before.
             order: what `prefer` takes; None: as before.
         """
-        with self._change():
-            if order is not None:
-                self._shards.prefer(order, self._metadata.slots())
+        there = list(dict.fromkeys(chain.from_iterable(keys for keys, _ in placed.values())))
+        with self._changing:
+            # What takes long is done while others query.
+            described = self._metadata.compare(there, items)
             self._shards.make(placed, self._topology.versions, self._topology.spaces)
-            slots = {place: self._metadata.put(keys, items) for place, (keys, _) in placed.items()}
-            self._shards.put(placed, slots, removed)
-            self._metadata.drop(removed)
-            for key in (*removed, *(key for keys, _ in placed.values() for key in keys)):
-                self._missing.pop(key, None)
-            self._missing.update(missing)
-            self._seq = self._seq if seq is None else seq
-            self._current = self._current if current is None else current
-            if calibrations is not None:
-                self._topology = self._topology.calibrated(*calibrations)
+            self._shards.reserve(placed)
+            with self._swap():
+                if order is not None:
+                    self._shards.prefer(order, self._metadata.slots())
+                self._metadata.take(described)
+                slots = {place: self._metadata.slots_of(keys) for place, (keys, _) in placed.items()}
+                self._shards.put(placed, slots, removed)
+                self._metadata.drop(removed)
+                if self._missing:
+                    for key in (*removed, *there):
+                        self._missing.pop(key, None)
+                self._missing.update(missing)
+                self._seq = self._seq if seq is None else seq
+                self._current = self._current if current is None else current
+                if calibrations is not None:
+                    self._topology = self._topology.calibrated(*calibrations)
 
     def load(self, items: Contents) -> Keys:
         """Take in items that are not there yet and whose vectors sealed segments hold; gives the keys of the others."""
@@ -289,23 +237,24 @@ class Gallery:
 
     def configure(self, config: IndexConfig) -> None:
         """Have shards indexed so from now on; `build_index` takes it up."""
-        if config == self.config:
-            return
-        with self._lock.write():
-            self._shards.configure(config)
+        if config != self.config:
+            with self._alone():
+                self._shards.configure(config)
 
     def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Seal, index or merge the rows of one shard where that is due, beside queries and writes; False: nothing was.
 
         It may take minutes; once `stopped` it gives up. One caller at a time.
         """
-        with self._lock.write():
+        with self._alone():
             due = self._shards.due()
         if due is None or not due[1].run(stopped):
             return False
         shard, job = due
-        with self._change():
+        with self._changing:
             shard.finish(job)
+            with self._swap():  # nobody searches what is replaced any more
+                pass
         job.clear()
         return True
 
@@ -350,22 +299,20 @@ class Gallery:
         return self._seq
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items that a query of a version is compared with; infinite where a route leads on, or after a write."""
-        view = self._view
-        return math.inf if view is None or self._lock.contended else view.rows_scanned(query_version)
+        """Items that a query of a version is compared with; infinite where a route leads on, or while it is written."""
+        return math.inf if self._lock.contended else self._view.rows_scanned(query_version)
 
     def items_by_version(self, order: Sequence[str] | None = None) -> dict[str, int]:
         """Items per version that serves them, versions without any left out; `order`: as it would be in this one."""
         with self._lock.read():
             if order is None:
-                return dict(self._now().items_by_version)
+                return dict(self._view.items_by_version)
             return self._shards.items_in(order, self._metadata.slots())
 
     def unreachable(self, query_version: str, encoders: frozenset[str]) -> tuple[Degraded, ...]:
         """The items that queries of `query_version` could not reach now."""
-        with self._lock.read():
-            view = self._now()
-            return self._topology.routes(query_version, view.items_by_version, encoders)[1]
+        view = self._view
+        return view.topology.routes(query_version, view.items_by_version, encoders)[1]
 
     def missing(self) -> int:
         """Items that are there, but cannot be searched."""
@@ -382,14 +329,25 @@ class Gallery:
         return (Degraded(version or self._current, items, why) for (version, why), items in counted.items())
 
     @contextmanager
-    def _change(self) -> Iterator[None]:
-        """Something about what is served changes, alone under the lock."""
-        with self._lock.write():
-            self._view = None
+    def _alone(self) -> Iterator[None]:
+        """Nobody reads or writes."""
+        with self._changing, self._lock.write():
             yield
 
+    @contextmanager
+    def _change(self) -> Iterator[None]:
+        """Something about what is served changes; nobody reads or writes."""
+        with self._changing, self._swap():
+            yield
 
-def _timed(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, float]:
-    """What it gives, and the seconds it took."""
-    started = time.perf_counter()
-    return work(*args, **kwargs), time.perf_counter() - started
+    @contextmanager
+    def _swap(self) -> Iterator[None]:
+        """The same for whoever has worked out what changes, and keeps others from it meanwhile."""
+        with self._lock.write():
+            try:
+                yield
+            finally:
+                self._view = self._seen()
+
+    def _seen(self) -> View:
+        return View(self._topology, self._shards.serving(), tuple(self._left_out()), self._current, self._seq)

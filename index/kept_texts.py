@@ -39,19 +39,25 @@ class KeptTexts:
         # Three numbers a slot, beside each other: where the first begins, where the second does, and where it ends.
         self._places = array("q")
         self._freed = 0
+        # NumPy's look at the numbers of each slot (S, 3), None after a write: while there is one they cannot grow.
+        self._places_S3: NDArray[np.int64] | None = None
 
     def size(self) -> int:
         """Bytes in use."""
         return len(self._bytes) - self._freed
 
-    def add(self, firsts: Sequence[bytes], seconds: Sequence[bytes]) -> None:
-        """As many slots more, with these texts (N,)."""
-        texts, places_N3 = joined_texts(firsts, seconds)
-        self._places.frombytes((places_N3 + len(self._bytes)).tobytes())
-        self._bytes += texts
+    def add(self, joined: JoinedTexts, again: Sequence[int] = ()) -> None:
+        """Texts of slots that hold none: of these the first, of as many slots more the others."""
+        self._places_S3 = None
+        places_N3 = joined.places_N3 + len(self._bytes)
+        if again:
+            np.asarray(self._places).reshape(-1, 3)[again] = places_N3[: len(again)]
+        self._places.frombytes(places_N3[len(again) :].tobytes())
+        self._bytes += joined.texts
 
     def load(self, texts: NDArray[np.uint8], places_N3: NDArray[np.int64]) -> None:
         """As many slots more (N), with texts that begin, change and end there in `texts`."""
+        self._places_S3 = None
         start = len(self._bytes)
         self._bytes += texts.data
         self._places.frombytes((places_N3 + start).tobytes())
@@ -69,11 +75,6 @@ class KeptTexts:
         self._bytes += first + second
         self._set(slot, start, start + len(first), len(self._bytes))
 
-    def first(self, slot: int) -> bytes:
-        """The first text of a slot, empty where nothing is."""
-        start, middle, _ = self._places[3 * slot : 3 * slot + 3]
-        return bytes(self._bytes[start:middle])
-
     def firsts(self, slots: Sequence[int]) -> list[bytes]:
         """The first texts of slots."""
         kept, places_S3 = self._bytes, np.asarray(self._places).reshape(-1, 3)
@@ -86,7 +87,9 @@ class KeptTexts:
 
     def noted(self, slots_N: NDArray[np.int64]) -> NotedTexts:
         """Both texts of slots, to be read later, whatever is written meanwhile."""
-        return NotedTexts(self._bytes, np.asarray(self._places).reshape(-1, 3).take(slots_N, axis=0))
+        if (places_S3 := self._places_S3) is None:
+            places_S3 = self._places_S3 = np.asarray(self._places).reshape(-1, 3)
+        return NotedTexts(self._bytes, places_S3.take(slots_N, axis=0))
 
     def free(self, slot: int) -> None:
         """Forget the texts of a slot."""
@@ -100,6 +103,7 @@ class KeptTexts:
 
     def _pack(self) -> None:
         """Move the texts together, in their order."""
+        self._places_S3 = None
         places_S3 = np.array(self._places).reshape(-1, 3)
         start_S, end_S = places_S3[:, 0], places_S3[:, 2]
         order = np.argsort(start_S, kind="stable")
@@ -112,9 +116,16 @@ class KeptTexts:
         self._freed = 0
 
 
-def joined_texts(firsts: Sequence[bytes], seconds: Sequence[bytes]) -> tuple[bytes, NDArray[np.int64]]:
+class JoinedTexts(NamedTuple):
     """Pairs of texts, one behind the other, and where each begins, changes and ends (N, 3)."""
+
+    texts: bytes
+    places_N3: NDArray[np.int64]
+
+
+def joined_texts(firsts: Sequence[bytes], seconds: Sequence[bytes]) -> JoinedTexts:
+    """Pairs of texts (N,), joined."""
     pairs = [b""] * (2 * len(firsts))
     pairs[::2], pairs[1::2] = firsts, seconds
     ends = np.cumsum([0, *map(len, pairs)], dtype=np.int64)
-    return b"".join(pairs), np.column_stack([ends[:-1:2], ends[1::2], ends[2::2]])
+    return JoinedTexts(b"".join(pairs), np.column_stack([ends[:-1:2], ends[1::2], ends[2::2]]))

@@ -29,7 +29,7 @@ from index.columns import Mask
 from index.contents import NOBODY, Contents
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test
-from index.kept_texts import KeptTexts, NotedTexts
+from index.kept_texts import JoinedTexts, KeptTexts, NotedTexts, joined_texts
 
 Slots = NDArray[np.int64]
 
@@ -89,6 +89,24 @@ class FoundItems(Mapping[int, Item]):
         return {key: Item(*both, seq) for key, both, seq in columns}
 
 
+class ItemChanges(NamedTuple):
+    """What is known of some items beside what was known before, worked out by `Metadata.compare`.
+
+    Attributes:
+        keys: of the items that get another slot, because they are new or their metadata changed (N,).
+        texts: the metadata and ids of those.
+        seqs: the numbers of their last writes.
+        same: slots of items that hold what they held, and the numbers of their last writes.
+        renamed: of those the slots of items that are called otherwise now, with both texts.
+    """
+
+    keys: Sequence[int]
+    texts: JoinedTexts
+    seqs: Sequence[int]
+    same: tuple[Sequence[int], Sequence[int]]
+    renamed: Sequence[tuple[int, bytes, bytes]]
+
+
 class Metadata:
     """The metadata of a gallery's items."""
 
@@ -98,40 +116,64 @@ class Metadata:
         # JSON and id. A retired slot keeps nothing.
         self._texts = KeptTexts()
         self._seq_S, self._key_S = array("q"), array("q")
+        # NumPy's look at keys and numbers, None after a write: while there is one they cannot grow.
+        self._looked: tuple[Slots, Slots] | None = None
         # The slots before this one are entered, if a filter ever came; none else.
         self._filtered, self._entered = False, 0
         self._free: list[int] = []
         self._retired: list[int] = []
 
     def put(self, keys: Sequence[int], items: Mapping[int, Item]) -> Slots:
-        """Store what is known of items, replacing what was, and return their slots (N,).
+        """Store what is known of items, replacing what was, and return their slots (N,); see `compare`."""
+        self.take(self.compare(keys, items))
+        return self.slots_of(keys)
+
+    def compare(self, keys: Sequence[int], items: Mapping[int, Item]) -> ItemChanges:
+        """What `take` is to do, which is most of the work; beside those who read, while nobody else writes.
 
         Args:
             keys: all different.
             items: by key. One that is left out keeps what it has, at first nothing.
         """
-        if self._slot_of.keys().isdisjoint(keys):  # as in a gallery that is loaded
-            return self._store(keys, [items.get(key, NOTHING) for key in keys])
-        changed: list[tuple[int, Item]] = []
-        for key, slot in zip(keys, map(self._slot_of.get, keys), strict=True):
-            item = items.get(key)
+        slots, new = list(map(self._slot_of.get, keys)), []
+        same: tuple[list[int], list[int]] = [], []
+        renamed: list[tuple[int, bytes, bytes]] = []
+        known = [slot for slot in slots if slot is not None]
+        before = iter(self._texts.noted(np.array(known, np.int64)).both() if known else ())
+        for key, slot, item in zip(keys, slots, map(items.get, keys), strict=True):
+            if slot is None:
+                new.append((key, item or NOTHING))
+                continue
+            metadata, name = next(before)
             if item is None:
-                if slot is not None:
-                    continue
-                item = NOTHING
-            text = item.metadata.encode()
-            if slot is not None and self._texts.first(slot) == text:
-                if self._texts.both(slot)[1] != item.id:
-                    self._texts.put(slot, text, item.id.encode())
-                self._seq_S[slot] = item.seq
-            else:
-                changed.append((key, item))
-        if changed:
-            self._store(*zip(*changed, strict=True))
+                continue
+            if item.metadata != metadata:
+                new.append((key, item))
+                continue
+            same[0].append(slot)
+            same[1].append(item.seq)
+            if item.id != name:
+                renamed.append((slot, metadata.encode(), item.id.encode()))
+        texts = joined_texts([item.metadata.encode() for _, item in new], [item.id.encode() for _, item in new])
+        return ItemChanges([key for key, _ in new], texts, [item.seq for _, item in new], same, renamed)
+
+    def take(self, changes: ItemChanges) -> None:
+        """Store what was found to have changed."""
+        slots, seqs = changes.same
+        if slots:
+            np.asarray(self._seq_S)[slots] = seqs
+        for one in changes.renamed:
+            self._texts.put(*one)
+        if changes.keys:
+            self._store(changes.keys, changes.texts, changes.seqs)
+
+    def slots_of(self, keys: Sequence[int]) -> Slots:
+        """The slots of items that are there (N,)."""
         return np.fromiter(map(self._slot_of.__getitem__, keys), np.int64, len(keys))
 
     def load(self, items: Contents) -> Slots:
         """Store what is known of items that are not there yet, and return their slots (N,)."""
+        self._looked = None
         before, keys = len(self._seq_S), items.keys_N
         self._texts.load(items.texts, items.places_N3)
         self._seq_S.frombytes(items.seqs_N.tobytes())
@@ -163,12 +205,15 @@ class Metadata:
 
         Slots from the first NOBODY in a row on are none, and get NOBODY as keys.
         """
-        keys_QK = np.asarray(self._key_S).take(slots_QK) if self._key_S else slots_QK.copy()
+        if (looked := self._looked) is None:
+            looked = self._looked = np.asarray(self._key_S), np.asarray(self._seq_S)
+        key_S, seq_S = looked
+        keys_QK = key_S.take(slots_QK) if len(key_S) else slots_QK.copy()
         slots_N, keys_N = slots_QK.ravel(), keys_QK.ravel()
         if slots_QK.size and NOBODY in slots_QK[:, -1].tolist():
             keys_QK[slots_QK == NOBODY] = NOBODY
             slots_N, keys_N = slots_N[slots_N != NOBODY], keys_N[slots_N != NOBODY]
-        return keys_QK, FoundItems(keys_N, self._texts.noted(slots_N), np.asarray(self._seq_S).take(slots_N))
+        return keys_QK, FoundItems(keys_N, self._texts.noted(slots_N), seq_S.take(slots_N))
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""
@@ -215,21 +260,18 @@ class Metadata:
             field.select(test, selected_S)
         return ~selected_S if isinstance(test, Exists) and not test.wanted else selected_S
 
-    def _store(self, keys: Sequence[int], items: Sequence[Item]) -> Slots:
-        """Give items new slots (N,)."""
+    def _store(self, keys: Sequence[int], texts: JoinedTexts, seqs: Sequence[int]) -> None:
+        """Give items new slots."""
         for before in map(self._slot_of.get, keys):
             if before is not None:
                 self._retire(before)
-        texts, ids, seqs = [i.metadata.encode() for i in items], [i.id.encode() for i in items], [i.seq for i in items]
+        self._looked = None
         again = [self._free.pop() for _ in range(min(len(keys), len(self._free)))]
-        for slot, text, name, seq in zip(again, texts, ids, seqs, strict=False):
-            self._texts.put(slot, text, name)
-            self._seq_S[slot] = seq
-        for slot, key in zip(again, keys, strict=False):
-            self._key_S[slot] = key
+        for slot, key, seq in zip(again, keys, seqs, strict=False):
+            self._key_S[slot], self._seq_S[slot] = key, seq
         before, added = len(self._seq_S), len(keys) - len(again)
         slots = [*again, *range(before, before + added)]
-        self._texts.add(texts[len(again) :], ids[len(again) :])
+        self._texts.add(texts, again)
         self._seq_S.extend(seqs[len(again) :])
         self._key_S.extend(keys[len(again) :])
         self._slot_of.update(zip(keys, slots, strict=True))
@@ -237,7 +279,6 @@ class Metadata:
             self._entered += added
         self._enter([slot for slot in slots if slot < self._entered] if self._filtered else ())
         self._sweep()
-        return np.array(slots, np.int64)
 
     def _retire(self, slot: int) -> None:
         self._texts.free(slot)

@@ -6,7 +6,8 @@ Shape suffixes: Q queries, K results, D dimension.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -43,12 +44,11 @@ class Ask(NamedTuple):
     stored: Mapping[int, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
-class EmbeddedQueries:
+class EmbeddedQueries(NamedTuple):
     """The queries of one `Ask`: version -> their embeddings (Q, D), and how long it took."""
 
-    vectors: dict[str, Vectors] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    vectors: dict[str, Vectors]
+    seconds: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,15 @@ class Plan:
         if self.mode is Mode.CALIBRATED:
             return merge_calibrated(scanned, [found for found in self.maps if found], k)
         if self.mode is Mode.RAW:
-            return merge_raw(scanned, [space.higher_is_better for space in self.spaces], k)
+            return merge_raw(scanned, self._orders, k)
         return merge_rank(scanned, self.sizes, k)
+
+    @cached_property
+    def parts(self) -> Sequence[float]:
+        """The share of all items that each of the shards serves."""
+        whole = sum(self.sizes)
+        return [size / whole for size in self.sizes]
+
+    @cached_property
+    def _orders(self) -> Sequence[bool]:
+        return [space.higher_is_better for space in self.spaces]

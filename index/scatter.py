@@ -7,9 +7,8 @@ one version. Shape suffixes: Q queries, K results wanted, D dimension, S slots.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
 from dataclasses import replace
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -21,8 +20,12 @@ from index.scan import Mask, Rows
 from index.search_result import Degraded, ShardTrace
 from index.space import Vectors
 
-Moved = Mapping[str, tuple[Vectors, float]]
-"""Version -> the queries at the end of their route to it (Q, D), and the seconds that took."""
+
+class Moved(NamedTuple):
+    """Version -> the queries at the end of their route to it (Q, D), and the seconds that took."""
+
+    vectors: dict[str, Vectors]
+    seconds: dict[str, float]
 
 
 class ShardQuery(NamedTuple):
@@ -55,27 +58,27 @@ class Gathered(NamedTuple):
 def scatter(query: ShardQuery) -> Gathered:
     """The k best of all shards."""
     plan, moved, queries, k, allowed_S, exact, *_ = query
-    found, seconds, whole = [], [], sum(plan.sizes)
-    for ((version, _), shard), size in zip(plan.shards.items(), plan.sizes, strict=True):
-        started = time.perf_counter()
-        found.append(shard.search(moved[version][0], k, allowed_S, exact=exact, part=size / whole))
-        seconds.append(time.perf_counter() - started)
-    started = time.perf_counter()
+    found, seconds = [], []
+    for ((version, _), shard), part in zip(plan.shards.items(), plan.parts, strict=True):
+        started = perf_counter()
+        found.append(shard.search(moved.vectors[version], k, allowed_S, exact=exact, part=part))
+        seconds.append(perf_counter() - started)
+    started = perf_counter()
     merged = plan.merge([hits[:2] for hits in found], queries, k)
-    merge_seconds = time.perf_counter() - started
+    merge_seconds = perf_counter() - started
     unsure = {n: _unsure(merged, n, hits.sure) for n, hits in enumerate(found) if hits.sure < k}
     if any(map(len, unsure.values())):
         for number, (((version, _), shard), hits) in enumerate(zip(plan.shards.items(), found, strict=True)):
             if len(rows := unsure.get(number, ())):
-                started = time.perf_counter()
-                whole_hits = shard.search(moved[version][0][rows], k, allowed_S, exact=exact)
+                started = perf_counter()
+                whole_hits = shard.search(moved.vectors[version][rows], k, allowed_S, exact=exact)
                 hits.scores_QK[rows], hits.slots_QK[rows] = whole_hits.scores_QK, whole_hits.slots_QK
                 how = replace(hits.how, effort=max(hits.how.effort, whole_hits.how.effort))
                 found[number] = hits._replace(how=how)
-                seconds[number] += time.perf_counter() - started
+                seconds[number] += perf_counter() - started
         merged = plan.merge([hits[:2] for hits in found], queries, k)
     traces = tuple(
-        ShardTrace(*place, size, plan.routes[place[0]], used, moved[place[0]][1], took, hits.how)
+        ShardTrace(*place, size, plan.routes[place[0]], used, moved.seconds[place[0]], took, hits.how)
         for place, size, used, took, hits in zip(plan.shards, plan.sizes, plan.maps, seconds, found, strict=True)
     )
     return Gathered(merged, traces, merge_seconds)

@@ -41,19 +41,26 @@ class Shards:
 
     def serving(self) -> dict[ShardKey, SegmentedShard]:
         """Those that serve any item."""
-        return {place: shard for place, shard in list(self._by_key.items()) if shard.count()}
+        return {place: shard for place, shard in self._by_key.items() if shard.count()}
 
     def all(self) -> list[SegmentedShard]:
         """Every one."""
         return list(self._by_key.values())
 
     def make(self, places: Iterable[ShardKey], versions: Mapping[str, Version], spaces: Mapping[str, Space]) -> None:
-        """Add the shards that are not there yet, empty; `spaces` of the `versions`."""
+        """Add the shards that are not there yet, empty, beside those who read; `spaces` of the `versions`."""
+        made = {}
         for place in places:
             if place not in self._by_key:
                 version, origin = place
                 folder = self._folder and self._folder / version / origin
-                self._by_key[place] = SegmentedShard(versions[version].card.dim, spaces[version], self.config, folder)
+                made[place] = SegmentedShard(versions[version].card.dim, spaces[version], self.config, folder)
+        self._by_key = {**self._by_key, **made}
+
+    def reserve(self, placed: Placed) -> None:
+        """Make room for what `put` will bring, so that it takes no longer than that; beside those who read."""
+        for place, (keys, _) in placed.items():
+            self._by_key[place].reserve(len(keys))
 
     def sealed(self, items: Contents) -> Mask:
         """Which items (N,) hold anything, and nothing that is in no sealed segment; by shards that `make` has made."""
@@ -90,9 +97,10 @@ class Shards:
             removed: keys.
         """
         before = {place for place, shard in self._by_key.items() if shard.held()}
-        changed = {key for keys, _ in placed.values() for key in keys}
+        changed = set().union(*(keys for keys, _ in placed.values()))
         for place, shard in self._by_key.items():
-            leaving = changed.difference(placed[place][0]) if place in placed else changed
+            staying = placed[place][0] if place in placed else ()
+            leaving = changed.difference(staying) if len(staying) < len(changed) else ()
             shard.delete([*leaving, *removed])
         for place, served_N in self._served(placed).items():
             self._by_key[place].upsert(*placed[place], slots[place], served_N)
@@ -151,7 +159,7 @@ class Shards:
         served: dict[ShardKey, Mask] = {}
         for place in sorted(placed, key=lambda place: _rank(self._order, place[0])):
             keys, _ = placed[place]
-            served[place] = np.fromiter((key not in taken for key in keys), np.bool_, len(keys))
+            served[place] = ~np.fromiter(map(taken.__contains__, keys), np.bool_, len(keys))
             taken.update(keys)
         return served
 

@@ -1,16 +1,15 @@
 """`View`: what a gallery serves between two changes, and how queries are answered from it.
 
-The first query after a change makes it; whatever the next ones would work out again - routes, maps, merge mode, shards
-and their counts - is kept here, so that a query looks it up. It belongs to a moment: whoever uses it holds the
-gallery's lock for as long as its shards must stand still.
+Every change makes another one; whatever queries would work out again - routes, maps, merge mode - the first of them
+keeps here, so that the next look it up. It belongs to a moment: whoever uses it holds the gallery's lock for as long as
+its shards must stand still.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TypeVar, TypeVarTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from index.calibration import Calibration
 from index.engines.base import Shard
@@ -20,11 +19,8 @@ from index.query_plan import Plan, ShardKey
 from index.search_result import Degraded
 from index.topology import Topology
 
-Found = TypeVar("Found")
-Key = TypeVarTuple("Key")
-
 REMEMBERED = 256
-"""Plans a view keeps: one for each version that asks, what can embed for it, and each mode."""
+"""Ways a view keeps: one for each version that asks, and what can embed for it."""
 
 
 @dataclass(frozen=True)
@@ -36,11 +32,13 @@ class Reach:
         degraded: what is not.
         encoders: the versions that must embed the queries; where there are no items the one that asks, so that its
             queries are legal.
+        plans: how they are answered in a mode, once that was asked.
     """
 
     routes: Mapping[str, Route]
     degraded: tuple[Degraded, ...]
     encoders: frozenset[str]
+    plans: dict[Mode | None, Plan] = field(default_factory=dict)
 
 
 class View:
@@ -65,7 +63,6 @@ class View:
         self._compared = self.items - sum(shard.indexed() for shard in shards.values())
         # Dictionaries, not lru_cache: that would hold this view, and shards that are gone, until the next collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
-        self._plans: dict[tuple[str, frozenset[str], Mode | None], Plan] = {}
 
     def rows_scanned(self, query_version: str) -> float:
         """Items that a query of a version is compared with; infinite where a route leads on."""
@@ -75,11 +72,17 @@ class View:
 
     def reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
         """Which shards queries of a version reach that `encoders` can embed."""
-        return _remembered(self._reaches, (query_version, encoders), self._reach)
+        if (found := self._reaches.get((query_version, encoders))) is None:
+            if len(self._reaches) >= REMEMBERED:
+                self._reaches.clear()
+            found = self._reaches[query_version, encoders] = self._reach(query_version, encoders)
+        return found
 
-    def plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
+    def plan(self, query_version: str, reach: Reach, mode: Mode | None) -> Plan:
         """How they are answered; ModeUnavailable: not in this mode."""
-        return _remembered(self._plans, (query_version, encoders, mode), self._plan)
+        if (found := reach.plans.get(mode)) is None:
+            found = reach.plans[mode] = self._plan(query_version, reach, mode)
+        return found
 
     def _reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
         routes, unreachable = self.topology.routes(query_version, self.items_by_version, encoders)
@@ -87,8 +90,7 @@ class View:
         asked = frozenset(needed) if self.items_by_version else frozenset([query_version])
         return Reach(routes, (*unreachable, *self._left_out), asked)
 
-    def _plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
-        reach = self.reach(query_version, encoders)
+    def _plan(self, query_version: str, reach: Reach, mode: Mode | None) -> Plan:
         live = {key: shard for key, shard in self.shards.items() if key[0] in reach.routes}
         routes = [(reach.routes[version], origin) for version, origin in live]
         spaces = [self.topology.spaces[version] for version, _ in live]
@@ -96,11 +98,3 @@ class View:
         chosen = choose_mode(mode, spaces, maps is not None, self.topology.preferred(query_version, routes))
         used: list[Calibration | None] = [*maps] if maps and chosen is Mode.CALIBRATED else [None] * len(live)
         return Plan(reach.routes, live, [self.sizes[key] for key in live], spaces, chosen, used)
-
-
-def _remembered(known: dict[tuple[*Key], Found], key: tuple[*Key], make: Callable[[*Key], Found]) -> Found:
-    if (found := known.get(key)) is None:
-        if len(known) >= REMEMBERED:
-            known.clear()
-        found = known[key] = make(*key)
-    return found

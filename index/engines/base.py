@@ -76,6 +76,9 @@ class Shard(Protocol):
         `served_N`: which of them are served; None: all.
         """
 
+    def reserve(self, more: int) -> None:
+        """Make room for so many more, while others search and nobody else writes."""
+
     def serve(self, served_S: Mask) -> None:
         """Say anew of everything held whether it is served, by slot."""
 

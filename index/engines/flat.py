@@ -45,13 +45,24 @@ class FlatShard:
         served_N: Mask | None = None,
     ) -> None:
         """Store or replace; see Shard."""
-        self._reserve(len(self._row_of) + len(keys))
+        self.reserve(len(keys))
         rows = self._rows_for(np.asarray(keys, np.int64).tolist())
         self._rows_RW[rows] = self.space.items(vectors_ND)
         self._keys_R[rows] = keys
         self._slots_R[rows] = keys if slots_N is None else slots_N
         self._served_R[rows] = True if served_N is None else served_N
         self._recount()
+
+    def reserve(self, more: int) -> None:
+        """Grow the arrays by copies of them; see Shard."""
+        rows = len(self._row_of) + more
+        if rows <= len(self._keys_R):
+            return
+        grown = max(rows, 2 * len(self._keys_R), MIN_ROWS)
+        self._rows_RW = _grown(self._rows_RW, grown)
+        self._slots_R = _grown(self._slots_R, grown)
+        self._served_R = _grown(self._served_R, grown)
+        self._keys_R = _grown(self._keys_R, grown)
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -132,15 +143,6 @@ class FlatShard:
             for key in keys:  # some are named twice
                 self._row_of.pop(key, None)
         return [self._row_of.setdefault(key, len(self._row_of)) for key in keys]
-
-    def _reserve(self, rows: int) -> None:
-        if rows <= len(self._keys_R):
-            return
-        grown = max(rows, 2 * len(self._keys_R), MIN_ROWS)
-        self._rows_RW = _grown(self._rows_RW, grown)
-        self._keys_R = _grown(self._keys_R, grown)
-        self._slots_R = _grown(self._slots_R, grown)
-        self._served_R = _grown(self._served_R, grown)
 
 
 def _grown(array: NDArray[T], rows: int) -> NDArray[T]:

@@ -2,7 +2,8 @@
 
 Writes go to the head. When it is large, `freeze` turns it into a segment in one short step; the `Job` it gives builds
 indexes and merges segments beside queries and writes, and `finish` swaps in what it made. Whoever owns the shard locks:
-`search` under a shared lock, `upsert`, `delete`, `freeze` and `finish` under its own, `Job.run` under none.
+`search` under a shared lock, `upsert`, `delete` and `freeze` alone, `reserve` and `finish` beside searches and nothing
+else, `Job.run` under no lock.
 
 Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 """
@@ -76,6 +77,7 @@ class SegmentedShard:
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
         self._written = time.monotonic()
+        # The first queries of each of the last calls.
         self._asked: deque[Vectors] = deque(maxlen=REMEMBERED)
 
     def upsert(
@@ -95,6 +97,10 @@ class SegmentedShard:
             self.head.delete(keys_N[~new_N])
             keys_N, vectors_ND, slots_N, served_N = keys_N[new_N], vectors_ND[new_N], slots_N[new_N], served_N[new_N]
         self.head.upsert(keys_N, vectors_ND, slots_N, served_N)
+
+    def reserve(self, more: int) -> None:
+        """Make room in the head; see Shard."""
+        self.head.reserve(more)
 
     def delete(self, keys: Sequence[int] | Keys) -> None:
         """Remove; see Shard."""
@@ -126,7 +132,7 @@ class SegmentedShard:
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         if self.segments:
-            self._asked.extend(queries_QD[:REMEMBERED])
+            self._asked.append(queries_QD[:REMEMBERED])
         return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
@@ -209,13 +215,14 @@ class SegmentedShard:
 
     def _asked_lately(self) -> Vectors | None:
         """What an index is to be measured with, None: too few. A query that is repeated is one query."""
-        if len(self._asked) < FEWEST_ASKED:
+        asked = [*self._asked]
+        if sum(map(len, asked)) < FEWEST_ASKED:
             return None
-        queries_QD: Vectors = np.unique(np.array(self._asked, np.float32), axis=0)
+        queries_QD: Vectors = np.unique(np.concatenate(asked)[-REMEMBERED:], axis=0)
         return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
 
     def finish(self, job: Job) -> None:
-        """Swap in what was built; what died meanwhile is dead in it too."""
+        """Swap in what was built, in one assignment; what died meanwhile is dead in it too."""
         made = job.made
         made.alive_R[:] = False
         for old in job.replaced:

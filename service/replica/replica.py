@@ -256,7 +256,8 @@ class Replica:
 
     def _catch_up(self, live: LoadedGallery, building: LoadProgress | None = None) -> bool:
         """Read one snapshot behind `live.seq` and apply it; `building`: all there is. False: the gallery is gone."""
-        with live.applying:
+        # Rows become arrays: a look at them for garbage holds up queries, and finds none.
+        with live.applying, collector_paused():
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 if row is None:

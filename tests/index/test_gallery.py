@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+import math
+import threading
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from index.attempts import GalleryChanged
+from index.engines import segments
 from index.engines.base import MISSING
+from index.engines.config import IndexConfig, IndexKind
+from index.engines.segments import Job, SegmentedShard
 from index.errors import InvalidArgument, NoRoute
 from index.filter import parse_filter
 from index.gallery import Gallery
 from index.merge import Mode
-from index.metadata import Item
+from index.metadata import Item, Metadata
 from index.query_plan import Ask
 from index.search_result import Missing
 from index.space import Vectors
@@ -189,6 +194,44 @@ def test_a_moving_item_is_found_exactly_once(
                 assert set(row) == set(range(40))
     assert sum(gallery.items_by_version().values()) in {40, 43}
     assert len(mixes) > 1, "nothing moved during the test"
+
+
+@pytest.mark.parametrize("step", [(Metadata, "compare"), (SegmentedShard, "reserve"), (Job, "clear")])
+def test_queries_go_on_while_a_change_is_worked_out(
+    step: tuple[type, str], gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gallery.configure(IndexConfig(kind=IndexKind.HNSW))
+    gallery.apply({V1: (range(4), units(4, 4))})
+    found = []
+
+    def ask() -> None:
+        found.append(gallery.search("v1", always(units(1, 4)), 9).keys_QK.shape[1])
+
+    def beside(self: object, *args: object) -> object:
+        thread = threading.Thread(target=ask, daemon=True)
+        thread.start()
+        thread.join(10)
+        assert not thread.is_alive(), "a query waits"
+        return work(self, *args)
+
+    work = getattr(*step)
+    monkeypatch.setattr(*step, beside)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 5)
+    gallery.apply({V1: (range(2, 8), units(6, 4, 1))})
+    gallery.build_index()
+    assert found
+    assert set(found) <= {4, 8}
+
+
+def test_nothing_is_left_to_work_out_for_the_first_query_after_a_write(gallery: Gallery) -> None:
+    assert gallery.rows_scanned("v1") == 0
+    gallery.apply({V1: (range(4), units(4, 4))}, missing={9: Missing("v1", "why", 1)})
+    assert gallery.rows_scanned("v1") == 4
+    gallery.apply({V1: ([9], units(1, 4))}, removed=[0, 1])
+    assert gallery.rows_scanned("v1") == 3
+    assert gallery.search("v1", always(units(1, 4)), 9).degraded == ()
+    gallery.apply({ENCODED: ([2], units(1, 4))})
+    assert gallery.rows_scanned("v1") == math.inf
 
 
 def test_a_filter_restricts_every_shard_in_every_mode(gallery: Gallery) -> None:
