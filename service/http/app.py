@@ -28,6 +28,7 @@ from service.http import (
     gates,
     health,
     items,
+    metrics,
     openapi,
     problems,
     reference,
@@ -40,6 +41,7 @@ from service.http import backfill_progress as progress
 from service.http import remote_worker_api as work
 from service.http.auth import Guard, check_exposure
 from service.http.draining import Server
+from service.http.metrics import RequestMetrics
 from service.http.query_route import QueryRoute
 from service.logs import configure
 from service.registry.incoming import sweep
@@ -81,9 +83,13 @@ class Application(FastAPI):
         """`options`: FastAPI's own."""
         super().__init__(**options)
         self._queries = QueryRoute(super().__call__, self, settings)
+        self.metrics = RequestMetrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._queries(scope, receive, send)
+        if scope["type"] == "http":
+            await self.metrics.measured(self._queries, scope, receive, send)
+        else:
+            await self._queries(scope, receive, send)
 
 
 def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
@@ -119,6 +125,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
     openapi.install(app, settings)
     for router in ROUTERS:
         app.include_router(router, prefix="/v1")
+    app.include_router(metrics.router)
     app.include_router(reference.router)
     return app
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import typer
-import yaml
 from packaging.requirements import Requirement
 
 import regraft
@@ -21,7 +20,6 @@ from service.http.app import create_app
 from service.settings import Settings
 
 ROOT = Path(__file__).parent.parent.parent
-COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 
 
 def commands(command: object, path: str = "regraft") -> Iterator[tuple[str, object]]:
@@ -85,31 +83,6 @@ def test_the_client_has_a_method_for_each_route():
     spoken = {re.sub(r"{\w+}", "{}", route) for route in re.findall(rf"{METHOD} /v1[^ ,.;]*", methods)}
 
     assert {re.sub(r"{\w+}", "{}", route) for route in ROUTES} <= {route.rstrip(":") for route in spoken}
-
-
-def test_compose_runs_the_service_and_a_worker_on_one_database_and_needs_a_key():
-    services = COMPOSE["services"]
-
-    assert set(services) == {"api", "worker", "database"}
-    assert services["worker"]["command"] == ["regraft", "worker"]
-    for name in ("api", "worker"):
-        environment = services[name]["environment"]
-        assert environment["REGRAFT_API_KEY"].startswith("${REGRAFT_API_KEY:?")
-        assert environment["REGRAFT_DATABASE_URL"].startswith("postgresql+psycopg://")
-        assert services[name]["volumes"] == ["data:/data"]
-    assert all(port.startswith("127.0.0.1:") for port in services["api"]["ports"])
-
-
-def test_compose_uses_only_settings_that_exist_and_an_image_that_is_there():
-    build = COMPOSE["services"]["api"]["build"]
-    dockerfile = (ROOT / build["context"] / build["dockerfile"]).read_text()
-    used = re.findall(r"REGRAFT_(\w+)=", dockerfile) + [
-        name.removeprefix("REGRAFT_") for name in COMPOSE["services"]["api"]["environment"]
-    ]
-
-    assert {name.lower() for name in used} <= set(Settings.model_fields)
-    for copied in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE):
-        assert all((ROOT / source).exists() for source in copied.split()), copied
 
 
 def test_the_makefile_has_the_promised_targets():

@@ -29,7 +29,9 @@ class Load:
         clients: int = 1,
         pause: float = 0.0,
         outage: Callable[[], tuple[bool, int]] = lambda: (False, 0),
+        key: str = "",
     ) -> None:
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.url, self.pictures, self.k = url, pictures, k
         self.wrong: list[str] = []
         self.versions: Counter[str] = Counter()
@@ -57,7 +59,7 @@ class Load:
             time.sleep(0.005)
 
     def _ask(self, number: int) -> None:
-        with httpx.Client(timeout=30) as http:
+        with httpx.Client(timeout=30, headers=self.headers) as http:
             while not self._stop.wait(self._pause):
                 number += len(self._threads)
                 files = [("images", ("q", self.pictures[number % len(self.pictures)]))]

@@ -1,0 +1,124 @@
+"""What a monitoring system asks for, as Prometheus reads it: requests as they end, the rest when it is asked for.
+
+One process counts its own requests. Where several accept from one port, whichever answers tells of itself alone: give
+each process a port of its own where it is to be monitored (docs/deployment.md).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.registry import Collector
+from sqlalchemy import Connection, func, select
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service.backfills.planner import BackfillState
+from service.http.requests import Service
+from service.store.repository import galleries_now
+from service.store.tables import backfill
+
+if TYPE_CHECKING:
+    from service.runtime import Runtime
+
+router = APIRouter()
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+QUERY = "/v1/galleries/{name}/query"
+"""The route that a query takes past the framework, which then names none."""
+OTHER = "other"
+
+
+class RequestMetrics:
+    """Counts the requests of one process, by route: names of galleries and items are no labels."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("method", "route", "status")
+        self._ended = Counter("regraft_requests", "Requests that were answered.", labels, registry=self.registry)
+        self._seconds = Histogram(
+            "regraft_request_seconds",
+            "Seconds from a request's head to the end of its answer.",
+            ("route",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+
+    async def measured(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, and count it."""
+        began, status = time.perf_counter(), 0
+
+        async def counted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await app(scope, receive, counted)
+        finally:
+            route = _route(scope)
+            self._ended.labels(scope["method"], route, status).inc()
+            self._seconds.labels(route).observe(time.perf_counter() - began)
+
+
+def _route(scope: Scope) -> str:
+    route = getattr(scope.get("route"), "path", None)
+    if route is not None:
+        return str(route) if str(route).startswith(("/v1", "/metrics")) else f"/v1{route}"
+    return QUERY if scope["path"].startswith("/v1/galleries/") and scope["path"].endswith("/query") else OTHER
+
+
+class Gauges(Collector):
+    """What a service holds and waits for at the moment it is asked."""
+
+    def __init__(self, service: Runtime) -> None:
+        self._service = service
+
+    def collect(self) -> Iterator[Metric]:
+        replica = self._service.replica
+        yield _gauge("regraft_ready", "1: the change feed is followed.", float(replica.failure is None))
+        yield _gauge("regraft_galleries_bytes", "Memory of the loaded galleries.", replica.cache.bytes())
+        served = "Items by the version that serves them."
+        items = GaugeMetricFamily("regraft_items", served, labels=("gallery", "version"))
+        lag = GaugeMetricFamily(
+            "regraft_feed_lag", "Numbers of the change feed not in memory yet.", labels=("gallery",)
+        )
+        lives = replica.all()
+        with self._service.database.lookup() as connection:
+            now = galleries_now(connection, [live.id for live in lives]) if lives else {}
+            waiting = backlog(connection)
+        for live in lives:
+            for version, count in live.gallery.items_by_version().items():
+                items.add_metric((live.name, version), count)
+            if live.id in now:
+                lag.add_metric((live.name,), max(now[live.id][0] - 1 - live.seq, 0))
+        yield items
+        yield lag
+        yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
+
+
+def backlog(connection: Connection) -> int:
+    """Items that running backfills have planned and not settled: what workers are scaled by."""
+    settled = backfill.c.done + backfill.c.skipped + backfill.c.failed
+    counted = select(func.coalesce(func.sum(backfill.c.total - settled), 0))
+    return int(connection.execute(counted.where(backfill.c.state == BackfillState.RUNNING)).scalar_one())
+
+
+def _gauge(name: str, told: str, value: float) -> Metric:
+    return GaugeMetricFamily(name, told, value=value)
+
+
+@router.get("/metrics", include_in_schema=False)
+def metrics(request: Request, service: Service) -> Response:
+    """Everything, in text. Needs the API key like every route but `/v1/health`."""
+    gauges = CollectorRegistry()
+    gauges.register(Gauges(service))
+    counted: RequestMetrics = request.app.metrics
+    text = generate_latest(counted.registry) + generate_latest(gauges)
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)
