@@ -19,7 +19,7 @@ CPU_PROVIDER = "CPUExecutionProvider"
 
 
 class Device(StrEnum):
-    """What encoders run on."""
+    """What encoders run on, or sealed segments are searched on."""
 
     CPU = "cpu"
     CUDA = "cuda"

@@ -14,6 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 from weakref import WeakValueDictionary
 
 from index.decoding import Decoder
+from index.engines import gpu
 from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
 from service.registry.registry import Registry
@@ -93,6 +94,7 @@ class Runtime:
 @contextmanager
 def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
     """Migrate, if that was not done just before, and follow the feed of what is asked for; stop in reverse order."""
+    gpu.use(settings.index_device)
     if not migrated:
         upgrade(settings)
     settings.versions.mkdir(exist_ok=True)

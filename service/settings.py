@@ -91,6 +91,8 @@ class Settings(BaseSettings):
     """Searches by embeddings computed at the same time."""
     encoder_device: Device = Device.CPU
     """What encoders run on: `cpu`, or `cuda` with the extra `regraft[gpu]`."""
+    index_device: Device = Device.CPU
+    """What searches sealed segments: `cpu`, or `cuda` with the extra `regraft[gpu-index]`."""
     encoder_threads: int = Field(1, ge=1)
     """Threads that onnxruntime uses for one batch."""
     batch_wait_ms: float = Field(2.0, ge=0)

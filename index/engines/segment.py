@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from index.engines import gpu
 from index.engines.approximate import Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
@@ -61,6 +62,7 @@ class Segment:
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
         self._digests_R = digests_R
+        self._on_gpu: gpu.OnGpu | None = None
         self.refresh()
 
     def count(self) -> int:
@@ -155,7 +157,9 @@ class Segment:
         how, sure = Scanned(among), k
         if among and not exact:
             how, sure = self._how(k, part, among)
-        if how.effort:
+        if (found := self._by_gpu(queries_QD, k, how.effort, allowed_R)) is not None:
+            scores_QK, at_QK = found
+        elif how.effort:
             scores_QK, at_QK = self._approximate(queries_QD, k, min(sure, among), how.effort, allowed_R)
         else:
             scores_QK, at_QK = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k)
@@ -193,6 +197,7 @@ class Segment:
         index.add(rows_RW[len(indexed_RW) :])
         self.tuned = Tuned(index, efforts, recall)
         self._ways.clear()
+        self._on_gpu = None
         if (kept_RW := index.rows()) is not None:
             self.rows_RW = kept_RW  # once, not beside a copy
         return True
@@ -221,6 +226,15 @@ class Segment:
             return 0
         needed = self.tuned.effort_for(among / len(self.keys_R), part, k)
         return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
+
+    def _by_gpu(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:
+        """What the GPU finds, if this process uses one; None: the CPU is to search."""
+        if (device := gpu.used()) is None:
+            return None
+        if self._on_gpu is None:
+            index = None if self.tuned is None else self.tuned.index
+            self._on_gpu = gpu.OnGpu(device, self.space, self.rows_RW, index)
+        return self._on_gpu.search(queries_QD, k, effort, allowed_R)
 
     def _approximate(
         self, queries_QD: Vectors, k: int, least: int, effort: int, allowed_R: Mask | None

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from index.engines import gpu
 from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
@@ -204,8 +205,9 @@ class SegmentedShard:
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
         settled = time.monotonic() - self._written > SETTLED_SECONDS
-        # One array is scanned fastest, so that an exact shard is its head.
-        if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and self.config.kind is not IndexKind.EXACT:
+        # One array is scanned fastest, so that an exact shard is its head; but a GPU scans what does not change.
+        sealed = self.config.kind is not IndexKind.EXACT or gpu.used() is not None
+        if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
         due = self._due()

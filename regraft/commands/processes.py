@@ -52,6 +52,7 @@ def serve(
     """Run the service, with its workers."""
     settle({"host": host, "port": port, "data": data, "processes": processes})
     with needs("serve"):
+        from index.engines.gpu import check_device
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure
         from service.store.database import upgrade
@@ -59,6 +60,7 @@ def serve(
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
+    check_device(settings.index_device)
     if (listening := os.environ.get(LISTENING)) is not None:
         threading.Thread(target=_end_at_end_of_input, daemon=True).start()
         run_service(settings, socket.socket(fileno=int(listening)))

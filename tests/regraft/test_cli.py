@@ -196,13 +196,20 @@ def test_a_database_that_cannot_be_used_is_one_line(run, monkeypatch, tmp_path, 
     assert shown.count("\n") == 1
 
 
-@pytest.mark.parametrize("command", ["serve", "worker"])
-def test_a_device_that_cannot_be_had_is_one_line(run, monkeypatch, tmp_path, command):
-    monkeypatch.setenv("REGRAFT_ENCODER_DEVICE", "cuda")
+@pytest.mark.parametrize(
+    ("command", "setting"),
+    [
+        ("serve", "REGRAFT_ENCODER_DEVICE"),
+        ("worker", "REGRAFT_ENCODER_DEVICE"),
+        ("serve", "REGRAFT_INDEX_DEVICE"),
+    ],
+)
+def test_a_device_that_cannot_be_had_is_one_line(run, monkeypatch, tmp_path, command, setting):
+    monkeypatch.setenv(setting, "cuda")
 
     code, _, said = run(command, "--data", tmp_path)
 
-    assert (code, said.count("\n"), "REGRAFT_ENCODER_DEVICE=cpu" in said) == (1, 1, True)
+    assert (code, said.count("\n"), f"{setting}=cpu" in said) == (1, 1, True)
 
 
 def test_serve_refuses_to_be_exposed_without_a_key_before_anything_starts(run, tmp_path):

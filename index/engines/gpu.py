@@ -1,0 +1,132 @@
+"""Sealed segments searched on a GPU by FAISS, in a process that was told so. It was never run on a GPU here.
+
+A GPU finds candidates; scores come from the float32 rows in memory, as everywhere. It is asked only for what it can
+answer: FAISS's GPU indexes ignore which rows may be found (facebookresearch/faiss#3114), give 2,048 results at most,
+know no graphs, and let one thread search at a time. For all else, and where its memory is full, the CPU is asked.
+
+Shape suffixes: Q queries, D dimension, R rows, W their width, C candidates, K wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import numpy as np
+
+from index.engines.approximate import Approximate, Ivf
+from index.engines.base import MISSING
+from index.engines.exact import score_rows
+from index.errors import DeviceUnavailable
+from index.events import Event
+from index.execution import Device
+from index.scan import Mask, Rows
+from index.space import Lorentz, Space, Vectors
+
+logger = logging.getLogger(__name__)
+
+MOST = 2_048
+"""Results and lists that a GPU searches for one query (GPU_MAX_SELECTION_K of FAISS)."""
+MORE, LEAST_MORE = 2, 32
+"""So many times the results wanted are its candidates, and at least so many more: some are dead, and it may round."""
+FIRST = 0
+"""The GPU that is used."""
+
+
+def check_device(device: Device) -> None:
+    """Raise DeviceUnavailable where FAISS cannot search on it."""
+    if device is Device.CPU:
+        return
+    import faiss
+
+    built = hasattr(faiss, "StandardGpuResources")
+    if not built or not faiss.get_num_gpus():
+        why = "sees no GPU" if built else "was built without GPUs"
+        legal = "pip install 'regraft[gpu-index]' in the place of regraft[serve], or REGRAFT_INDEX_DEVICE=cpu"
+        raise DeviceUnavailable(f"REGRAFT_INDEX_DEVICE=cuda needs FAISS with a GPU, and the one here {why}: {legal}")
+
+
+class Gpu:
+    """The GPU of this process; its indexes share memory for their work, so one thread at a time searches."""
+
+    def __init__(self) -> None:
+        """Raises DeviceUnavailable."""
+        import faiss
+
+        check_device(Device.CUDA)
+        self._faiss, self._resources = faiss, faiss.StandardGpuResources()
+        self._turn = threading.Lock()
+
+    def copy(self, index: Any, rows_RW: Vectors | None = None) -> Any:
+        """An index like this one on the CPU, and these rows more. RuntimeError: its memory is full."""
+        with self._turn:
+            made = self._faiss.index_cpu_to_gpu(self._resources, FIRST, index)
+            if rows_RW is not None:
+                made.add(rows_RW)
+        return made
+
+    def search(self, index: Any, queries_QW: Vectors, c: int, params: Any = None) -> Rows:
+        """The rows of the best candidates (Q, C), in the GPU's order; MISSING where it found no more."""
+        with self._turn:
+            found: Rows = index.search(np.ascontiguousarray(queries_QW, np.float32), c, params=params)[1]
+        return found
+
+
+class OnGpu:
+    """The rows of one segment on the GPU, and its inverted lists if it has them; each copied by the first search."""
+
+    def __init__(self, gpu: Gpu, space: Space, rows_RW: Vectors, index: Approximate | None) -> None:
+        """`index`: the one on the CPU."""
+        self._gpu, self._space, self._rows_RW = gpu, space, rows_RW
+        self._lists = index if isinstance(index, Ivf) else None
+        self._copies: dict[bool, Any] = {}
+        self._copying = threading.Lock()
+
+    def search(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:
+        """As `nearest_rows`, but by `effort` lists if that is not 0; None: this is for the CPU."""
+        wanted = min(len(self._rows_RW), max(MORE * k, k + LEAST_MORE))
+        can = not isinstance(self._space, Lorentz) and (not effort or self._lists is not None)
+        if not can or max(wanted, effort) > MOST or not len(queries_QD) or (index := self._copy(bool(effort))) is None:
+            return None
+        params = self._lists.params(effort, None) if effort and self._lists is not None else None
+        at_QC = self._gpu.search(index, self._space.queries(queries_QD), wanted, params)
+        if allowed_R is not None:
+            at_QC = np.where((at_QC != MISSING) & allowed_R[at_QC], at_QC, MISSING)
+        there = len(self._rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R))
+        if ((at_QC != MISSING).sum(axis=1) < min(k, there)).any():
+            return None  # too few of the nearest rows may be found
+        return score_rows(self._space, queries_QD, self._rows_RW, at_QC, k)
+
+    def _copy(self, lists: bool) -> Any:
+        """The index on the GPU; None where there was no room."""
+        with self._copying:
+            if lists not in self._copies:
+                try:
+                    self._copies[lists] = self._gpu.copy(self._lists.index) if lists and self._lists else self._rows()
+                except RuntimeError as error:
+                    what = {"items": len(self._rows_RW), "reason": error, "then": "the CPU searches them"}
+                    logger.warning(Event("not_on_gpu", **what))
+                    self._copies[lists] = None
+            return self._copies[lists]
+
+    def _rows(self) -> Any:
+        import faiss
+
+        metric = faiss.METRIC_INNER_PRODUCT if self._space.inner_product else faiss.METRIC_L2
+        return self._gpu.copy(faiss.IndexFlat(self._rows_RW.shape[1], metric), self._rows_RW)
+
+
+# One a process, as there is one number of OpenMP threads.
+_used: Gpu | None = None
+
+
+def use(device: Device) -> None:
+    """Have this process search sealed segments there from now on. Raises DeviceUnavailable."""
+    global _used
+    _used = Gpu() if device is Device.CUDA else None
+
+
+def used() -> Gpu | None:
+    """The GPU that sealed segments are searched on; None: the CPU searches them."""
+    return _used
