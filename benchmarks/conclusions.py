@@ -82,6 +82,13 @@ def stored(text: str) -> str:
     )
 
 
+def imported(text: str) -> str:
+    """The slowest and the fastest form."""
+    rates = {row[0]: number(row[4]) for row in rows(text) if row[0].startswith(".")}
+    slow, fast = min(rates, key=rates.__getitem__), max(rates, key=rates.__getitem__)
+    return f"Stored are {rates[slow]:,.0f} ({slow}) to {rates[fast]:,.0f} ({fast}) rows a second."
+
+
 def beside(text: str) -> str:
     """The 99th percentiles of all lines."""
     head = next(rows(text))

@@ -124,6 +124,13 @@ SECTIONS = (
         conclusions.stored,
     ),
     Section(
+        "Imports of files",
+        "Rows a second of `regraft import`, beside reading the same file alone with the library of its format.",
+        "imports",
+        ("50000",),
+        conclusions.imported,
+    ),
+    Section(
         "Queries beside large ingests",
         "Of another gallery, while JSON bodies of 10,000 embeddings come without a pause.",
         "ingest",
