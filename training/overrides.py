@@ -51,6 +51,16 @@ def with_preprocess(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
         raise InvalidArgument(f"preprocess.{text}", pointer="/preprocess") from error
 
 
+def size_settings(recipe: Recipe, size: int) -> list[str]:
+    """The settings by which the encoder reads squares of so many pixels, cut as the recipe cuts its own."""
+    spec = recipe.preprocess
+    settings = [f"preprocess.height={size}", f"preprocess.width={size}"]
+    if spec.stretch:
+        return settings
+    shorter = spec.resize if isinstance(spec.resize, int) else min(spec.height, spec.width)
+    return [*settings, f"preprocess.resize={round(size * shorter / min(spec.height, spec.width))}"]
+
+
 def _json(text: str) -> Any:
     """A value as JSON has it; numbers with commas between them are a list, what is no JSON is a text."""
     try:

@@ -36,6 +36,9 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of the recipe; may be repeated."),
     ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", min=1, max=4096, help="Pixels of the squares that the encoder reads.")
+    ] = None,
     target: Annotated[
         Path | None,
         typer.Option("--out", metavar="FOLDER", help="Where the version goes; its name becomes the version's."),
@@ -47,23 +50,26 @@ def train(
 ) -> None:
     """Train a version; after an interruption the same goes on.
 
-    Example: regraft train folders_v1 --set root=IMAGES --set epochs=10 --out runs/v1
+    Example: regraft train folders_v1 --set root=IMAGES --size 96 --set epochs=10 --out runs/v1
     """
     with needs(EXTRA):
         from training.recipes import find_recipe
 
         own = recipe.endswith(".toml")
         named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
+        from training.overrides import size_settings
         from training.processes import leads, part
         from training.recipe_file import base_of, read_recipe, write_recipe
         from training.references import of_others, with_settings
         from training.train import RUNS
         from training.train import train as train_version
 
-        chosen, references = with_settings(named or read_recipe(Path(recipe)), settings or [], base_of(recipe))
+        found = named or read_recipe(Path(recipe))
+        wanted = [*(size_settings(found, size) if size is not None else ()), *(settings or ())]
+        chosen, references = with_settings(found, wanted, base_of(recipe))
         if save is not None:
-            if of_others(settings or []):
-                raise InvalidArgument(f"--save keeps this recipe alone, without {of_others(settings or [])[0]}")
+            if of_others(wanted):
+                raise InvalidArgument(f"--save keeps this recipe alone, without {of_others(wanted)[0]}")
             saved = write_recipe(chosen, save)
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")

@@ -162,6 +162,12 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
     assert (code, said, out) == (0, "", tmp_path / "v2")
     assert (recipe.name, recipe.method, recipe.epochs, recipe.preprocess.height) == ("digits_bct", "bct", 3, 9)
     assert recipe.options["weight"] == 7
+    run("train", "folders_v1", "--size", "96", "--out", tmp_path / "v1")
+    run("train", mine, "--size", "10", "--set", "preprocess.width=12")
+    assert [(one.preprocess.height, one.preprocess.width, one.preprocess.resize) for one, _ in trained[1:]] == [
+        (96, 96, 108),
+        (10, 12, 10),
+    ]
     code, _, said = run("train", tmp_path / "none.toml")
     assert code == 1
     assert "none.toml cannot be read as a recipe" in said
