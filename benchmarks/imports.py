@@ -36,9 +36,8 @@ def main(items: str = "50000") -> None:
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch)) as (url, service):
         fill(url, Path(scratch), vectors[:100], "exact")
         print(f"{items} rows of {DIM} numbers; load {os.getloadavg()[0]:.1f}")
-        print(
-            "| file | MiB | alone, rows/s | source, rows/s | import, rows/s | import / alone | CPU ms, command | service |"
-        )
+        columns = ("file", "MiB", *(f"{what}, rows/s" for what in ("alone", "source", "import")), "import / alone")
+        print(f"| {' | '.join((*columns, 'command, ms', 'service, ms'))} |")
         print(f"|{' --- |' * 8}")
         for name, (write, alone) in FORMS.items():
             file = Path(scratch) / name

@@ -268,6 +268,30 @@ def test_the_commands_of_the_page_bring_vectors_of_two_models(
     assert (fitted.made["held"], fitted.made["embedded"], fitted.support) == (0, 40, 32)
 
 
+@pytest.mark.filterwarnings("default")  # the client's own
+@pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+def test_the_commands_of_the_page_move_a_collection_of_qdrant(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    models = pytest.importorskip("qdrant_client.models", reason="regraft[from-qdrant] is not installed")
+    from qdrant_client import QdrantClient
+
+    there = QdrantClient(path=str(tmp_path / "there"))
+    there.create_collection("photos", models.VectorParams(size=4, distance=models.Distance.COSINE))
+    points = [models.PointStruct(id=n, vector=OLD[n].tolist(), payload={"n": n}) for n in range(COUNT)]
+    there.upsert("photos", points)
+    there.close()
+    monkeypatch.chdir(tmp_path)
+
+    codes = follow(
+        PAGES / "from-qdrant.md", client, monkeypatch, {"http://localhost:6333": str(tmp_path / "there"), "512": "4"}
+    )
+
+    assert set(codes.values()) == {0}, (codes, capsys.readouterr())
+    assert client.gallery("photos").mix == {"clip-v1": COUNT}
+    assert held(client, "photos")["7"][0] == {"n": 7}
+
+
 @pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_the_commands_of_the_page_move_a_table_of_pgvector(
     client: Client, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
