@@ -42,22 +42,22 @@ class ItemRoutes(Connection):
     """Methods of `regraft.client.Client`."""
 
     def ingest(
-        self, gallery: str, items: Sequence[ImageItem], *, atomic: bool = False, replace: bool | None = None
+        self, gallery: str, items: Sequence[ImageItem | TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
-        """POST /v1/galleries/{gallery}/items with image files.
+        """POST /v1/galleries/{gallery}/items with image files, and texts among them.
 
         Items that could not be stored are listed in `errors` by their index. With `atomic`, one bad item refuses all.
         An image takes the place of what an item of its id holds; with `replace` nothing stays, metadata neither, and
         with `replace=False` such an item is an error.
         """
-        described: list[Json] = [{"id": i.id, "image": str(n)} for n, i in enumerate(items)]
+        described, images = [_described(item, n) for n, item in enumerate(items)], []
         for n, i in enumerate(items):
-            if i.metadata is not None:
-                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
-        files = [given.image(i.image, f"items[{n}].image") for n, i in enumerate(items)]
-        images = [("images", (str(n), file, "application/octet-stream")) for n, file in enumerate(files)]
-        # An empty batch is sent too, as JSON, so that it is the service that refuses it.
-        body: Json = {"data": {"items": json.dumps(described)}, "files": images} if items else {"json": {"items": []}}
+            if isinstance(i, ImageItem):
+                file = given.image(i.image, f"items[{n}].image")
+                images.append(("images", (str(n), file, "application/octet-stream")))
+        body: Json = {"data": {"items": json.dumps(described)}, "files": images}
+        if not images:  # a form needs a file; an empty batch is sent too, so that it is the service that refuses it
+            body = {"json": {"items": described}}
         return self._ask(
             IngestResult, "POST", path_of("galleries", gallery, "items"), params=_kept(atomic, replace), **body
         )
@@ -66,11 +66,7 @@ class ItemRoutes(Connection):
         self, gallery: str, items: Sequence[TextItem], *, atomic: bool = False, replace: bool | None = None
     ) -> IngestResult:
         """POST /v1/galleries/{gallery}/items with texts, embedded by the current version; the rest as in `ingest`."""
-        described: list[Json] = [{"id": i.id, "text": i.text} for i in items]
-        for n, i in enumerate(items):
-            given.names([i.text], f"items[{n}].text")
-            if i.metadata is not None:
-                described[n]["metadata"] = given.metadata(i.metadata, f"items[{n}].metadata")
+        described = [_described(item, n) for n, item in enumerate(items)]
         path = path_of("galleries", gallery, "items")
         return self._ask(IngestResult, "POST", path, params=_kept(atomic, replace), json={"items": described})
 
@@ -174,6 +170,18 @@ class ItemRoutes(Connection):
         """POST /v1/galleries/{gallery}/items:delete."""
         path, ids = path_of("galleries", gallery, "items:delete"), given.names(items, "items")
         return self._ask(DeleteResult, "POST", path, json={"ids": ids})
+
+
+def _described(item: ImageItem | TextItem, number: int) -> Json:
+    """An item as JSON has it; an image by its number, which is its file's name in the form."""
+    described: Json = {"id": item.id}
+    if isinstance(item, TextItem):
+        described["text"] = given.names([item.text], f"items[{number}].text")[0]
+    else:
+        described["image"] = str(number)
+    if item.metadata is not None:
+        described["metadata"] = given.metadata(item.metadata, f"items[{number}].metadata")
+    return described
 
 
 def _page(limit: int, cursor: str | None, with_text: bool) -> dict[str, str]:

@@ -139,3 +139,12 @@ def test_each_verb_of_backfill_reaches_its_route(run, service, verb):
     service.answers[f"POST /v1/backfills/3/{verb}"] = BACKFILL
 
     assert run("backfill", verb, 3)[0] == 0
+
+
+def test_a_backfill_that_waits_for_embeddings_can_have_a_curve(run, service):
+    service.answers["POST /v1/galleries/g/backfills"] = {**BACKFILL, "kind": "supplied"}
+
+    assert run("backfill", "start", "g", "--kind", "supplied", "--evaluation", 2, "--metric", "mAP@1.0")[0] == 0
+
+    sent = json.loads(service.requests[-1].content)
+    assert (sent["kind"], sent["curve"]) == ("supplied", {"evaluation": 2, "metric": "mAP@1.0"})

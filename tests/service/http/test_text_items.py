@@ -17,7 +17,7 @@ from index.folder import load_version, write_card
 from index.image import decode_image
 from index.text import TextEncoder
 from index.version import Version
-from regraft.client import Client, TextItem
+from regraft.client import Client, ImageItem, TextItem
 from regraft.remote import RemoteWorker
 from staging.builders import add_text, make_version
 from staging.served import problem
@@ -163,7 +163,7 @@ def test_images_and_texts_lie_in_one_gallery(served: Any, reading: dict[str, Ver
     assert vectors(served, path, "both")["i0"] == pytest.approx(images, abs=1e-6)
 
 
-def test_a_form_holds_images_and_texts(served: Any, pictures: list[bytes]) -> None:
+def test_a_form_holds_images_and_texts(served: Any, client: Client, pictures: list[bytes]) -> None:
     path = served.gallery("both")
     listed = [{"id": "a", "text": "north"}, {"id": "b", "image": "0"}, {"id": "c", "text": " "}, {"id": "d"}]
     listed.append({"id": "e", "image": "0", "text": "x"})
@@ -180,6 +180,8 @@ def test_a_form_holds_images_and_texts(served: Any, pictures: list[bytes]) -> No
             f"{served.gallery(version)}/items", data={"items": json.dumps(listed[:2])}, files=files
         )
         assert refused.json()["code"] == told
+    both = client.ingest(path.rpartition("/")[2], [TextItem("f", "east"), ImageItem("g", pictures[1], {"a": 1})])
+    assert (both.new, client.ingest(path.rpartition("/")[2], [TextItem("h", "east")]).new) == (2, 1)
     alone = served.http.post(
         f"{served.gallery('old')}/items", data={"items": json.dumps(listed[:1])}, files=[("images", ("0", b""))]
     )
