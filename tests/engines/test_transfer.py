@@ -251,6 +251,9 @@ def test_the_commands_of_the_page_bring_vectors_of_two_models(
     monkeypatch.chdir(tmp_path)
     for name, vectors in (("v1", OLD), ("v2-some", NEW[:21]), ("v2", NEW)):
         np.save(f"{name}.npy", vectors)
+    np.savez("queries.npz", **{"api-v1": OLD[:9], "api-v2": NEW[:9]})
+    # All are right: what the two models find by chance must not refuse.
+    Path("relevant.json").write_text(json.dumps([[f"d{n}" for n in range(COUNT)]] * 9))
     for name, count in (("ids", COUNT), ("ids-some", 21)):
         Path(f"{name}.txt").write_text("\n".join(f"d{n}" for n in range(count)))
 
@@ -264,6 +267,8 @@ def test_the_commands_of_the_page_bring_vectors_of_two_models(
     assert [line for line, code in codes.items() if code] == [], capsys.readouterr().err
     assert client.gallery("docs").mix == {"api-v2": COUNT}
     assert client.query_embeddings("docs", NEW[22:], "api-v2").results[0].matches[0].id == "d22"
+    (report,) = client.gates("docs")
+    assert (report.verdict, report.queries, report.items, report.relevant_missing) == ("warn", 9, COUNT, 0)
     (fitted,) = client.edges(new="n2", old="n1")
     assert (fitted.made["held"], fitted.made["embedded"], fitted.support) == (0, 40, 32)
 
