@@ -57,7 +57,9 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
         allowed_S = metadata.select(params.filter)
         filter_seconds = perf_counter() - started
     depth, queries = min(ask.depth, view.items), len(next(iter(vectors.values())))
-    return ShardQuery(plan, moved, queries, depth, allowed_S, params.exact, reach.degraded, filter_seconds)
+    return ShardQuery(
+        plan, moved, queries, depth, allowed_S, params.exact, reach.degraded, filter_seconds, params.strict
+    )
 
 
 def result(
@@ -77,7 +79,7 @@ def result(
         items,
         view.seq,
         view.items_by_version,
-        query.degraded,
+        query.degraded + found.degraded,
         embedded.seconds,
         query.filter_seconds,
         found.merge_seconds,

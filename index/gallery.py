@@ -28,10 +28,12 @@ from index.contents import Contents, of_slots
 from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
+from index.engines.remote import Elsewhere, nowhere
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
 from index.query_plan import Ask, Encode
+from index.remote_part import RemotePart
 from index.scatter import scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
@@ -53,10 +55,10 @@ T = TypeVar("T")
 class Gallery:
     """The shards of one gallery, the edges between their versions, and the maps that make their scores comparable."""
 
-    def __init__(self, config: IndexConfig = AUTO, folder: Path | None = None) -> None:
+    def __init__(self, config: IndexConfig = AUTO, folder: Path | None = None, elsewhere: Elsewhere = nowhere) -> None:
         """`folder`: where sealed segments are kept for another start; None: in memory only."""
         self._topology = Topology()
-        self._shards = Shards(config, folder)
+        self._shards = Shards(config, folder, elsewhere)
         self._metadata = Metadata()
         # Items that are in no shard, because nothing of theirs can be searched.
         self._missing: dict[int, Missing] = {}
@@ -238,8 +240,13 @@ class Gallery:
     def configure(self, config: IndexConfig) -> None:
         """Have shards indexed so from now on; `build_index` takes it up."""
         if config != self.config:
-            with self._alone():
+            with self._change():
                 self._shards.configure(config)
+
+    @property
+    def remote(self) -> RemotePart:
+        """The part that lies in engines elsewhere, or is to."""
+        return RemotePart(self._shards, self._lock.read, self._change, self._metadata.seqs)
 
     def build_index(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Seal, index or merge the rows of one shard where that is due, beside queries and writes; False: nothing was.

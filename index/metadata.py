@@ -191,6 +191,10 @@ class Metadata:
         """How many slots there are, S."""
         return len(self._seq_S)
 
+    def seqs(self, slots_N: Slots) -> Slots:
+        """The numbers of the last writes of the items that hold these slots (N,)."""
+        return np.asarray(self._seq_S, np.int64).take(slots_N)
+
     def bytes(self) -> int:
         """Roughly what it takes of memory: texts, and the values that filters test, which are about as much again."""
         return (1 + self._filtered) * self._texts.size() + len(self._seq_S) * SLOT_BYTES

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from index.engines.base import MISSING
+from index.engines.base import MISSING, nothing
+from index.engines.remote import EngineUnavailable
 from index.merge import Merged
-from index.query_plan import Plan
+from index.query_plan import Plan, ShardKey
 from index.scan import Mask, Rows
 from index.search_result import Degraded, ShardTrace
 from index.space import Vectors
@@ -34,6 +35,7 @@ class ShardQuery(NamedTuple):
     Attributes:
         allowed_S, exact: as in `Shard.search`.
         degraded: what is left out.
+        strict: nothing more may be.
         filter_seconds: what seeing which items pass took.
     """
 
@@ -45,23 +47,36 @@ class ShardQuery(NamedTuple):
     exact: bool
     degraded: tuple[Degraded, ...] = ()
     filter_seconds: float = 0.0
+    strict: bool = True
 
 
 class Gathered(NamedTuple):
-    """One list over all shards, what each of them did, and the seconds that merging took."""
+    """One list over all shards, what each of them did, the seconds that merging took, and which gave nothing."""
 
     merged: Merged
     shards: tuple[ShardTrace, ...]
     merge_seconds: float
+    degraded: tuple[Degraded, ...] = ()
 
 
 def scatter(query: ShardQuery) -> Gathered:
-    """The k best of all shards."""
+    """The k best of all shards.
+
+    Raises:
+        EngineUnavailable: strict, and one of them gave no answer; or none did.
+    """
     plan, moved, queries, k, allowed_S, exact, *_ = query
     found, seconds = [], []
-    for ((version, _), shard), part in zip(plan.shards.items(), plan.parts, strict=True):
+    away: dict[ShardKey, EngineUnavailable] = {}
+    for (place, shard), part in zip(plan.shards.items(), plan.parts, strict=True):
         started = perf_counter()
-        found.append(shard.search(moved.vectors[version], k, allowed_S, exact=exact, part=part))
+        try:
+            found.append(shard.search(moved.vectors[place[0]], k, allowed_S, exact=exact, part=part))
+        except EngineUnavailable as error:
+            away[place] = error
+            if query.strict or len(away) == len(plan.shards):
+                raise
+            found.append(nothing(queries, k))
         seconds.append(perf_counter() - started)
     started = perf_counter()
     merged = plan.merge([hits[:2] for hits in found], queries, k)
@@ -81,7 +96,8 @@ def scatter(query: ShardQuery) -> Gathered:
         ShardTrace(*place, size, plan.routes[place[0]], used, moved.seconds[place[0]], took, hits.how)
         for place, size, used, took, hits in zip(plan.shards, plan.sizes, plan.maps, seconds, found, strict=True)
     )
-    return Gathered(merged, traces, merge_seconds)
+    degraded = (Degraded(place[0], plan.sizes[[*plan.shards].index(place)], why.message) for place, why in away.items())
+    return Gathered(merged, traces, merge_seconds, tuple(degraded))
 
 
 def _unsure(merged: Merged, shard: int, sure: int) -> Rows:

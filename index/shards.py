@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from index.contents import Contents, HeldBySlot
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
+from index.engines.remote import Collection, Elsewhere, metric_of, nowhere
+from index.engines.remote_shard import RemoteShard
 from index.engines.segments import Job, SegmentedShard
 from index.query_plan import ShardKey
 from index.scan import Mask
@@ -31,9 +33,9 @@ Placed = Mapping[ShardKey, tuple[Sequence[int], Vectors]]
 class Shards:
     """The shards of one gallery."""
 
-    def __init__(self, config: IndexConfig, folder: Path | None = None) -> None:
+    def __init__(self, config: IndexConfig, folder: Path | None = None, elsewhere: Elsewhere = nowhere) -> None:
         """`folder`: where sealed segments are kept for another start; None: in memory only."""
-        self.config = config
+        self.config, self._elsewhere = config, elsewhere
         self._folder = folder
         self._by_key: dict[ShardKey, SegmentedShard] = {}
         # Version -> its place; of two that are not in it, the first by name is preferred.
@@ -52,9 +54,7 @@ class Shards:
         made = {}
         for place in places:
             if place not in self._by_key:
-                version, origin = place
-                folder = self._folder and self._folder / version / origin
-                made[place] = SegmentedShard(versions[version].card.dim, spaces[version], self.config, folder)
+                made[place] = self._made(place, versions[place[0]].card.dim, spaces[place[0]])
         self._by_key = {**self._by_key, **made}
 
     def reserve(self, placed: Placed) -> None:
@@ -134,8 +134,22 @@ class Shards:
     def configure(self, config: IndexConfig) -> None:
         """Have them indexed so from now on."""
         self.config = config
-        for shard in self._by_key.values():
+        for place, shard in self._by_key.items():
             shard.config = config
+            if config.kind.elsewhere and not isinstance(shard, RemoteShard):
+                self._by_key[place] = RemoteShard.over(shard, self._opened(place, shard.dim, shard.space))
+        self.drop_emptied()
+
+    def drop_emptied(self) -> None:
+        """Have shards whose rows are to lie here, and all of them do, lie in no collection any more."""
+        for place, shard in self._by_key.items():
+            if isinstance(shard, RemoteShard) and not self.config.kind.elsewhere and not shard.there.held():
+                made = self._by_key[place] = self._made(place, shard.dim, shard.space)
+                made.take_over(shard)
+
+    def elsewhere(self) -> dict[ShardKey, RemoteShard]:
+        """Those of which rows lie in collections, or are to."""
+        return {place: shard for place, shard in self._by_key.items() if isinstance(shard, RemoteShard)}
 
     def due(self) -> tuple[SegmentedShard, Job] | None:
         """What is to be sealed, indexed or merged next; None: nothing."""
@@ -152,6 +166,14 @@ class Shards:
     def indexed(self) -> int:
         """Items that an approximate index answers for."""
         return sum(shard.indexed() for shard in self._by_key.values())
+
+    def _made(self, place: ShardKey, dim: int, space: Space) -> SegmentedShard:
+        if self.config.kind.elsewhere:
+            return RemoteShard(dim, space, self.config, self._opened(place, dim, space))
+        return SegmentedShard(dim, space, self.config, self._folder and self._folder.joinpath(*place))
+
+    def _opened(self, place: ShardKey, dim: int, space: Space) -> Collection:
+        return self._elsewhere(self.config.kind, place, space.width(dim), metric_of(space))
 
     def _served(self, placed: Placed) -> dict[ShardKey, Mask]:
         """Which of these embeddings, all that their items hold, are served."""

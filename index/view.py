@@ -60,12 +60,14 @@ class View:
         for (version, _), size in self.sizes.items():
             self.items_by_version[version] = self.items_by_version.get(version, 0) + size
         self.items = sum(self.sizes.values())
-        self._compared = self.items - sum(shard.indexed() for shard in shards.values())
+        self._compared: float = self.items - sum(shard.indexed() for shard in shards.values())
+        if any(shard.elsewhere for shard in shards.values()):
+            self._compared = math.inf  # whoever asks may have to wait
         # Dictionaries, not lru_cache: that would hold this view, and shards that are gone, until the next collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
 
     def rows_scanned(self, query_version: str) -> float:
-        """Items that a query of a version is compared with; infinite where a route leads on."""
+        """Items that a query of a version is compared with; infinite where a route leads on, or to another server."""
         if any(version != query_version for version in self.items_by_version):
             return math.inf
         return self._compared

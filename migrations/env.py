@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from alembic import context
 
+import service.store.engine_leases  # noqa: F401 - it has a table of its own
 from service.store.tables import metadata
 
 context.configure(

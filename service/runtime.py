@@ -18,6 +18,8 @@ from index.engines import gpu
 from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
 from service.registry.registry import Registry
+from service.replica.engine_writer import EngineWriter
+from service.replica.engines import Engines
 from service.replica.eviction import EncoderEvictor
 from service.replica.indexer import Indexer
 from service.replica.preload import Preload
@@ -46,6 +48,7 @@ class Runtime:
     registry: Registry
     embedder: Embedder
     replica: Replica
+    engines: Engines
     preload: Preload
     traffic: Traffic
     rollouts: RolloutMonitor
@@ -107,7 +110,9 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         # On a server others may write whom this one knows nothing of: what they acknowledged is shown here as well.
         shared = settings.processes > 1 or not is_sqlite(settings.database_url)
         memory = settings.memory // settings.processes
-        replica = Replica(database, registry, settings.indexes, settings.poll_seconds, memory, shared=shared)
+        engines = Engines(settings)
+        started_with = (database, registry, settings.indexes, settings.poll_seconds, memory)
+        replica = Replica(*started_with, shared=shared, elsewhere=engines.of)
         rollouts = RolloutMonitor(database, registry, replica)
         blobs = open_blobs(database, settings.blobs_url)
         with suppress(StoreUnreachable):  # told in the log and by readiness; queries need no image
@@ -115,13 +120,14 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         decoder = Decoder(settings.max_image_pixels, settings.max_decoded_bytes)
         embedder = Embedder(registry, blobs, decoder)
         evictor = EncoderEvictor(registry, replica, settings.encoder_idle_seconds)
-        indexer = Indexer(replica)
+        indexer, writer = Indexer(replica), EngineWriter(database, registry, replica, engines)
         preload = Preload(database, replica, settings.preloaded)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = Reaper(database, registry, blobs)
         with ExitStack() as started:
-            for part in (replica, preload, evictor, indexer, rollouts, traffic, curves, reaper):
+            started.callback(engines.close)
+            for part in (replica, preload, evictor, indexer, writer, rollouts, traffic, curves, reaper):
                 part.start()
                 started.callback(part.stop)
             space = DiskSpace(settings.data, settings.min_free_bytes)
@@ -133,6 +139,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 registry,
                 embedder,
                 replica,
+                engines,
                 preload,
                 traffic,
                 rollouts,

@@ -41,6 +41,8 @@ class Settings(BaseSettings):
     """SQLAlchemy URL; empty: SQLite in `data`."""
     blobs_url: str = ""
     """fsspec URL of the images; empty: the folder blobs/ in `data`."""
+    pgvector_url: str = ""
+    """URL of the PostgreSQL with pgvector that galleries may lie in; empty: the database, if it is a PostgreSQL."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)
@@ -127,6 +129,11 @@ class Settings(BaseSettings):
         object.__setattr__(self, "database_url", self.database_url or f"sqlite:///{data / 'regraft.db'}")
         object.__setattr__(self, "blobs_url", self.blobs_url or f"file://{data / 'blobs'}")
         return self
+
+    @property
+    def pgvector(self) -> str:
+        """The URL of the PostgreSQL that galleries may lie in; empty: there is none."""
+        return self.pgvector_url or (self.database_url if self.database_url.startswith("postgresql") else "")
 
     @property
     def execution(self) -> Execution:

@@ -56,12 +56,21 @@ class Hits(NamedTuple):
     sure: int
 
 
+def nothing(queries: int, k: int) -> Hits:
+    """Of a shard that gave no answer."""
+    none_QK = np.full((queries, k), MISSING, np.int64)
+    return Hits(np.zeros((queries, k), np.float32), none_QK, Scanned(), k)
+
+
 class Shard(Protocol):
     """What the gallery asks of any engine.
 
     A shard holds every embedding of its version and origin. Only those that are served are found: of the others the
     items are served by another version's.
     """
+
+    elsewhere: bool
+    """Whether a search may wait for another server."""
 
     def upsert(
         self,

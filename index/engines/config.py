@@ -15,6 +15,12 @@ class IndexKind(StrEnum):
     EXACT = "exact"
     HNSW = "hnsw"
     IVF = "ivf"
+    PGVECTOR = "pgvector"
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether vectors lie in an engine that is a server of its own."""
+        return self is IndexKind.PGVECTOR
 
 
 class Storage(StrEnum):

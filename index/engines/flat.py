@@ -28,6 +28,8 @@ MIN_ROWS = 4
 class FlatShard:
     """Exact search by FAISS's brute-force kernel over one array in memory."""
 
+    elsewhere = False
+
     def __init__(self, dim: int, space: Space) -> None:
         self.space, self.dim = space, dim
         self._rows_RW: Vectors = np.empty((0, space.width(dim)), np.float32)

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from index.contents import Place
 from index.engines.base import Keys
+from index.engines.config import IndexKind
 from index.errors import RegraftError
-from index.space import Vectors
+from index.space import Space, Vectors
 
 
 class EngineUnavailable(RegraftError):
@@ -39,6 +40,11 @@ class Metric(StrEnum):
     """larger is nearer"""
     L2 = "l2"
     """smaller is nearer"""
+
+
+def metric_of(space: Space) -> Metric:
+    """How rows of a space are compared."""
+    return Metric.INNER_PRODUCT if space.inner_product else Metric.L2
 
 
 class Entries(NamedTuple):
@@ -146,6 +152,9 @@ class Engine(Protocol):
     def places(self, gallery: str) -> list[Place]:
         """Of which versions and origins a gallery has collections here."""
 
+    def drop(self, gallery: str, place: Place) -> None:
+        """Remove one of them; harmless where there is none."""
+
     def check(self) -> None:
         """Raise EngineUnavailable unless the server answers and has all it needs."""
 
@@ -153,5 +162,25 @@ class Engine(Protocol):
         """Close its connections."""
 
 
-Elsewhere = Callable[[Place, int, Metric], Collection]
-"""Opens a gallery's collection for a version and origin, of rows of a width."""
+Elsewhere = Callable[[IndexKind, Place, int, Metric], Collection]
+"""Opens a gallery's collection for a version and origin, of rows of a width, in the engine of a kind. It never fails:
+where there is no such engine, or it takes no such rows, every method of what it gives raises EngineUnavailable."""
+
+
+def nowhere(kind: IndexKind, place: Place, _width: int, _metric: Metric) -> Collection:
+    """Of whoever has no engine elsewhere."""
+    return Unreachable(f"{kind.value} is no engine of this process, which {place[0]} lies in")
+
+
+class Unreachable:
+    """A collection that cannot be had: its rows stay in memory."""
+
+    capabilities = Capabilities(1, 1, 1, 1)
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    def _fail(self, *_: Any, **__: Any) -> Any:
+        raise EngineUnavailable(self._why)
+
+    upsert = delete = search = entries = listed = fetch = covers = record = count = drop = _fail

@@ -37,11 +37,22 @@ NumbersOf = Callable[[Keys], Keys]
 class RemoteShard(SegmentedShard):
     """See the module."""
 
+    elsewhere = True
+
     def __init__(self, dim: int, space: Space, config: IndexConfig, collection: Collection) -> None:
         super().__init__(dim, space, config)
         self.collection = collection
         self.there = RemoteRows()
+        # The highest number that the collection was seen to cover: it never falls unless rows were lost.
+        self._covered = 0
         self._search = RemoteSearch(collection, self.there, dim, space)
+
+    @classmethod
+    def over(cls, shard: SegmentedShard, collection: Collection) -> RemoteShard:
+        """One that holds all that another does, which is not used any more, and brings it there."""
+        made = cls(shard.dim, shard.space, shard.config, collection)
+        made.take_over(shard)
+        return made
 
     def upsert(
         self,
@@ -151,27 +162,61 @@ class RemoteShard(SegmentedShard):
         return bool(self.held())
 
     def freeze(self) -> Job | None:
-        """Nothing is sealed here: it goes to the collection."""
-        return None
+        """Nothing is sealed here as long as it goes to the collection."""
+        return None if self.config.kind.elsewhere else super().freeze()
 
-    def settle(self, read: Lock, change: Lock, numbers_of: NumbersOf) -> None:
+    def settle(self, read: Lock, change: Lock, numbers_of: NumbersOf) -> bool:
         """Have the rows count there that the collection has taken, and forget them here; beside queries and writes.
+
+        Or the other way round, where the gallery is to lie here again.
 
         Args:
             read: the lock of whoever reads the shard.
             change: that of whoever changes it.
             numbers_of: asked under either.
+
+        Returns:
+            Whether the collection still has what it had.
+
+        Raises:
+            EngineUnavailable: the engine does not answer.
         """
-        if not super().held():
-            return
+        if not self.config.kind.elsewhere:
+            self._recall(read, change)
+            return True
         covers, most = self.collection.covers(), self.collection.capabilities.max_rows
+        if covers < self._covered:
+            return False
+        self._covered = covers
+        if super().held():
+            with read():
+                keys_N, slots_N = self._here()
+                due_N = np.sort(keys_N[numbers_of(slots_N) <= covers])
+            for start in range(0, len(due_N), most):
+                found = self.collection.entries(due_N[start : start + most])
+                with change():
+                    self._confirm(found, numbers_of)
+        return True
+
+    def is_settled(self) -> bool:
+        """Whether every row is where it is to be."""
+        return not (super().held() if self.config.kind.elsewhere else self.there.held())
+
+    def _recall(self, read: Lock, change: Lock) -> None:
+        """Bring the rows back, so many at a time."""
         with read():
-            keys_N, slots_N = self._here()
-            due_N = np.sort(keys_N[numbers_of(slots_N) <= covers])
-        for start in range(0, len(due_N), most):
-            found = self.collection.entries(due_N[start : start + most])
+            keys_N = self.there.keys_R[self.there.alive_R]
+        most = self.collection.capabilities.max_rows
+        for start in range(0, len(keys_N), most):
+            entries, rows_FW = self.collection.fetch(keys_N[start : start + most])
+            digests_F = digests(rows_FW[:, : self.dim])
             with change():
-                self._confirm(found, numbers_of)
+                at_F = self.there.find(entries.keys_N)
+                right_F = (at_F != MISSING) & (self.there.digests_R[at_F] == digests_F)
+                at_M = at_F[right_F]
+                slots_M, served_M = self.there.slots_R[at_M].copy(), self.there.served_R[at_M].copy()
+                self.there.kill(entries.keys_N[right_F])
+                super().upsert(entries.keys_N[right_F], rows_FW[right_F][:, : self.dim], slots_M, served_M)
 
     def _here(self) -> tuple[Keys, Keys]:
         """Keys and slots of what is in memory."""

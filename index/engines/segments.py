@@ -71,6 +71,8 @@ class Job:
 class SegmentedShard:
     """The vectors of one version in one gallery, at any size; see the module."""
 
+    elsewhere = False
+
     def __init__(self, dim: int, space: Space, config: IndexConfig, folder: Path | None = None) -> None:
         """`folder`: where segments are kept; those there are count as soon as `upsert` brings their rows again."""
         self.space, self.dim, self.config = space, dim, config
@@ -80,6 +82,10 @@ class SegmentedShard:
         self._written = time.monotonic()
         # The first queries of each of the last calls.
         self._asked: deque[Vectors] = deque(maxlen=REMEMBERED)
+
+    def take_over(self, other: SegmentedShard) -> None:
+        """Hold all that another one does, which is not used any more; segments that this one found stay, too."""
+        self.head, self.segments = other.head, other.segments + self.segments
 
     def upsert(
         self,

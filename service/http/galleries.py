@@ -39,6 +39,7 @@ def create(body: GalleryIn, request: Request, service: Service) -> GalleryInfo:
     if not NAME.fullmatch(body.name):
         legal = "1 to 64 letters, digits, '.', '_' or '-', starting with a letter or digit"
         raise InvalidArgument(f"name must be {legal}", pointer="/name")
+    service.engines.check(body.index.kind)
     try:
         with service.database.write() as connection:
             gallery_id = insert_gallery(connection, body.name, body.index)
@@ -73,6 +74,7 @@ def show(name: Name, service: Service) -> GalleryInfo:
 @router.patch("/galleries/{name}", dependencies=[LOADED])
 def change(name: Name, body: GalleryChange, service: Service, context: RequestContext) -> GalleryInfo:
     """Index a gallery otherwise from now on, while it serves."""
+    service.engines.check(body.index.kind)
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
         if context.dry_run:

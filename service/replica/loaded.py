@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from index.edge_maps import Maps
+from index.engines.remote import Elsewhere, nowhere
 from index.errors import RegraftError
 from index.events import Event
 from index.gallery import Gallery
@@ -24,6 +25,7 @@ from service.registry.placement import preference
 from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import Rollout
 from service.registry.storing import AddedItems
+from service.replica.engines import name_of
 from service.replica.feed import Sorted
 from service.store.repository import index_of
 from service.store.rows import GalleryRow
@@ -37,14 +39,15 @@ LOGGED = 10
 class LoadedGallery:
     """One gallery in memory."""
 
-    def __init__(self, row: GalleryRow, registry: Registry, folder: Path) -> None:
-        """`folder`: of its sealed segments."""
+    def __init__(self, row: GalleryRow, registry: Registry, folder: Path, elsewhere: Elsewhere = nowhere) -> None:
+        """`folder`: of its sealed segments; `elsewhere`: opens its collections in engines."""
         self._registry = registry
         self.id = row.id
         self.name = row.name
         self.created = row.created
+        self.engine_name = name_of(row)
         self.folder = folder
-        self.gallery = Gallery(index_of(row), folder)
+        self.gallery = Gallery(index_of(row), folder, elsewhere)
         self.current: LoadedVersion | None = None
         self.rollout: Rollout | None = None
         # The gates whose calibrations are in force.

@@ -11,7 +11,7 @@ import logging
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from index.collector import collector_paused
 from index.contents import Contents
+from index.engines.remote import Elsewhere
 from index.events import Event
 from service.errors import UnknownGallery
 from service.registry.calibrations import maps_of
@@ -27,6 +28,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.rollout_records import deployed
 from service.registry.storing import AddedItems
 from service.replica.cache import Cache
+from service.replica.engines import no_engines
 from service.replica.feed import Sorted, ahead, sort
 from service.replica.load_progress import LoadProgress
 from service.replica.loaded import LoadedGallery
@@ -42,6 +44,7 @@ from service.store.repository import (
     index_of,
     live_items,
 )
+from service.store.rows import GalleryRow
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +61,14 @@ class Replica:
         memory: int = sys.maxsize,
         *,
         shared: bool = False,
+        elsewhere: Callable[[GalleryRow], Elsewhere] = no_engines,
     ) -> None:
         """`indexes`: the folder of all galleries' sealed segments, a cache; `memory`: bytes that galleries may take.
 
-        `shared`: clients write through other processes too, and read here what those acknowledged.
+        `shared`: clients write through other processes too, and read here what those acknowledged. `elsewhere`: opens
+        the collections of a gallery in engines.
         """
-        self._shared = shared
+        self._shared, self._elsewhere = shared, elsewhere
         self._database = database
         self._indexes = indexes
         self._registry = registry
@@ -242,7 +247,8 @@ class Replica:
         with self._database.lookup() as connection:
             row = gallery_row(connection, gallery_id)
         if row is not None:
-            live, progress = LoadedGallery(row, self._registry, self._indexes / str(row.id)), LoadProgress(row.name)
+            live = LoadedGallery(row, self._registry, self._indexes / str(row.id), self._elsewhere(row))
+            progress = LoadProgress(row.name)
             self._progress[gallery_id] = progress
             try:
                 with collector_paused():
@@ -282,7 +288,8 @@ class Replica:
         From a snapshot it stands at that one's number of the feed afterwards, and what came since is to be read.
         """
         live.declare()
-        if not has_segments(live.folder):  # every vector is read: at once, then, with what is known of the items
+        # Where no vector lies elsewhere, every one is read: at once, then, with what is known of the items.
+        if not (has_segments(live.folder) or live.gallery.config.kind.elsewhere):
             progress.total = live_items(connection, live.id)
             for block in ahead(sort(self._registry, [rows]) for rows in changes(connection, live.id, 0)):
                 live.apply(block)

@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 
 from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind, Storage
+from index.engines.digest import digests
+from index.engines.remote import Entries
 from index.errors import NoRoute
 from index.filter import parse_filter
 from index.gallery import Gallery
 from index.metadata import Item
 from index.search_result import SearchResult
 from index.version import Edge, EdgeKind, Score
+from staging.engine import FakeEngine
 
 VERSIONS = ("a", "b", "c")
 ORIGINS = ("encoded", "transformed")
@@ -31,11 +34,12 @@ held = st.dictionaries(st.sampled_from(VERSIONS), st.sampled_from(ORIGINS), min_
 write = st.dictionaries(st.integers(0, 11), held, max_size=6)
 orders = st.permutations(VERSIONS).flatmap(lambda all_: st.integers(0, 3).map(lambda count: tuple(all_[:count])))
 EDGES = (("a", "b"), ("b", "c"), ("a", "c"))
-work = st.sampled_from(["nothing", "index", "restart", "restart from an earlier snapshot"])
+work = st.sampled_from(["nothing", "index", "move", "restart", "restart from an earlier snapshot"])
 step = st.tuples(st.none() | write, st.none() | orders, st.none() | st.sampled_from(EDGES), work)
 CONFIGS = [
     IndexConfig(kind=IndexKind.EXACT),
     IndexConfig(),
+    IndexConfig(kind=IndexKind.PGVECTOR),
     *(IndexConfig(kind=kind, storage=storage) for kind in (IndexKind.HNSW, IndexKind.IVF) for storage in Storage),
 ]
 
@@ -47,6 +51,12 @@ class Model:
     holds: dict[int, dict[str, tuple[str, np.ndarray]]] = field(default_factory=dict)
     order: tuple[str, ...] = ()
     edges: set[tuple[str, str]] = field(default_factory=set)
+    seqs: Counter[int] = field(default_factory=Counter)
+    engine: FakeEngine = field(default_factory=FakeEngine)
+
+    def written(self, keys: Any) -> None:
+        for key in keys:
+            self.seqs[key] = 1 + max(self.seqs.values(), default=0)
 
     def reached(self, version: str) -> bool:
         """Whether queries of "a" get there by edges."""
@@ -123,7 +133,10 @@ def test_an_item_is_served_once_by_the_first_it_holds(
             take(gallery, model, rng, writes, order)
             if edge is not None:
                 toggle(gallery, model, edge)
-            while work != "nothing" and gallery.build_index():
+            if work == "move":
+                config = IndexConfig(kind=IndexKind.AUTO if config.kind.elsewhere else IndexKind.PGVECTOR)
+                gallery.configure(config)
+            while work != "nothing" and (bring(gallery, model) or gallery.build_index()):
                 pass
             snapshots.append(copied(live))
             if work.startswith("restart"):
@@ -141,12 +154,14 @@ def copied(folder: Path) -> Path:
 def started(config: IndexConfig, snapshot: Path, versions: list[Any], model: Model) -> tuple[Gallery, Path]:
     """A process that finds a snapshot, and all that the feed says."""
     folder = copied(snapshot)
-    gallery = Gallery(config, folder)
+    gallery = Gallery(config, folder, model.engine.collection)
     for version in versions:
         gallery.declare(version)
     for edge in model.edges:
         gallery.add_edge(identity(*edge))
-    gallery.apply(placed(model, model.holds), (), {key: item(key) for key in model.holds}, order=model.order)
+    gallery.apply(
+        placed(model, model.holds), (), {key: item(key, seq=model.seqs[key]) for key in model.holds}, order=model.order
+    )
     return gallery, folder
 
 
@@ -163,8 +178,25 @@ def toggle(gallery: Gallery, model: Model, edge: tuple[str, str]) -> None:
         gallery.remove_edge((*edge, EdgeKind.IDENTITY.value))
 
 
-def item(key: int, number: int = 0) -> Item:
-    return Item(f'{{"even": {str(key % 2 == 0).lower()}, "n": {number}}}', str(key))
+def item(key: int, number: int = 0, seq: int = 0) -> Item:
+    return Item(f'{{"even": {str(key % 2 == 0).lower()}, "n": {number}}}', str(key), seq)
+
+
+def bring(gallery: Gallery, model: Model) -> bool:
+    """Write to the engine what it lacks, as who follows the feed does; False: always."""
+    for place, shard in gallery.remote.shards().items():
+        version, origin = place
+        for key, seq in model.seqs.items() if gallery.config.kind.elsewhere else ():
+            kind, row = model.holds.get(key, {}).get(version, ("", np.empty(0)))
+            one = np.array([key]), np.array([seq])
+            if kind == origin:
+                shard.collection.upsert(Entries(*one, digests(row[None])), row[None])
+            else:
+                shard.collection.delete(*one)
+        shard.collection.record(max(model.seqs.values(), default=0))
+    assert gallery.remote.settle()
+    assert all(not shard.head.held() for shard in gallery.remote.shards().values())
+    return False
 
 
 def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str, ...] | None) -> None:
@@ -184,8 +216,9 @@ def take(gallery: Gallery, model: Model, rng: Any, writes: Any, order: tuple[str
             fresh = {version: (origin, vector(rng)) for version, origin in versions.items()}
             same = {v: kept[v] for v in fresh if v in kept and kept[v][0] == fresh[v][0] and rng.random() < 0.5}
             model.holds[key] = fresh | same
+    model.written(writes)
     gone = [key for key in writes if key not in model.holds]
-    items = {key: item(key, rng.integers(2)) for key in writes if key not in gone}
+    items = {key: item(key, rng.integers(2), model.seqs[key]) for key in writes if key not in gone}
     gallery.apply(placed(model, writes), gone, items, order=order)
 
 

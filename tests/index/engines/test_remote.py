@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from index.attempts import GalleryChanged
 from index.engines import remote_search
 from index.engines.base import MISSING
-from index.engines.config import IndexConfig
+from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.flat import FlatShard
 from index.engines.guard import Breaker
@@ -47,7 +47,7 @@ class Life:
     def __init__(self, space: Space, random: Random | None) -> None:
         self.space, self.random = space, random
         self.collection = FakeCollection(space.width(DIM), metric_of(space), random)
-        self.shard = RemoteShard(DIM, space, IndexConfig(), self.collection)
+        self.shard = RemoteShard(DIM, space, IndexConfig(kind=IndexKind.PGVECTOR), self.collection)
         self.twin = FlatShard(DIM, space)
         self.held: dict[int, np.ndarray] = {}
         self.seq, self.written = 0, dict.fromkeys(range(KEYS), 0)
@@ -176,7 +176,7 @@ def test_a_start_reads_no_vector_that_the_collection_has() -> None:
     life.upsert([1], [6])
     held_N, numbers_N = np.arange(4), np.array([life.written[key] for key in range(4)])
     digests_N = digests(np.stack([life.held[key] for key in range(4)]))
-    started = RemoteShard(DIM, Cosine(), IndexConfig(), life.collection)
+    started = RemoteShard(DIM, Cosine(), IndexConfig(kind=IndexKind.PGVECTOR), life.collection)
 
     sealed_N = started.sealed(held_N, digests_N, numbers_N)
     assert sealed_N.tolist() == [True, False, True, True]

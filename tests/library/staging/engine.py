@@ -138,6 +138,9 @@ class FakeEngine:
     def places(self, gallery: str) -> list[Place]:
         return [place for name, place in self.collections if name == gallery]
 
+    def drop(self, gallery: str, place: Place) -> None:
+        self.collections.pop((gallery, place), None)
+
     def check(self) -> None:
         if any(one.away for one in self.collections.values()):
             raise EngineUnavailable

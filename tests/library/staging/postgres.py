@@ -84,6 +84,20 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def freeze(self) -> None:
+        """Have it answer nothing, neither those who are connected nor others."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
+
+    def _pids(self) -> list[int]:
+        assert self._process is not None
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children").read_text().split()
+        return [self._process.pid, *map(int, children)]
+
     def close(self) -> None:
         self.stop()
         shutil.rmtree(self.folder, ignore_errors=True)

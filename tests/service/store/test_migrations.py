@@ -11,6 +11,7 @@ from sqlalchemy import create_engine, insert, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 import service.store.database
+import service.store.engine_leases  # it has a table of its own
 from service.errors import DatabaseDamaged
 from service.settings import Settings
 from service.store.database import MIGRATIONS, Database, migrating, upgrade

@@ -1,0 +1,274 @@
+"""Collections in PostgreSQL with pgvector: a table for each, with an HNSW graph over its vectors.
+
+Tables lie in a schema of their own, under names that are hashes, and one table says which there are. A statement asks
+for all queries of a request at once. Vectors travel in binary, so that they come back bit for bit.
+
+Shape suffixes: N rows, W their width, Q queries, C candidates.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from index.contents import Place
+from index.engines.base import MISSING, Keys
+from index.engines.pg_connections import MISSING_TABLE, NO_SETTINGS, PgConnections, PgVector, Timed
+from index.engines.remote import Candidates, Capabilities, Entries, Metric
+from index.errors import InvalidArgument
+from index.space import Vectors
+
+SCHEMA = "regraft_vectors"
+SEARCH_SECONDS, WRITE_SECONDS = 2.0, 60.0
+"""Time limits of what queries wait for, and of what nobody waits for."""
+LIMITS = Capabilities(max_k=16_384, max_keys=2_000, max_rows=2_000, max_width=4_000)
+WHOLE_WIDTH = 2_000
+"""The graph holds wider vectors as float16: pgvector's limit of a page. Rows stay float32."""
+EFFORT, LEAST_EFFORT, MOST_EFFORT = 4, 100, 1_000
+"""`hnsw.ef_search` for each candidate, at least, and at most (pgvector's own limit)."""
+MOST_SCANNED = 100_000
+"""`hnsw.max_scan_tuples`: how far a graph is followed for more candidates."""
+HEADER = np.dtype([("width", ">u2"), ("unused", ">u2")])
+
+T = TypeVar("T")
+
+
+class PgvectorEngine:
+    """A PostgreSQL server; see the module."""
+
+    def __init__(self, url: str) -> None:
+        self._searching, self._writing = PgConnections(url, SEARCH_SECONDS), PgConnections(url, WRITE_SECONDS)
+
+    def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> PgvectorCollection:
+        """See Engine."""
+        if width > LIMITS.max_width:
+            why = f"pgvector indexes vectors of up to {LIMITS.max_width} numbers, these have {width}"
+            raise InvalidArgument(why, pointer="/index/kind")
+        return PgvectorCollection(self._searching, self._writing, gallery, place, width, metric)
+
+    def places(self, gallery: str) -> list[Place]:
+        """See Engine."""
+        with self._searching.take() as connection:
+            try:
+                asked = f"select version, origin from {SCHEMA}.collection where gallery = %s order by 1, 2"
+                return [(row[0], row[1]) for row in connection.execute(asked, [gallery])]
+            except MISSING_TABLE:
+                return []
+
+    def drop(self, gallery: str, place: Place) -> None:
+        """See Engine."""
+        mine = "gallery = %s and version = %s and origin = %s"
+        with self._writing.take() as connection:
+            try:
+                with connection.transaction():
+                    asked = f"delete from {SCHEMA}.collection where {mine} returning name"
+                    for (name,) in connection.execute(asked, [gallery, *place]).fetchall():
+                        connection.execute(f"drop table if exists {SCHEMA}.v{name}")
+            except MISSING_TABLE:
+                return
+
+    def check(self) -> None:
+        """See Engine."""
+        with self._searching.take() as connection:
+            connection.execute("select 1")
+
+    def close(self) -> None:
+        """See Engine."""
+        self._searching.close()
+        self._writing.close()
+
+
+class PgvectorCollection:
+    """One table; see Collection."""
+
+    capabilities = LIMITS
+
+    def __init__(
+        self,
+        searching: PgConnections,
+        writing: PgConnections,
+        gallery: str,
+        place: Place,
+        width: int,
+        metric: Metric,
+    ) -> None:
+        self._searching, self._writing = searching, writing
+        self._gallery, self._place, self._width = gallery, place, width
+        name = hashlib.sha256("\0".join((gallery, *place, str(width), metric)).encode()).hexdigest()[:32]
+        self._name, self._table = name, f"{SCHEMA}.v{name}"
+        self._operator = "<#>" if metric is Metric.INNER_PRODUCT else "<->"
+        self._class = "ip_ops" if metric is Metric.INNER_PRODUCT else "l2_ops"
+
+    def upsert(self, entries: Entries, rows_NW: Vectors) -> None:
+        """See Collection."""
+        statement = f"""
+            insert into {self._table} as held (key, number, digest, embedding)
+            select * from unnest(%b::bigint[], %b::bigint[], %b::bigint[], %b::vector[])
+            on conflict (key) do update set number = excluded.number, digest = excluded.digest, embedding =
+                case when held.digest = excluded.digest then held.embedding else excluded.embedding end
+            where held.number < excluded.number"""
+        columns = [column.tolist() for column in entries]
+        self._write(lambda connection: connection.execute(statement, [*columns, _to_binary(rows_NW)]))
+
+    def delete(self, keys_N: Keys, numbers_N: Keys) -> None:
+        """See Collection."""
+        given = "unnest(%b::bigint[], %b::bigint[]) as given (key, number)"
+        statement = (
+            f"delete from {self._table} held using {given} where held.key = given.key and held.number <= given.number"
+        )
+        self._rows(self._writing, statement, [keys_N.tolist(), numbers_N.tolist()])
+
+    def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
+        """See Collection."""
+        found = Candidates(
+            np.full((len(queries_QW), c), MISSING, np.int64),
+            np.zeros((len(queries_QW), c), np.int64),
+            np.empty((len(queries_QW), c, self._width), np.float32),
+        )
+        every = exact or keys_N is not None
+        where = "" if keys_N is None else "where key = any(%b::bigint[])"
+        order = self._exact_order() if every else self._order()
+        statement = f"""
+            select query.number, found.key, found.number, vector_send(found.embedding)
+            from unnest(%b::vector[]) with ordinality as query (vector, number), lateral
+            (select key, number, embedding from {self._table} {where} order by {order} limit {int(c)}) as found"""
+        values: list[Any] = [_to_binary(queries_QW), *([] if keys_N is None else [keys_N.tolist()])]
+        settings = {
+            "enable_indexscan": "off" if every else "on",
+            "hnsw.ef_search": str(min(MOST_EFFORT, max(LEAST_EFFORT, EFFORT * c))),
+            "hnsw.iterative_scan": "strict_order",
+            "hnsw.max_scan_tuples": str(MOST_SCANNED),
+        }
+        rows = self._rows(self._searching, statement, values, settings)
+        filled = [0] * len(queries_QW)
+        for query, key, number, vector in rows:
+            at = query - 1, filled[query - 1]
+            found.keys_QC[at], found.numbers_QC[at], found.rows_QCW[at] = key, number, _from_binary(vector)
+            filled[query - 1] += 1
+        return found
+
+    def entries(self, keys_N: Keys) -> Entries:
+        """See Collection."""
+        statement = f"select key, number, digest from {self._table} where key = any(%b::bigint[])"
+        return _entries(self._rows(self._writing, statement, [keys_N.tolist()]))
+
+    def listed(self, after: int, limit: int) -> Entries:
+        """See Collection."""
+        statement = f"select key, number, digest from {self._table} where key > %s order by key limit %s"
+        return _entries(self._rows(self._writing, statement, [after, limit]))
+
+    def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
+        """See Collection."""
+        columns = "key, number, digest, vector_send(embedding)"
+        statement = f"select {columns} from {self._table} where key = any(%b::bigint[])"
+        rows = self._rows(self._writing, statement, [keys_N.tolist()])
+        vectors = [_from_binary(row[3]) for row in rows]
+        return _entries([row[:3] for row in rows]), np.array(vectors, np.float32).reshape(-1, self._width)
+
+    def covers(self) -> int:
+        """See Collection."""
+        statement = f"select covers from {SCHEMA}.collection where name = %s"
+        rows = self._rows(self._searching, statement, [self._name])
+        return int(rows[0][0]) if rows else 0
+
+    def record(self, number: int) -> None:
+        """See Collection."""
+        statement = f"update {SCHEMA}.collection set covers = %s where name = %s"
+
+        def update(connection: Timed) -> None:
+            if not connection.execute(statement, [number, self._name]).rowcount:
+                self._create(connection)
+                connection.execute(statement, [number, self._name])
+
+        self._write(update)
+
+    def count(self) -> int:
+        """See Collection."""
+        rows = self._rows(self._writing, f"select count(*) from {self._table}", [])
+        return int(rows[0][0]) if rows else 0
+
+    def drop(self) -> None:
+        """See Collection."""
+        with self._writing.take() as connection:
+            try:
+                with connection.transaction():
+                    connection.execute(f"delete from {SCHEMA}.collection where name = %s", [self._name])
+                    connection.execute(f"drop table if exists {self._table}")
+            except MISSING_TABLE:
+                return
+
+    def _order(self) -> str:
+        """As the graph's expression is, so that it is used."""
+        if self._width <= WHOLE_WIDTH:
+            return self._exact_order()
+        half = f"halfvec({self._width})"
+        return f"embedding::{half} {self._operator} query.vector::{half}"
+
+    def _exact_order(self) -> str:
+        return f"embedding {self._operator} query.vector"
+
+    def _write(self, work: Callable[[Timed], T]) -> T:
+        """Do it, in a table that is made where there is none."""
+        with self._writing.take() as connection:
+            try:
+                return work(connection)
+            except MISSING_TABLE:
+                self._create(connection)
+                return work(connection)
+
+    def _rows(
+        self,
+        connections: PgConnections,
+        statement: str,
+        values: Sequence[Any],
+        settings: Mapping[str, str] = NO_SETTINGS,
+    ) -> list[tuple[Any, ...]]:
+        """What a statement gives; nothing where there is no table."""
+        with connections.take(settings) as connection:
+            try:
+                result = connection.execute(statement, values, binary=True)
+                return result.fetchall() if result.description else []
+            except MISSING_TABLE:
+                return []
+
+    def _create(self, connection: Timed) -> None:
+        """Make the table, its graph and the row that names it, in one transaction; harmless when another has."""
+        kind, operators = f"vector({self._width})", "vector_" + self._class
+        indexed = "embedding"
+        if self._width > WHOLE_WIDTH:
+            indexed, operators = f"(embedding::halfvec({self._width}))", "halfvec_" + self._class
+        with connection.transaction():
+            connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])
+            connection.execute(f"create schema if not exists {SCHEMA}")
+            connection.execute(
+                f"create table if not exists {SCHEMA}.collection (name text primary key, gallery text not null, "
+                "version text not null, origin text not null, covers bigint not null)"
+            )
+            connection.execute(
+                f"create table if not exists {self._table} "
+                f"(key bigint primary key, number bigint not null, digest bigint not null, embedding {kind} not null)"
+            )
+            connection.execute(
+                f"create index if not exists v{self._name}_graph on {self._table} using hnsw ({indexed} {operators})"
+            )
+            connection.execute(
+                f"insert into {SCHEMA}.collection values (%s, %s, %s, %s, 0) on conflict do nothing",
+                [self._name, self._gallery, *self._place],
+            )
+
+
+def _to_binary(rows_NW: Vectors) -> list[PgVector]:
+    """Pgvector's form: the number of dimensions, two unused bytes, big-endian float32."""
+    head = np.array((rows_NW.shape[1], 0), HEADER).tobytes()
+    return [PgVector(head + row.tobytes()) for row in rows_NW.astype(">f4")]
+
+
+def _from_binary(vector: bytes) -> Vectors:
+    return np.frombuffer(vector, ">f4", offset=HEADER.itemsize)
+
+
+def _entries(rows: Sequence[Sequence[int]]) -> Entries:
+    return Entries(*np.array(rows, np.int64).reshape(-1, 3).T)

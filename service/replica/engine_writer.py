@@ -1,0 +1,175 @@
+"""Bringing galleries to the engines they are to lie in, by the feed, and having what is there count there.
+
+Of all processes one brings the rows of a gallery: whoever holds its lease. It goes on from the number that a
+collection has recorded, and does nothing twice that harms: it may be killed anywhere. Every process asks what is there,
+and forgets those vectors here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from index.engines.base import Keys
+from index.engines.config import IndexKind
+from index.engines.digest import digests
+from index.engines.remote import Collection, EngineUnavailable, Entries
+from index.events import Event
+from index.query_plan import ShardKey
+from index.space import Space
+from service.logs import RecurringErrors
+from service.registry.registry import Registry
+from service.replica.engines import ALL, Engines
+from service.replica.feed import Sorted, sort
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
+from service.store.database import Database
+from service.store.engine_leases import EngineLeaseRow, engine_leases, forget_lease, take_lease
+from service.store.repository import FeedRow, changes, gallery_row, index_of
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 0.2
+IDLE_SECONDS = 5.0
+"""So often a gallery is looked at where nothing was written, and what is to be removed is looked for."""
+LEASE_SECONDS = 30.0
+STOP_SECONDS = 5.0
+
+
+class EngineWriter:
+    """A thread that looks which galleries lie elsewhere."""
+
+    def __init__(self, database: Database, registry: Registry, replica: Replica, engines: Engines) -> None:
+        self._database, self._registry, self._replica, self._engines = database, registry, replica, engines
+        self._owner = uuid.uuid4().hex
+        # Gallery -> the number at which all of it was in its place, and when that was seen.
+        self._done: dict[int, tuple[int, float]] = {}
+        self._swept = 0.0
+        self._errors = RecurringErrors(logger)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="engine-writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin looking."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop and wait for it; what it was writing is written again by the next one."""
+        self._stop.set()
+        self._thread.join(STOP_SECONDS)
+
+    def _run(self) -> None:
+        while not self._stop.wait(PAUSE_SECONDS):
+            for live in self._replica.all():
+                self._attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
+            if time.monotonic() - self._swept > IDLE_SECONDS:
+                self._swept = time.monotonic()
+                self._attempt(Event("engine_not_swept"), self._sweep)
+
+    def _attempt(self, failed: Event, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except EngineUnavailable as error:  # nothing is lost, and every look tries again
+            self._errors.log(Event(failed.name, **failed.fields, reason=error.message))
+        except Exception:
+            self._errors.log(failed)
+
+    def _look_at(self, live: LoadedGallery) -> None:
+        remote, seq = live.gallery.remote, live.seq
+        if not (shards := remote.shards()):
+            return
+        before = self._done.get(live.id)
+        if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
+            return
+        if live.gallery.config.kind.elsewhere:
+            self._bring(live)
+        if not remote.settle():
+            logger.error(
+                Event("engine_lost_rows", gallery=live.name, then="it is loaded anew, and what is lost written")
+            )
+            self._replica.cache.drop(live.id)
+            return
+        live.bytes = live.gallery.bytes()
+        if all(shard.is_settled() for shard in shards.values()):
+            self._done[live.id] = seq, time.monotonic()
+
+    def _bring(self, live: LoadedGallery) -> None:
+        """Write what the collections lack, a block of the feed at a time."""
+        covers = {place: shard.collection.covers() for place, shard in live.gallery.remote.shards().items()}
+        while not self._stop.is_set() and (after := min(covers.values(), default=live.seq)) < live.seq:
+            if not self._leased(live):
+                return
+            with self._database.read() as connection:
+                row = gallery_row(connection, live.id)
+                # From 0 on the feed leaves out what was deleted, of which there is something where others went on.
+                blocks = changes(connection, live.id, after or -any(covers.values()))
+                block = next(blocks, [])
+            if row is None:
+                return
+            upto = block[-1][6] if block else row.next_seq - 1
+            self._replica.refresh(live.id)  # so that there is a shard of each place that the block tells of
+            shards = live.gallery.remote.shards()
+            found = sort(self._registry, [block] if block else [])
+            for place, shard in shards.items():
+                if covers.get(place, after) < upto:
+                    _write(shard.collection, place, shard.space, block, found)
+                    shard.collection.record(upto)
+            covers = {place: max(covers.get(place, after), upto) for place in shards}
+
+    def _leased(self, live: LoadedGallery) -> bool:
+        kind = live.gallery.config.kind.value
+        with self._database.write() as connection:
+            return take_lease(connection, live.id, kind, live.engine_name, self._owner, LEASE_SECONDS)
+
+    def _sweep(self) -> None:
+        """Remove the collections of galleries that went or lie elsewhere now, and of versions that were retired."""
+        with self._database.lookup() as connection:
+            leases = engine_leases(connection)
+            there = {one.gallery_id: gallery_row(connection, one.gallery_id) for one in leases}
+        for lease in leases:
+            row, kind = there[lease.gallery_id], IndexKind(lease.kind)
+            if kind not in ALL:
+                continue
+            if row is not None and index_of(row).kind is kind:
+                self._drop_retired(lease, kind)
+            elif time.time() > lease.until + LEASE_SECONDS:  # processes that follow late have moved what they need
+                self._remove(lease, kind)
+
+    def _drop_retired(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
+        """Of a gallery that this process brings there, what its items hold no more."""
+        live = self._replica.cache.peek(lease.gallery_id)
+        if live is not None and lease.owner == self._owner and live.gallery.config.kind is kind:
+            engine = self._engines.get(kind)
+            for place in set(engine.places(lease.name)) - live.gallery.remote.shards().keys():
+                engine.drop(lease.name, place)
+
+    def _remove(self, lease: EngineLeaseRow, kind: IndexKind) -> None:
+        engine = self._engines.get(kind)
+        for place in engine.places(lease.name):
+            engine.drop(lease.name, place)
+        with self._database.write() as connection:
+            forget_lease(connection, lease.gallery_id, lease.kind)
+
+
+def _write(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
+    """What a block of the feed says of one collection."""
+    seqs = {row[0]: row[6] for row in block}
+    keys, vectors = found.placed.get(place, ((), np.empty((0, 0), np.float32)))
+    most = collection.capabilities.max_rows
+    for start in range(0, len(keys), most):
+        some, mine = keys[start : start + most], vectors[start : start + most]
+        collection.upsert(Entries(np.array(some), _numbers(seqs, some), digests(mine)), space.items(mine))
+    leaving = sorted(seqs.keys() - set(keys))
+    for start in range(0, len(leaving), most):
+        some = leaving[start : start + most]
+        collection.delete(np.array(some), _numbers(seqs, some))
+
+
+def _numbers(seqs: Mapping[int, int], keys: Sequence[int]) -> Keys:
+    return np.array([seqs[key] for key in keys], np.int64)

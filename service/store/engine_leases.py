@@ -1,0 +1,65 @@
+"""Which galleries have vectors in an engine elsewhere, and which process brings them there: one at a time.
+
+A lease that ran out while its holder was stopped is no danger: rows in an engine are numbered, and newer ones win. It
+keeps processes from doing the same work.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import NamedTuple
+
+from sqlalchemy import Column, Connection, Float, String, Table, delete, insert, or_, select, update
+
+from service.store.rows import all_of
+from service.store.tables import Id, metadata
+
+engine_lease = Table(
+    "engine_lease",
+    metadata,
+    # No foreign key: the row outlives the gallery until the engine has nothing of it.
+    Column("gallery_id", Id, primary_key=True),
+    Column("kind", String(16), primary_key=True),
+    # What the engine knows the gallery by.
+    Column("name", String(128), nullable=False),
+    # The process that brings rows there, and until when.
+    Column("owner", String(64), nullable=False),
+    Column("until", Float, nullable=False),
+)
+
+
+class EngineLeaseRow(NamedTuple):
+    """A gallery in an engine; `name` is what the engine knows it by."""
+
+    gallery_id: int
+    kind: str
+    name: str
+    owner: str
+    until: float
+
+
+def take_lease(connection: Connection, gallery_id: int, kind: str, name: str, owner: str, seconds: float) -> bool:
+    """Be, or go on being, who brings a gallery's rows to an engine; False: another process is."""
+    now = time.time()
+    mine = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
+    free = or_(engine_lease.c.owner == owner, engine_lease.c.until < now)
+    taken = connection.execute(update(engine_lease).where(*mine, free).values(owner=owner, until=now + seconds))
+    if taken.rowcount:
+        return True
+    if connection.execute(select(engine_lease.c.owner).where(*mine)).first() is not None:
+        return False
+    connection.execute(
+        insert(engine_lease).values(gallery_id=gallery_id, kind=kind, name=name, owner=owner, until=now + seconds)
+    )
+    return True
+
+
+def engine_leases(connection: Connection) -> list[EngineLeaseRow]:
+    """Every gallery that has rows in an engine, or had some that are not removed yet."""
+    return all_of(EngineLeaseRow, connection.execute(select(engine_lease).order_by(engine_lease.c.gallery_id)))
+
+
+def forget_lease(connection: Connection, gallery_id: int, kind: str) -> None:
+    """A gallery has nothing in the engine any more."""
+    mine = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
+    connection.execute(delete(engine_lease).where(*mine))
