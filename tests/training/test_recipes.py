@@ -54,12 +54,12 @@ def test_every_recipe_is_in_one_group_and_every_field_has_a_meaning() -> None:
 
 def test_a_setting_takes_the_type_of_its_field() -> None:
     recipe = with_overrides(
-        find_recipe("digits_bct"), ["epochs=3", "rate=0.5", "pretrained=true", "classes=4", "old=here", "scale=7"]
+        find_recipe("photos_oca"), ["epochs=3", "rate=0.5", "pretrained=true", "classes=4", "old=here", "scale=7"]
     )
 
     assert (recipe.epochs, recipe.rate, recipe.pretrained, recipe.classes, recipe.old) == (3, 0.5, True, 4, "here")
     assert recipe.options["scale"] == 7.0
-    assert recipe.options["weight"] == find_recipe("digits_bct").options["weight"]
+    assert recipe.options["influence_weight"] == find_recipe("photos_oca").options["influence_weight"]
     assert with_overrides(recipe, ["classes=none"]).classes is None
 
 

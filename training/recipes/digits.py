@@ -51,7 +51,6 @@ def digits_bct() -> Recipe:
         name="digits_bct",
         summary="scikit-learn's digits: a new version whose queries search old items directly (BCT)",
         method="bct",
-        options={"influence": "synthesised", "logits": "cosine", "scale": 5.0, "weight": 2.0},
         old="examples/v1",
     )
 
@@ -63,7 +62,6 @@ def digits_oca() -> Recipe:
         name="digits_oca",
         summary="scikit-learn's digits: a new version with 8 more dimensions, cut off to search old items (OCA)",
         method="oca",
-        options={"logits": "cosine", "scale": 5.0, "influence_weight": 2.0, "alignment_weight": 1.0},
         dim=24,
         old="examples/v1",
     )

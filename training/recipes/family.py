@@ -15,6 +15,12 @@ CLIP = 1.0
 CLIP_STEP = 0.2
 """Where HBCT's first version clips, and how much further out each later one does."""
 
+MANY_CLASSES: dict[str, Mapping[str, Any]] = {
+    method: {"options": {"logits": "cosine"}} for method in ("bct", "oca", "bt2")
+}
+"""How methods that classify by old class means are set up for a hundred classes or more: cosines with a scale that
+follows from their number. See docs/decisions/0033."""
+
 FIRSTS: dict[str, str] = {
     "v1": "the old version",
     "side_v1": "the old version with side-information, for FCT (SimCLR)",
