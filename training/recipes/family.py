@@ -16,10 +16,12 @@ CLIP_STEP = 0.2
 """Where HBCT's first version clips, and how much further out each later one does."""
 
 MANY_CLASSES: dict[str, Mapping[str, Any]] = {
-    method: {"options": {"logits": "cosine"}} for method in ("bct", "oca", "bt2")
+    "bct": {"options": {"logits": "cosine", "scale": 32.0}},
+    "oca": {"options": {"logits": "cosine", "scale": 32.0}},
+    "bt2": {"options": {"logits": "cosine", "logit_scale": 32.0}},
 }
-"""How methods that classify by old class means are set up for a hundred classes or more: cosines with a scale that
-follows from their number. See docs/decisions/0033."""
+"""How methods that classify by old class means are set up for a hundred classes or more, where logits from -1 to 1 give
+too flat a softmax: see docs/decisions/0033."""
 
 FIRSTS: dict[str, str] = {
     "v1": "the old version",

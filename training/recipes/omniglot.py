@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from index.version import Preprocess
-from training.recipes.family import Family
+from training.recipes.family import MANY_CLASSES, Family
 from training.recipes.recipe import Recipe
 
 V1 = Recipe(
@@ -33,12 +33,9 @@ FAMILY = Family(
     "Omniglot on a CPU",
     V1,
     INDEPENDENT,
-    # Unit embeddings against unit class means give logits from -1 to 1: too flat a softmax over 964 classes.
     {
+        **MANY_CLASSES,
         "side_v1": {"side_epochs": 8},
-        "bct": {"options": {"logits": "cosine", "scale": 32.0}},
-        "oca": {"options": {"logits": "cosine", "scale": 32.0}},
-        "bt2": {"options": {"logits": "cosine", "logit_scale": 32.0}},
         "fct": {"options": {"branch": 128, "trunk": 512}, "epochs": 12, "warmup_epochs": 2},
     },
 )
