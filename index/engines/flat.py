@@ -100,8 +100,8 @@ class FlatShard:
             passed_R = allowed_S[self._slots_R[:count]]
             allowed_R = passed_R if allowed_R is None else passed_R & allowed_R
         scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
-        slots_QK = self._slots_R[at_QK] if count else at_QK
-        if count and at_QK.min(initial=0) == MISSING:
+        slots_QK = self._slots_R.take(at_QK) if count else at_QK
+        if k and MISSING in at_QK[:, -1].tolist():
             slots_QK[at_QK == MISSING] = MISSING
         how = Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R)))
         return Hits(scores_QK, slots_QK, how, k)

@@ -164,7 +164,7 @@ class Segment:
         else:
             scores_QK, at_QK = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k)
         if min(among, sure) >= k:  # as nearly always: then nothing is missing
-            return Hits(scores_QK, self.slots_R[at_QK], how, sure)
+            return Hits(scores_QK, self.slots_R.take(at_QK), how, sure)
         none_QK = at_QK == MISSING
         slots_QK = np.where(none_QK, MISSING, self.slots_R[at_QK]) if len(self.slots_R) else at_QK
         return Hits(np.where(none_QK, np.float32(0), scores_QK), slots_QK, how, sure)

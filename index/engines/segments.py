@@ -131,6 +131,8 @@ class SegmentedShard:
         part: float = 1.0,
     ) -> Hits:
         """The best of head and segments; see Shard."""
+        if not self.segments:
+            return self.head.search(queries_QD, k, allowed_S)
         parts = [
             segment.search(queries_QD, k, allowed_S, exact=exact, part=part)
             for segment in self.segments
@@ -138,8 +140,7 @@ class SegmentedShard:
         ]
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
-        if self.segments:
-            self._asked.append(queries_QD[:REMEMBERED])
+        self._asked.append(queries_QD[:REMEMBERED])
         return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
