@@ -66,8 +66,22 @@ def scatter(query: ShardQuery) -> Gathered:
         EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
     plan, moved, queries, k, allowed_S, exact, *_ = query
-    if len(plan.sizes) == 1:
-        return _of_one(query)
+    if len(plan.sizes) != 1:
+        return _of_several(query)
+    ((place, shard),) = plan.shards.items()
+    version, origin = place
+    started = perf_counter()
+    hits = shard.search(moved.vectors[version], k, allowed_S, exact=exact)
+    found = perf_counter()
+    merged = plan.merge([(hits.scores_QK, hits.slots_QK)], queries, k)
+    size, used, took = plan.sizes[0], plan.maps[0], moved.seconds[version]
+    trace = ShardTrace(version, origin, size, plan.routes[version], used, took, found - started, hits.how)
+    return Gathered(merged, (trace,), perf_counter() - found)
+
+
+def _of_several(query: ShardQuery) -> Gathered:
+    """The same of any number of shards but one, which gives the whole list and needs no second look."""
+    plan, moved, queries, k, allowed_S, exact, *_ = query
     found, seconds = [], []
     away: dict[ShardKey, EngineUnavailable] = {}
     for (place, shard), part in zip(plan.shards.items(), plan.parts, strict=True):
@@ -100,20 +114,6 @@ def scatter(query: ShardQuery) -> Gathered:
     )
     degraded = (Degraded(place[0], plan.sizes[[*plan.shards].index(place)], why.message) for place, why in away.items())
     return Gathered(merged, traces, merge_seconds, tuple(degraded))
-
-
-def _of_one(query: ShardQuery) -> Gathered:
-    """The same of a single shard, which gives the whole list."""
-    plan, moved, queries, k, allowed_S, exact, *_ = query
-    ((place, shard),) = plan.shards.items()
-    version, origin = place
-    started = perf_counter()
-    hits = shard.search(moved.vectors[version], k, allowed_S, exact=exact)
-    found = perf_counter()
-    merged = plan.merge([(hits.scores_QK, hits.slots_QK)], queries, k)
-    size, used, took = plan.sizes[0], plan.maps[0], moved.seconds[version]
-    trace = ShardTrace(version, origin, size, plan.routes[version], used, took, found - started, hits.how)
-    return Gathered(merged, (trace,), perf_counter() - found)
 
 
 def _unsure(merged: Merged, shard: int, sure: int) -> Rows:
