@@ -9,7 +9,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Keep it from running; it took two thirds of a load, and of a first filter. Of two at a time the first ends it."""
+    """Keep it from running; it took two thirds of a load, and of a first filter, and a fifth of a start.
+
+    Of two at a time the first ends it.
+    """
     paused = gc.isenabled()
     gc.disable()
     try:

@@ -10,9 +10,11 @@ Shape suffixes: N items, M embeddings of one shard.
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -119,8 +121,11 @@ def write(contents: Contents, seq: int, folder: Path) -> str:
 def read(folder: Path) -> tuple[Contents, int]:
     """A snapshot, mapped from its files, and its number of the feed. OSError or ValueError: it is not whole."""
     manifest = manifest_of(folder)
-    if changed := [name for name, digest in manifest.sha256.items() if sha256(folder / name) != digest]:
-        raise ValueError(f"{changed[0]} changed")
+    names = list(manifest.sha256)
+    with ThreadPoolExecutor(min(len(names), os.cpu_count() or 1)) as threads:  # hashing takes no interpreter
+        hashes = threads.map(lambda name: sha256(folder / name), names)
+        if changed := [name for name, found in zip(names, hashes, strict=True) if found != manifest.sha256[name]]:
+            raise ValueError(f"{changed[0]} changed")
 
     def column(name: str) -> NDArray[Any]:
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 import typer
 
+from index.collector import collector_paused
 from index.errors import InvalidArgument, RegraftError
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
@@ -51,7 +52,7 @@ def serve(
 ) -> None:
     """Run the service, with its workers."""
     settle({"host": host, "port": port, "data": data, "processes": processes})
-    with needs("serve"):
+    with needs("serve"), collector_paused():
         from index.engines.gpu import check_device
         from service.http.app import serve as run_service
         from service.http.auth import check_exposure

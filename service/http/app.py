@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
+from index.collector import collector_paused
 from service.http import (
     audit,
     backfills,
@@ -157,8 +158,9 @@ def serve(
 
 def _work_out_routes(app: FastAPI) -> None:
     """FastAPI works routers out when a request first comes by, a tenth of a second in which nobody else is answered."""
-    for route in app.routes:
-        route.matches({"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "root_path": ""})
+    with collector_paused():
+        for route in app.routes:
+            route.matches({"type": "http", "method": "GET", "path": "/nowhere", "headers": [], "root_path": ""})
 
 
 def _let_others_run() -> None:
