@@ -43,6 +43,10 @@ class Settings(BaseSettings):
     """fsspec URL of the images; empty: the folder blobs/ in `data`."""
     pgvector_url: str = ""
     """URL of the PostgreSQL with pgvector that galleries may lie in; empty: the database, if it is a PostgreSQL."""
+    milvus_uri: str = Field("", pattern=r"(https?://[^\s]+)?")
+    """http:// or https:// URI of the Milvus that galleries may lie in, with the name of a database as path, if any."""
+    milvus_token: SecretStr = SecretStr("")
+    """`user:password`, or a key of that Milvus; empty: none."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)

@@ -16,11 +16,12 @@ class IndexKind(StrEnum):
     HNSW = "hnsw"
     IVF = "ivf"
     PGVECTOR = "pgvector"
+    MILVUS = "milvus"
 
     @property
     def elsewhere(self) -> bool:
         """Whether vectors lie in an engine that is a server of its own."""
-        return self is IndexKind.PGVECTOR
+        return self in {IndexKind.PGVECTOR, IndexKind.MILVUS}
 
 
 class Storage(StrEnum):

@@ -87,11 +87,9 @@ class EngineWriter:
         before = self._done.get(live.id)
         if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
             return
-        kept = remote.settle()  # before anything is written: that would hide what was lost
-        if kept and live.gallery.config.kind.elsewhere:
+        if live.gallery.config.kind.elsewhere:
             self._bring(live)
-            kept = remote.settle()
-        if not kept:
+        if not remote.settle():
             logger.error(
                 Event("engine_lost_rows", gallery=live.name, then="it is loaded anew, and what is lost written")
             )
@@ -120,7 +118,7 @@ class EngineWriter:
             found = sort(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if covers.get(place, after) < upto:
-                    write_block(shard.collection, place, shard.space, block, found)
+                    _write(shard.collection, place, shard.space, block, found)
                     shard.collection.record(upto)
             covers = {place: max(covers.get(place, after), upto) for place in shards}
 
@@ -159,7 +157,7 @@ class EngineWriter:
             forget_lease(connection, lease.gallery_id, lease.kind)
 
 
-def write_block(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
+def _write(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
     """What a block of the feed says of one collection."""
     seqs = {row[0]: row[6] for row in block}
     keys, vectors = found.placed.get(place, ((), np.empty((0, 0), np.float32)))

@@ -13,7 +13,8 @@ from index.errors import InvalidArgument, RegraftError
 from service.settings import Settings
 from service.store.rows import GalleryRow
 
-ALL = [kind for kind in IndexKind if kind.elsewhere]
+SETTINGS = {IndexKind.PGVECTOR: "REGRAFT_PGVECTOR_URL", IndexKind.MILVUS: "REGRAFT_MILVUS_URI"}
+ALL = list(SETTINGS)
 
 
 class Engines:
@@ -23,6 +24,8 @@ class Engines:
         self._makers: dict[IndexKind, Callable[[], Engine]] = {}
         if settings.pgvector:
             self._makers[IndexKind.PGVECTOR] = partial(_pgvector, settings.pgvector)
+        if settings.milvus_uri:
+            self._makers[IndexKind.MILVUS] = partial(_milvus, settings)
         self._open: dict[IndexKind, Engine] = {}
         self._opening = threading.Lock()
 
@@ -60,7 +63,7 @@ class Engines:
     def _made(self, kind: IndexKind) -> Engine:
         if kind not in self._makers:
             here = [kind.value for kind in IndexKind if not kind.elsewhere or kind in self._makers]
-            why = f"this service has no {kind.value}: set REGRAFT_{kind.name}_URL, or take one of {', '.join(here)}"
+            why = f"this service has no {kind.value}: set {SETTINGS[kind]}, or take one of {', '.join(here)}"
             raise InvalidArgument(why, pointer="/index/kind")
         try:
             return self._makers[kind]()
@@ -83,3 +86,9 @@ def _pgvector(url: str) -> Engine:
     from index.engines.pgvector import PgvectorEngine
 
     return PgvectorEngine(url)
+
+
+def _milvus(settings: Settings) -> Engine:
+    from index.engines.milvus import MilvusEngine
+
+    return MilvusEngine(settings.milvus_uri, settings.milvus_token.get_secret_value())

@@ -8,12 +8,16 @@ a test fails instead (test_required.py).
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from index.engines.remote import Engine
 from service.settings import Settings
+from staging.milvus import MilvusTestServer
 from staging.postgres import NoServer, Server
 from staging.shortcuts import short_starts
 
@@ -37,6 +41,37 @@ def postgres() -> Iterator[Server | str]:
         return
     yield server
     server.close()
+
+
+@pytest.fixture(scope="session")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusTestServer]:
+    """Milvus's test server for the whole run."""
+    for package in ("pymilvus", "milvus_lite"):
+        pytest.importorskip(package, reason=f"{package} is not installed")
+    server = MilvusTestServer(tmp_path_factory.mktemp("milvus"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture(scope="session")
+def milvus(milvus_server: MilvusTestServer) -> Iterator[Engine]:
+    """An engine in it."""
+    from index.engines.milvus import MilvusEngine
+
+    with closing(MilvusEngine(milvus_server.uri)) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def milvus_elsewhere() -> Iterator[Engine]:
+    """An engine in the Milvus of MILVUS_TEST_URI."""
+    uri = os.environ.get("MILVUS_TEST_URI", "")
+    if not uri:
+        pytest.skip("MILVUS_TEST_URI names no Milvus to test against")
+    from index.engines.milvus import MilvusEngine
+
+    with closing(MilvusEngine(uri, os.environ.get("MILVUS_TEST_TOKEN", ""))) as engine:
+        yield engine
 
 
 @pytest.fixture

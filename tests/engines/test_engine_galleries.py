@@ -1,9 +1,7 @@
-"""A gallery whose vectors lie in pgvector, through a real server, beside one that lies in memory."""
+"""A gallery whose vectors lie in pgvector or Milvus, through a real server, beside one that lies in memory."""
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,13 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines.digest import digests
 from index.engines.pgvector import PgvectorEngine
 from index.engines.remote import EngineUnavailable
-from service.doctor.examination import Doctor
 from service.replica import engine_writer
 from service.settings import Settings
-from service.store.database import Database
 from staging.builders import make_version
 from staging.served import Served, problem, serving
 from staging.waiting import until
@@ -26,6 +21,19 @@ from staging.waiting import until
 COUNT = 60
 VECTORS = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
 QUERIES = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
+
+
+@pytest.fixture(params=["pgvector", "milvus"])
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest, kind: str) -> dict[str, str]:
+    """The setting that says where galleries may lie."""
+    if kind == "milvus":
+        return {"milvus_uri": request.getfixturevalue("milvus_server").uri}
+    return {"pgvector_url": request.getfixturevalue("url")}
 
 
 @pytest.fixture
@@ -41,9 +49,9 @@ def url(server: Any) -> Iterator[str]:
 
 
 @pytest.fixture
-def elsewhere(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
+def elsewhere(place: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setattr(engine_writer, "PAUSE_SECONDS", 0.02)
-    return Settings(data=tmp_path / "data", pgvector_url=url)
+    return Settings(data=tmp_path / "data", **place)
 
 
 @pytest.fixture
@@ -56,7 +64,7 @@ def served(elsewhere: Settings, tmp_path: Path) -> Iterator[Served]:
         yield running
 
 
-def gallery(served: Served, name: str, kind: str = "pgvector") -> str:
+def gallery(served: Served, name: str, kind: str) -> str:
     made = served.http.post("/galleries", json={"name": name, "index": {"kind": kind}})
     assert made.status_code == 201, made.text
     served.deploy(f"/galleries/{name}", "v1")
@@ -92,12 +100,12 @@ def lies(served: Served, path: str) -> dict[tuple[str, str], tuple[int, int]]:
     return {place: (one.head.held(), one.there.held()) for place, one in shards.items()}
 
 
-def both(served: Served) -> tuple[str, str]:
-    return gallery(served, "there"), gallery(served, "here", "exact")
+def both(served: Served, kind: str) -> tuple[str, str]:
+    return gallery(served, "there", kind), gallery(served, "here", "exact")
 
 
-def test_a_gallery_in_pgvector_lives_as_one_in_memory(served: Served) -> None:
-    paths = both(served)
+def test_a_gallery_in_an_engine_lives_as_one_in_memory(served: Served, kind: str) -> None:
+    paths = both(served, kind)
 
     def alike(*versions: str) -> None:
         for version in versions or ("v1",):
@@ -131,8 +139,8 @@ def test_a_gallery_in_pgvector_lives_as_one_in_memory(served: Served) -> None:
     alike("v1", "v2")
 
 
-def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, served: Served) -> None:
-    path = gallery(served, "g")
+def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, served: Served, kind: str) -> None:
+    path = gallery(served, "g", kind)
     put(served, path, range(COUNT))
     until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
     before = ask(served, path)
@@ -141,11 +149,11 @@ def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, se
         assert lies(again, path) == {("v1", "supplied"): (0, COUNT)}
 
 
-def test_it_moves_there_and_back_while_it_serves(served: Served) -> None:
+def test_it_moves_there_and_back_while_it_serves(served: Served, kind: str) -> None:
     path = gallery(served, "g", "auto")
     put(served, path, range(COUNT))
     before = ask(served, path)
-    assert served.http.patch(path, json={"index": {"kind": "pgvector"}}).status_code == 200
+    assert served.http.patch(path, json={"index": {"kind": kind}}).status_code == 200
     assert ask(served, path) == before
     until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
     assert ask(served, path) == before
@@ -156,117 +164,19 @@ def test_it_moves_there_and_back_while_it_serves(served: Served) -> None:
     assert ask(served, path) == before
 
 
-def test_a_service_without_pgvector_refuses_it_by_one_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "setting", "nobody"),
+    [
+        ("pgvector", "pgvector_url", "postgresql://nobody@127.0.0.1:1/none"),
+        ("milvus", "milvus_uri", "http://127.0.0.1:1"),
+    ],
+)
+def test_a_service_without_the_engine_refuses_it_by_one_error(
+    tmp_path: Path, kind: str, setting: str, nobody: str
+) -> None:
+    asked = {"name": "g", "index": {"kind": kind}}
     with serving(Settings(data=tmp_path / "data")) as running:
-        refused = running.http.post("/galleries", json={"name": "g", "index": {"kind": "pgvector"}})
-        told = problem(refused, 422, "invalid_argument", "/index/kind")
-        assert "REGRAFT_PGVECTOR_URL" in told["detail"]
-    with serving(Settings(data=tmp_path / "data", pgvector_url="postgresql://nobody@127.0.0.1:1/none")) as running:
-        refused = running.http.post("/galleries", json={"name": "g", "index": {"kind": "pgvector"}})
-        problem(refused, 503, "engine_unavailable")
-
-
-def test_while_the_engine_hangs_queries_say_so_at_once_writes_go_on_and_nothing_is_lost(
-    server: Any, served: Served
-) -> None:
-    paths = both(served)
-    for path in paths:
-        put(served, path, range(40))
-    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, 40)})
-    served.deploy(paths[0], "v2")
-    body = {"version": "v2", "embeddings": padded(QUERIES).tolist(), "k": 7}
-    server.freeze()
-    try:
-        times = []
-        for _ in range(3):
-            started = time.monotonic()
-            problem(served.http.post(f"{paths[0]}/query", json=body), 503, "engine_unavailable")
-            times.append(time.monotonic() - started)
-        assert max(times) < 4.5
-        assert min(times) < 0.5
-        put(served, paths[0], range(50, COUNT), "v2", 6)
-        told = served.http.post(f"{paths[0]}/query", json=body)
-        assert told.status_code == 200, told.text
-        assert [(d["version"], d["items"]) for d in told.json()["degraded"]] == [("v1", 40)]
-        assert {m["id"] for m in told.json()["results"][0]["matches"]} <= {f"i{n}" for n in range(50, COUNT)}
-        problem(served.http.post(f"{paths[0]}/query", json={**body, "strict": True}), 503, "engine_unavailable")
-    finally:
-        server.thaw()
-    served.deploy(paths[1], "v2")
-    put(served, paths[1], range(50, COUNT), "v2", 6)
-    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, 40), ("v2", "supplied"): (0, 10)})
-    there, here = (ask(served, path, **body) for path in paths)
-    assert there == here
-
-
-def test_an_engine_that_is_killed_again_and_again_loses_nothing(server: Any, served: Served) -> None:
-    paths = both(served)
-    for start in range(0, COUNT, 20):
-        for path in paths:
-            put(served, path, range(start, start + 20))
-        server.stop(signal.SIGKILL)
-        time.sleep(0.1)
-        server.start()
-    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, COUNT)})
-    there, here = (ask(served, path) for path in paths)
-    assert there == here
-
-
-def test_rows_that_an_engine_lost_are_found_out_and_written_again(url: str, served: Served) -> None:
-    path = gallery(served, "g")
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
-    before = ask(served, path)
-    with closing(PgvectorEngine(url)) as engine:
-        (name,) = {live.engine_name for live in served.runtime.replica.all()}
-        engine.drop(name, ("v1", "supplied"))
-    # A look comes sooner where something is written.
-    served.http.patch(path, json={"index": {"kind": "pgvector", "recall": 0.9}})
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)} and ask(served, path) == before)
-
-
-def test_what_is_retired_deleted_or_moved_leaves_the_engine(
-    url: str, served: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(engine_writer, "IDLE_SECONDS", 0.05)
-    monkeypatch.setattr(engine_writer, "LEASE_SECONDS", 0.1)
-    gone, moved = gallery(served, "gone"), gallery(served, "moved")
-    for path in (gone, moved):
-        put(served, path, range(5))
-        until(lambda path=path: lies(served, path) == {("v1", "supplied"): (0, 5)})
-    names = {live.name: live.engine_name for live in served.runtime.replica.all()}
-    assert served.remove(gone).status_code == 204
-    assert served.http.patch(moved, json={"index": {"kind": "auto"}}).status_code == 200
-    with closing(PgvectorEngine(url)) as engine:
-        until(lambda: not engine.places(names["gone"]) and not engine.places(names["moved"]))
-    assert len(ask(served, moved)[1]) == 5
-
-
-def test_the_doctor_compares_the_engine_with_the_database_and_mends_it(
-    url: str, server: Any, elsewhere: Settings, served: Served
-) -> None:
-    path = gallery(served, "g")
-    put(served, path, range(COUNT))
-    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
-    before = ask(served, path)
-    shard = served.runtime.replica.find("g").gallery.remote.shards()["v1", "supplied"]
-    collection, keys = shard.collection, shard.there.keys_R.copy()
-    kept, rows = collection.fetch(keys[3:4])
-    collection.delete(keys[:4], np.full(4, 1_000))
-    collection.upsert(kept._replace(digests_N=digests(rows + 1)), rows + 1)
-    collection.upsert(kept._replace(keys_N=np.array([10_000])), rows)
-
-    def examined(fix: bool = False) -> dict[str, tuple[int, int]]:
-        with closing(Database(elsewhere.database_url)) as database:
-            found = Doctor(elsewhere, database).examine(fix=fix)
-        return {one.code: (one.count, one.fixed) for one in found if one.code.startswith("engine")}
-
-    assert examined() == {"engine_rows_missing": (4, 0), "engine_rows_unknown": (1, 0)}
-    assert examined(fix=True) == {"engine_rows_missing": (4, 4), "engine_rows_unknown": (1, 1)}
-    assert examined() == {}
-    assert ask(served, path) == before
-    server.stop(signal.SIGKILL)
-    try:
-        assert examined() == {"engine_away": (1, 0)}
-    finally:
-        server.start()
+        told = problem(running.http.post("/galleries", json=asked), 422, "invalid_argument", "/index/kind")
+        assert f"REGRAFT_{setting.upper()}" in told["detail"]
+    with serving(Settings(data=tmp_path / "data", **{setting: nobody})) as running:
+        problem(running.http.post("/galleries", json=asked), 503, "engine_unavailable")

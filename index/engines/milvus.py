@@ -1,0 +1,253 @@
+"""Milvus as an engine: `index.engines.remote` says what is promised, docs/engines.md what it costs.
+
+Milvus replaces a row by its primary key and knows no condition. So a row stands once for each (key, number), and those
+below the highest number of their key are removed after that one is found.
+
+The index is approximate, also where few rows may be found. What is to compare every row is computed here, of rows that
+are read page by page.
+
+Shape suffixes: N rows, W their width, Q queries, C candidates, P rows of a page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from index.contents import Place
+from index.engines.base import MISSING, Keys
+from index.engines.milvus_server import MilvusServer
+from index.engines.milvus_table import MOST, VECTOR, MilvusTable, Row, row_id
+from index.engines.remote import Candidates, Capabilities, EngineUnavailable, Entries, Metric
+from index.errors import InvalidArgument, InvalidVector
+from index.scan import scan
+from index.space import Vectors
+
+SEARCH_SECONDS, WRITE_SECONDS = 2.0, 60.0
+"""Time limits of a call that queries wait for, and of one that nobody waits for, or who wants every row compared."""
+MIN_WIDTH, MAX_WIDTH = 2, 32_768
+"""Milvus's limits of a vector."""
+MAX_KEYS = 4096
+"""Keys in an expression: 80 kB of text."""
+MESSAGE_BYTES = 32 << 20
+"""What is sent or asked for at once: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
+ROW_BYTES = 100
+"""Of a row, beside its vector."""
+
+
+class MilvusEngine:
+    """A server of Milvus; see `index.engines.remote.Engine`."""
+
+    def __init__(self, uri: str, token: str = "") -> None:
+        """Nothing is asked of the server yet.
+
+        Args:
+            uri: http:// or https://, with the name of a database as path, if any.
+            token: `user:password`, or a key; empty: none.
+        """
+        self._searching = MilvusServer(uri, token, SEARCH_SECONDS)
+        self._writing = MilvusServer(uri, token, WRITE_SECONDS)
+
+    def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> MilvusCollection:
+        """See Engine."""
+        if not MIN_WIDTH <= width <= MAX_WIDTH:
+            why = f"Milvus takes vectors of {MIN_WIDTH} to {MAX_WIDTH} numbers, these have {width}"
+            raise InvalidArgument(why, pointer="/index/kind")
+        tables = (
+            MilvusTable(server, _name(gallery, place), width, metric) for server in (self._searching, self._writing)
+        )
+        return MilvusCollection(*tables)
+
+    def places(self, gallery: str) -> list[Place]:
+        """See Engine."""
+        prefix, names = _prefix(gallery), self._searching.collections()
+        found = (name.removeprefix(prefix).split("__") for name in names if name.startswith(prefix))
+        return [(_unescaped(version), _unescaped(origin)) for version, origin in found]
+
+    def drop(self, gallery: str, place: Place) -> None:
+        """See Engine."""
+        self._writing.drop(_name(gallery, place))
+
+    def check(self) -> None:
+        """See Engine."""
+        self._searching.collections()
+
+    def close(self) -> None:
+        """See Engine."""
+        self._searching.close()
+        self._writing.close()
+
+
+class MilvusCollection:
+    """The rows of one version and origin of one gallery; see `index.engines.remote.Collection`."""
+
+    def __init__(self, searching: MilvusTable, writing: MilvusTable) -> None:
+        """The same table twice, with the time limits of what queries wait for and of what they do not."""
+        self._searching, self._table = searching, writing
+        self.name = writing.name
+        self._row_bytes = 4 * writing.width + ROW_BYTES
+        self._page = min(MOST, MESSAGE_BYTES // self._row_bytes)
+        some = min(MAX_KEYS, self._page)
+        self.capabilities = Capabilities(max_k=self._page, max_keys=some, max_rows=some, max_width=MAX_WIDTH)
+
+    def upsert(self, entries: Entries, rows_NW: Vectors) -> None:
+        """Store rows; see Collection.
+
+        Raises:
+            InvalidVector: a row is not finite.
+            InvalidArgument: the rows have another width, or are more than one request takes.
+        """
+        most, width = self.capabilities.max_rows, self._table.width
+        if rows_NW.shape != (len(entries.keys_N), width) or len(rows_NW) > most:
+            raise InvalidArgument(f"Milvus takes up to {most} rows of {width} numbers here, not {rows_NW.shape}")
+        if not np.isfinite(rows_NW).all():
+            raise InvalidVector("a vector holds numbers that are not finite")
+        if len(rows_NW):
+            columns = zip(*map(np.ndarray.tolist, entries), rows_NW, strict=True)
+            self._table.put(
+                [
+                    {"id": row_id(key, number), "key": key, "number": number, "digest": digest, VECTOR: row_W}
+                    for key, number, digest, row_W in columns
+                ]
+            )
+            self._remove_older(entries.keys_N)
+
+    def delete(self, keys_N: Keys, numbers_N: Keys) -> None:
+        """See Collection."""
+        most = dict(zip(keys_N.tolist(), numbers_N.tolist(), strict=True))
+        for page in self._of(keys_N):
+            self._table.remove([row["id"] for row in page if row["number"] <= most[row["key"]]])
+
+    def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
+        """See Collection."""
+        if not len(queries_QW) or exact or keys_N is not None:
+            return self._compared(queries_QW, c, keys_N)
+        found = _nothing(len(queries_QW), c, self._table.width)
+        step = min(MOST, max(1, MESSAGE_BYTES // (c * self._row_bytes)))
+        for start in range(0, len(queries_QW), step):
+            for query, hits in enumerate(self._searching.nearest(queries_QW[start : start + step], c), start):
+                for place, hit in enumerate(hits):
+                    found.keys_QC[query, place], found.numbers_QC[query, place] = hit["key"], hit["number"]
+                    found.rows_QCW[query, place] = hit[VECTOR]
+        return found
+
+    def entries(self, keys_N: Keys) -> Entries:
+        """See Collection."""
+        return _entries(_newest(row for page in self._of(keys_N) for row in page))
+
+    def listed(self, after: int, limit: int) -> Entries:
+        """See Collection."""
+        newest: dict[int, Row] = {}
+        for page in self._table.pages(f'id >= "{row_id(after + 1, 0)}"', min(MOST, limit + 1)):
+            newest |= {row["key"]: row for row in page}
+            if len(newest) > limit:  # so that the last one wanted has come whole
+                break
+        return _entries(list(newest.values())[:limit])
+
+    def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
+        """See Collection."""
+        rows = _newest(row for page in self._of(keys_N, VECTOR) for row in page)
+        return _entries(rows), self._vectors(rows)
+
+    def covers(self) -> int:
+        """See Collection."""
+        return self._searching.covers()
+
+    def record(self, number: int) -> None:
+        """See Collection."""
+        self._table.note(number)
+
+    def count(self) -> int:
+        """See Collection."""
+        return self._table.count()
+
+    def drop(self) -> None:
+        """See Collection."""
+        self._table.drop()
+
+    def _of(self, keys_N: Keys, *more: str) -> Iterable[list[Row]]:
+        """The rows of some keys, see `MilvusTable.pages`."""
+        return self._table.pages(_among(keys_N), self._page, *more)
+
+    def _remove_older(self, keys_N: Keys) -> None:
+        """Remove the rows of these keys but for those of the highest numbers."""
+        older: list[str] = []
+        last: Row | None = None
+        for page in self._of(keys_N):
+            for row in page:
+                if last is not None and last["key"] == row["key"]:
+                    older.append(last["id"])
+                last = row
+        for start in range(0, len(older), MAX_KEYS):
+            self._table.remove(older[start : start + MAX_KEYS])
+
+    def _compared(self, queries_QW: Vectors, c: int, keys_N: Keys | None) -> Candidates:
+        """The c best of all rows, or of those of some keys: each is read, and compared here."""
+        inner_product = self._table.metric is Metric.INNER_PRODUCT
+        best = _nothing(len(queries_QW), c, self._table.width)
+        scores_QC = np.full((len(queries_QW), c), np.inf, np.float32)
+        table = self._table if keys_N is None else self._searching
+        where = "" if keys_N is None else _among(keys_N)
+        deadline = time.monotonic() + WRITE_SECONDS
+        for page in table.pages(where, self._page, VECTOR) if len(queries_QW) else ():
+            if time.monotonic() > deadline:
+                raise EngineUnavailable("Milvus does not give every row in time")
+            rows_PW, (keys_P, numbers_P, _) = self._vectors(page), _entries(page)
+            scanned_QC, at_QC = scan(queries_QW, rows_PW, min(c, len(page)), inner_product=inner_product)
+            both_QC = np.concatenate([scores_QC, -scanned_QC if inner_product else scanned_QC], axis=1)
+            order_QC = np.argsort(both_QC, axis=1, kind="stable")[:, :c]
+            scores_QC = np.take_along_axis(both_QC, order_QC, axis=1)
+            keys_QC = np.concatenate([best.keys_QC, keys_P[at_QC]], axis=1)
+            numbers_QC = np.concatenate([best.numbers_QC, numbers_P[at_QC]], axis=1)
+            rows_QCW = np.concatenate([best.rows_QCW, rows_PW[at_QC]], axis=1)
+            best = Candidates(
+                np.take_along_axis(keys_QC, order_QC, axis=1),
+                np.take_along_axis(numbers_QC, order_QC, axis=1),
+                np.take_along_axis(rows_QCW, order_QC[:, :, None], axis=1),
+            )
+        return best
+
+    def _vectors(self, rows: list[Row]) -> Vectors:
+        return np.array([row[VECTOR] for row in rows], np.float32).reshape(-1, self._table.width)
+
+
+def _prefix(gallery: str) -> str:
+    """How the names of a gallery's collections begin: letters, digits and _, and no digit first."""
+    return f"regraft_{hashlib.sha256(gallery.encode()).hexdigest()[:32]}__"
+
+
+def _name(gallery: str, place: Place) -> str:
+    return _prefix(gallery) + "__".join(_escaped(word) for word in place)
+
+
+def _among(keys_N: Keys) -> str:
+    return f"key in {keys_N.tolist()}"
+
+
+def _escaped(word: str) -> str:
+    """A word as letters, digits and _, and never two of those beside each other."""
+    return re.sub(rb"[^A-Za-z0-9]", lambda found: b"_%02x" % found[0][0], word.encode()).decode()
+
+
+def _unescaped(word: str) -> str:
+    return re.sub(rb"_(..)", lambda found: bytes.fromhex(found[1].decode()), word.encode()).decode()
+
+
+def _entries(rows: Iterable[Mapping[str, Any]]) -> Entries:
+    told = [(row["key"], row["number"], row["digest"]) for row in rows]
+    return Entries(*np.array(told, np.int64).reshape(-1, 3).T)
+
+
+def _newest(rows: Iterable[Row]) -> list[Row]:
+    """Of rows by id the last of each key."""
+    return list({row["key"]: row for row in rows}.values())
+
+
+def _nothing(queries: int, c: int, width: int) -> Candidates:
+    keys_QC = np.full((queries, c), MISSING, np.int64)
+    return Candidates(keys_QC, np.zeros((queries, c), np.int64), np.zeros((queries, c, width), np.float32))
