@@ -16,6 +16,7 @@ import shutil
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -199,11 +200,17 @@ class Gallery:
                     self._topology = self._topology.calibrated(*calibrations)
 
     def load(self, items: Contents) -> Keys:
-        """Take in items that are not there yet and whose vectors sealed segments hold; gives the keys of the others."""
-        with self._change():
-            self._shards.make(items.held, self._topology.versions, self._topology.spaces)
+        """Take in items that are not there yet, and the vectors of those whose vectors sealed segments hold.
+
+        Returns the keys of the others (N,), which `apply` is to bring: of them all else is known.
+        """
+        with self._change(), ThreadPoolExecutor(1, "segments") as thread:
+            # Segments are hashed meanwhile, which takes no interpreter; the metadata take nothing else.
+            made = thread.submit(self._shards.make, items.held, self._topology.versions, self._topology.spaces)
+            slots_N = self._metadata.load(items)
+            made.result()
             sealed_N = self._shards.sealed(items)
-            self._shards.load(mine := items.only(sealed_N), self._metadata.load(mine))
+            self._shards.load(items.only(sealed_N), slots_N[sealed_N])
         return items.keys_N[~sealed_N]
 
     def contents(self) -> tuple[Contents, int] | None:
