@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection, select
 
 from index.errors import InvalidVersionFolder, RegraftError
@@ -21,6 +22,7 @@ from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz
 from service.backfills.embedder import Embedder, carry
 from service.backfills.planner import Kind, Order, stored_for, waiting_items
+from service.backfills.ranges import NOTHING_TOLD, Scored, scored_of
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
@@ -33,8 +35,8 @@ ROWS = 4096
 """Embeddings in memory at a time."""
 VARIANCE = ""
 
-Scores = dict[str, dict[int, float]]
-"""Source -> item id -> how unsure."""
+Scores = dict[str, list[tuple[NDArray[np.int64], NDArray[np.float64]]]]
+"""Source -> some items' ids, and how unsure: sixteen bytes an item."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +71,14 @@ def uncertainties(
     registry: Registry,
     embedder: Embedder,
     scope: Scope,
-) -> dict[int, float]:
-    """Item id -> how unsure, in any growing scale, for the items that wait; those nothing is known of are left out.
+) -> Scored:
+    """How unsure, in any growing scale, for the items that wait; those nothing is known of are left out.
 
     Raises:
         NoUncertainty: nothing is known of any of them.
     """
     target = registry.by_id(scope.version_id)
-    sources: Scores = defaultdict(dict)
+    sources: Scores = defaultdict(list)
     count = 0
     for block in _stored(connection, scope, places_of(registry, target).order):
         count += len(block)
@@ -88,26 +90,26 @@ def uncertainties(
             "choose another order",
             pointer="/order",
         )
-    if len(sources) == 1:
-        return next(iter(sources.values()))
-    ranked = ((list(scores), ranks(list(scores.values()))) for scores in sources.values())
-    return {key: float(rank) for keys, ranks_N in ranked for key, rank in zip(keys, ranks_N, strict=True)}
+    told = [scored_of(parts) for parts in sources.values()]
+    if len(told) == 1:
+        return told[0]
+    return scored_of([(one.keys, ranks(one.numbers)) for one in told])
 
 
-def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder, backfill_id: int) -> dict[int, float]:
+def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder, backfill_id: int) -> Scored:
     """The same for what a backfill that is under way has still to move; nothing where it has another order."""
     job = first_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
     if job is None or job.item_order != "uncertainty":
-        return {}
+        return NOTHING_TOLD
     if job.item_limit is not None and job.done + job.failed >= job.item_limit:
-        return {}  # nothing more is planned, however much waits
+        return NOTHING_TOLD  # nothing more is planned, however much waits
     try:
         return uncertainties(
             connection, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin)
         )
     except (NoUncertainty, InvalidVersionFolder, EdgeBroken):
         # An edge that cannot be opened must not keep others from the end.
-        return {}
+        return NOTHING_TOLD
 
 
 def _stored(connection: Connection, scope: Scope, order: Order) -> Iterator[list[WaitingRow]]:
@@ -127,10 +129,10 @@ def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: 
     # Of a damaged one nothing is known: it comes last, and the backfill names it.
     rest = [row for row in rows if row.uncertainty is None and is_whole(row.vector, old.card.dim)]
     if known:
-        into[VARIANCE].update(known)
+        into[VARIANCE].append((np.fromiter(known, np.int64), np.fromiter(known.values(), np.float64)))
     source, scores = _variances(old, target, embedder, rest)
     if scores:
-        into[source].update(dict(zip((row.id for row in rest), scores, strict=True)))
+        into[source].append((np.array([row.id for row in rest], np.int64), np.array(scores, np.float64)))
 
 
 def _variances(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from decimal import Decimal
 from enum import StrEnum
 from typing import Any
@@ -34,11 +34,12 @@ from sqlalchemy import (
 from index.evaluation.ordering import Waiting, backfill_order
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.backfills.filtering import passing
+from service.backfills.ranges import NOTHING_TOLD, RANGE, Keys, Scored, first, keys_by_age, told
 from service.store.blob_keys import TEXT
 from service.store.embeddings import first_held, says_itself
 from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
-from service.store.sql_arrays import gathered, listed
+from service.store.sql_arrays import listed
 from service.store.tables import (
     backfill,
     backfill_chunk,
@@ -50,6 +51,8 @@ from service.store.tables import (
     version,
 )
 
+BY_AGE = ("oldest", "newest")
+"""Orders that the keys have already."""
 MAX_PAUSE_SECONDS = 300.0
 """The longest pause before an item that failed is tried again; one that lies further ahead: the clock was set back."""
 
@@ -149,59 +152,80 @@ GOES_BY: dict[str, Callable[[ColumnElement[bool], Order], Select[Any]]] = {
 """SELECT of the keys and scores of the items that are not at the end of an order."""
 
 
-def plan(connection: Connection, job: BackfillRow, order: Order, uncertain: Mapping[int, float] | None = None) -> int:
+def plan(connection: Connection, job: BackfillRow, order: Order, uncertain: Scored = NOTHING_TOLD) -> int:
     """Cut what the backfill has to move now into chunks; `job` is its row as it is.
 
-    `order` is that of `service.registry.placement.Places` while its target is current. `uncertain` maps item ids to how
-    unsure, for the order by it; an item that is missing there comes last.
+    `order` is that of `service.registry.placement.Places` while its target is current. `uncertain` says how unsure the
+    items are, for the order by it; an item that is missing there comes last.
+
+    Keys are read and chunks written some thousand at a time. By age nothing else is held; the other orders need all
+    keys at once, in arrays: eight bytes an item, three times while they are put in order.
 
     Returns:
         How many items were planned: new ones, and those that are to be tried again.
     """
     # First: what is to be tried again is still known as such.
-    fresh = _fresh(connection, job, order, uncertain or {})
-    again = _due(connection, job, order) + _written_anew(connection, job, order)
-    first = _next_number(connection, job.id)
-    cut = [*_cut(fresh, job.chunk_size), *_cut(again, job.chunk_size)]
-    if cut:
-        rows = [
-            {"backfill_id": job.id, "number": first + n, "item_ids": ids, "state": "todo"} for n, ids in enumerate(cut)
-        ]
-        connection.execute(insert(backfill_chunk), rows)
-        grown = {"total": backfill.c.total + len(fresh), "revision": backfill.c.revision + 1}
+    fresh = _write_chunks(connection, job, _fresh(connection, job, order, uncertain))
+    due = np.array(_due(connection, job, order) + _written_anew(connection, job, order), np.int64)
+    again = _write_chunks(connection, job, iter([due]))
+    if fresh or again:
+        grown = {"total": backfill.c.total + fresh, "revision": backfill.c.revision + 1}
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(grown))
-    return len(fresh) + len(again)
+    return fresh + again
 
 
-def _fresh(connection: Connection, job: BackfillRow, order: Order, uncertain: Mapping[int, float]) -> list[int]:
+def _fresh(connection: Connection, job: BackfillRow, order: Order, uncertain: Scored) -> Iterator[Keys]:
     """Items that were never planned or were skipped, in order, as many as the scope allows."""
     known = exists().where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.item_id == item.c.id)
     among = and_(waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin), ~known)
     # Keys grow in the order items were first stored.
-    keys = gathered(connection, select(item.c.id).where(among))
-    if job.filter is not None:
-        keys = keys[np.isin(keys, list(passing(connection, among, job.filter)))]
+    if job.item_order in BY_AGE:
+        newest_first = job.item_order == "newest"
+        budget = _budget(connection, job, lambda: sum(map(len, keys_by_age(connection, among, job.filter))))
+        return first(keys_by_age(connection, among, job.filter, newest_first=newest_first), budget)
+    keys = np.concatenate([*keys_by_age(connection, among, job.filter), np.empty(0, np.int64)])
     scores = None
     if job.item_order == "uncertainty":
-        scores = [uncertain.get(key, -math.inf) for key in keys.tolist()]
+        scores = uncertain.of(keys, -math.inf)
     elif job.item_order in GOES_BY:
-        scored = connection.execute(GOES_BY[job.item_order](among, order)).all()
-        told: dict[int, float] = {row[0]: row[1] for row in scored}
-        scores = [told.get(key, 0) for key in keys.tolist()]
+        scores = told(connection, GOES_BY[job.item_order](among, order)).of(keys, 0.0)
     # An order looks at what it goes by, and others are not read: that costs several times as much as the keys.
     waiting = Waiting(keys, uncertainty=scores, matches=scores, transformed=scores, seed=job.id)
-    ordered: list[int] = keys[backfill_order(job.item_order, waiting)].tolist()
-    return ordered[: _budget(connection, job, len(ordered))]
+    ordered = keys[backfill_order(job.item_order, waiting)]
+    budget = _budget(connection, job, lambda: len(ordered))
+    return first((ordered[start : start + RANGE] for start in range(0, len(ordered), RANGE)), budget)
 
 
-def _budget(connection: Connection, job: BackfillRow, found: int) -> int:
-    """How many more items may be planned. The share counts what is there at the start and becomes a limit."""
+def _write_chunks(connection: Connection, job: BackfillRow, blocks: Iterator[Keys]) -> int:
+    """Cut keys into chunks behind those there are; returns how many keys there were."""
+    number, count, rest = _next_number(connection, job.id), 0, np.empty(0, np.int64)
+
+    def write(keys: Keys) -> None:
+        nonlocal number
+        cut = [keys[start : start + job.chunk_size].tolist() for start in range(0, len(keys), job.chunk_size)]
+        if cut:
+            rows = [{"number": number + n, "item_ids": ids} for n, ids in enumerate(cut)]
+            connection.execute(insert(backfill_chunk).values(backfill_id=job.id, state="todo"), rows)
+            number += len(cut)
+
+    for block in blocks:
+        count += len(block)
+        rest = np.concatenate([rest, block])
+        whole = len(rest) - len(rest) % job.chunk_size
+        write(rest[:whole])
+        rest = rest[whole:]
+    write(rest)
+    return count
+
+
+def _budget(connection: Connection, job: BackfillRow, found: Callable[[], int]) -> int | None:
+    """How many more items may be planned, None: all. The share counts what is there at first, and is a limit then."""
     limit = job.item_limit
     if job.share is not None and job.total == 0:
-        limit = most(found, job.share, limit)
+        limit = most(found(), job.share, limit)
         connection.execute(update(backfill).where(backfill.c.id == job.id).values(item_limit=limit))
     if limit is None:
-        return found
+        return None
     # Nothing else is under way when this is asked but items that wait to be tried again.
     waiting = select(func.count()).where(backfill_failure.c.backfill_id == job.id, backfill_failure.c.final == false())
     spent = job.done + job.failed + connection.execute(waiting).scalar_one()
@@ -283,10 +307,6 @@ def _next_number(connection: Connection, backfill_id: int) -> int:
     return int(connection.execute(numbered.where(backfill_chunk.c.backfill_id == backfill_id)).scalar_one())
 
 
-def _cut(ids: list[int], size: int) -> list[list[int]]:
-    return [ids[start : start + size] for start in range(0, len(ids), size)]
-
-
 def drained(connection: Connection) -> list[int]:
     """The running backfills that have no chunk left to claim or to wait for, nor an item whose pause lasts."""
     left = exists().where(backfill_chunk.c.backfill_id == backfill.c.id, backfill_chunk.c.state.in_(("todo", "leased")))
@@ -302,7 +322,7 @@ def finish_or_extend(
     connection: Connection,
     backfill_id: int,
     order_of: Callable[[int], Order],
-    uncertain: Mapping[int, float] | None = None,
+    uncertain: Scored = NOTHING_TOLD,
 ) -> BackfillState | None:
     """End a drained backfill, or plan the items that came or changed while it ran, or are to be tried again.
 

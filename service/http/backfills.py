@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,7 @@ from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied
 from service.backfills.orders import Scope, uncertainties
 from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, plan, turn
+from service.backfills.ranges import NOTHING_TOLD, Scored
 from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
 from service.backfills.supplied import SUPPLIED, settle
 from service.http.backfill_progress import describe, look
@@ -94,7 +95,8 @@ def create(
     if context.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
-    uncertain = _uncertain(service, name, body) if body.order == "uncertainty" and body.kind != SUPPLIED else None
+    by_uncertainty = body.order == "uncertainty" and body.kind != SUPPLIED
+    uncertain = _uncertain(service, name, body) if by_uncertainty else NOTHING_TOLD
     begun = None if body.curve is None else _begin(service, name, body, body.curve)
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
     planned = body if begun is None else body.model_copy(update={"version": begun.version})
@@ -149,7 +151,7 @@ def start(
     registry: Registry,
     gallery_id: int,
     asked: BackfillIn,
-    uncertain: Mapping[int, float] | None = None,
+    uncertain: Scored = NOTHING_TOLD,
 ) -> RetryingBackfill:
     """Add a backfill with its chunks and return its row; one without any item to move is done at once.
 
@@ -202,7 +204,7 @@ def _chunk_size(asked: BackfillIn) -> int:
     return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
 
 
-def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Mapping[int, float]:
+def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Scored:
     """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
     with _asked(service, name, asked) as (connection, embedder, _, scope):
         return uncertainties(connection, service.registry, embedder, scope)

@@ -108,7 +108,27 @@ def texts(connection: Connection, values: Sequence[str]) -> Select[tuple[str]]:
 
 def gathered(connection: Connection, keys: Select[tuple[int]]) -> NDArray[np.int64]:
     """The keys that a statement finds, in ascending order: one value instead of a row each, a quarter of the time."""
-    found = keys.order_by(None).subquery().c[0]
+    return _gathered(connection, keys.order_by(None))
+
+
+def key_ranges(
+    connection: Connection, key: ColumnElement[int], among: ColumnElement[bool], rows: int, *, descending: bool = False
+) -> Iterator[NDArray[np.int64]]:
+    """All keys that `among` takes, in order and so many at a time, each by a statement that begins behind the last.
+
+    `key` is positive and unique, and an index leads to it within `among`: then each range costs the same.
+    """
+    statement = select(key).where(among).order_by(key.desc() if descending else key).limit(rows)
+    behind = statement
+    while len(found := _gathered(connection, behind)):
+        yield found[::-1] if descending else found
+        if len(found) < rows:
+            return
+        behind = statement.where(key < int(found[0]) if descending else key > int(found[-1]))
+
+
+def _gathered(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
+    found = keys.subquery().c[0]
     if connection.dialect.name == "sqlite":
         together = json.loads(connection.execute(select(func.json_group_array(found))).scalar_one())
     else:

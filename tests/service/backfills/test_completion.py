@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import select, update
 
 from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.outcome import Failed
 from service.backfills.planner import BackfillState, drained, plan, turn
+from service.backfills.ranges import scored_of
 from service.store.repository import delete_items
 from service.store.tables import backfill, backfill_failure, item
 from staging.plans import ORDER, V2, Clock, Planning, flat, moved_of
@@ -144,7 +146,8 @@ class TestOrders:
         with stage.database.write() as connection:
             connection.execute(update(backfill).where(backfill.c.id == started).values(item_limit=None))
             row = connection.execute(select(backfill).where(backfill.c.id == started)).one()
-            plan(connection, row, ORDER, {keys["i1"]: 0.5, keys["i2"]: 0.9, keys["i3"]: 0.1})
+            unsure = scored_of([(np.array([keys[name] for name in ("i1", "i2", "i3")]), np.array([0.5, 0.9, 0.1]))])
+            plan(connection, row, ORDER, unsure)
 
         assert flat(stage.planned(started)) == ["i2", "i1", "i3", "i0"]
 

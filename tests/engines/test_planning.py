@@ -1,0 +1,119 @@
+"""A backfill is planned by ranges of keys: the same chunks whatever the size of a range, and no more keys at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from sqlalchemy import event, func, insert, select
+
+from index.evaluation.ordering import ORDERS
+from service.backfills import planner, ranges
+from service.backfills.planner import plan
+from service.backfills.ranges import NOTHING_TOLD, Scored, scored_of
+from service.settings import Settings
+from service.store.database import Database, upgrade
+from service.store.rows import BackfillRow, one_of
+from service.store.sql_arrays import key_ranges
+from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, item_traffic, version
+
+ITEMS = 50
+
+
+@pytest.fixture
+def database(settings: Settings) -> Iterator[Database]:
+    """Two galleries whose items came in turns; every third of them is transformed, every fifth was matched."""
+    upgrade(settings)
+    with closing(Database(settings.database_url)) as made:
+        with made.write() as connection:
+            for number, card in enumerate(({}, {"files": {"encoder.onnx": "0"}}), 1):
+                values = {"id": number, "name": f"v{number}", "card": card, "card_sha256": "", "created": 0}
+                connection.execute(insert(version).values(values))
+            for number in (1, 2):
+                connection.execute(insert(gallery).values(id=number, name=f"g{number}", next_seq=99, created=0))
+            for n in range(2 * ITEMS):
+                row = {"external_id": f"i{n}", "metadata": {"n": n % 7}, "seq": n, "deleted": False, "created": 0}
+                connection.execute(insert(item).values(id=n + 1, gallery_id=1 + n % 2, blob=f"1/{n}", **row))
+                origin = "encoded" if n % 3 else "transformed"
+                held = {"item_id": n + 1, "version_id": 1 if n % 3 else 2, "origin": origin, "vector": b""}
+                connection.execute(insert(embedding).values(held))
+                if n % 5 == 0:
+                    connection.execute(insert(item_traffic).values(item_id=n + 1, matches=n))
+        yield made
+
+
+def planned(database: Database, told: Scored = NOTHING_TOLD, **fields: Any) -> list[list[int]]:
+    """The chunks; nothing stays of it."""
+    job = {
+        "id": 7,
+        "gallery_id": 1,
+        "version_id": 2,
+        "kind": "reencode",
+        "state": "running",
+        "chunk_size": 4,
+        "total": 0,
+    }
+    job |= {"item_order": "oldest", "next_claim": 0, "created": 0, "attempts": 1, **fields}
+    with database.write(dry_run=True) as connection:
+        row = one_of(BackfillRow, connection.execute(insert(backfill).values(job).returning(backfill)))
+        count = plan(connection, row, [2, 1], told)
+        chunks = select(backfill_chunk.c.item_ids).where(backfill_chunk.c.backfill_id == row.id)
+        cut = list(connection.execute(chunks.order_by(backfill_chunk.c.number)).scalars())
+        total = connection.execute(select(backfill.c.total).where(backfill.c.id == row.id)).scalar_one()
+        states = connection.execute(select(backfill_chunk.c.state, func.count()).group_by(backfill_chunk.c.state)).all()
+    assert total == count == sum(map(len, cut))
+    assert [state for state, _ in states] in ([], ["todo"])
+    return cut
+
+
+SCOPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"filter": {"field": "n", "in": [4, 5, 6]}},
+    {"share": 0.3},
+    {"item_limit": 9},
+)
+"""Of all items of the gallery, of some, and of so many."""
+PASSING = {n + 1 for n in range(0, 2 * ITEMS, 2)}, {n + 1 for n in range(0, 2 * ITEMS, 2) if n % 7 >= 4}
+
+
+def test_chunks_are_the_same_by_ranges_of_any_size(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = scored_of([(np.arange(99, 30, -1), np.sin(np.arange(69)))])
+    for order, scope in product(ORDERS, SCOPES):
+        with monkeypatch.context() as patch:
+            whole = planned(database, told, item_order=order, **scope)
+            for size in (1, 7, 50):
+                for module in (planner, ranges):
+                    patch.setattr(module, "RANGE", size)
+                assert planned(database, told, item_order=order, **scope) == whole, (order, scope, size)
+
+        expected = PASSING["filter" in scope]
+        keys = [key for chunk in whole for key in chunk]
+        assert set(keys) <= expected
+        assert len(keys) == len(set(keys)) == {"share": 15, "item_limit": 9}.get(next(iter(scope), ""), len(expected))
+        assert all(len(chunk) == 4 for chunk in whole[:-1])
+        if order in ("oldest", "newest"):
+            assert keys == sorted(expected, reverse=order == "newest")[: len(keys)]
+
+
+def test_a_range_reads_no_more_keys_than_it_gives(database: Database) -> None:
+    statements: list[str] = []
+    with database.read() as connection:
+        event.listen(connection, "before_cursor_execute", lambda *given: statements.append(given[2]))
+        for descending in (False, True):
+            found = list(key_ranges(connection, item.c.id, item.c.gallery_id == 1, 20, descending=descending))
+            assert [len(block) for block in found] == [20, 20, 10]
+            keys = np.concatenate(found).tolist()
+            assert keys == sorted(range(1, 2 * ITEMS, 2), reverse=descending)
+        assert list(key_ranges(connection, item.c.id, item.c.gallery_id == 3, 20)) == []
+    assert len(statements) == 7
+
+
+def test_numbers_are_found_by_key() -> None:
+    told = scored_of([(np.array([5, 3]), np.array([0.5, 0.3])), (np.array([4]), np.array([0.4]))])
+
+    assert told.of(np.array([3, 4, 6, 5, 1]), -1.0).tolist() == [0.3, 0.4, -1.0, 0.5, -1.0]
+    assert NOTHING_TOLD.of(np.array([3]), 0.0).tolist() == [0.0]
