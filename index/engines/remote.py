@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from index.contents import Place
 from index.engines.base import Keys
 from index.engines.config import IndexKind
 from index.errors import RegraftError
+from index.scan import Mask
 from index.space import Space, Vectors
 
 
@@ -53,6 +56,17 @@ class Entries(NamedTuple):
     keys_N: Keys
     numbers_N: Keys
     digests_N: Keys
+
+
+def same_entries(found: Entries, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+    """Which of these keys were found with their digest, by a write that is no older than the number (N,)."""
+    if not len(found.keys_N):
+        return np.zeros(len(keys_N), np.bool_)
+    order_F = np.argsort(found.keys_N)
+    at_N = order_F[np.searchsorted(found.keys_N[order_F], keys_N).clip(max=len(order_F) - 1)]
+    same_N: Mask = (found.keys_N[at_N] == keys_N) & (found.digests_N[at_N] == digests_N)
+    same_N &= found.numbers_N[at_N] >= numbers_N
+    return same_N
 
 
 class Candidates(NamedTuple):

@@ -21,7 +21,7 @@ from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
-from index.engines.remote import Collection, Entries
+from index.engines.remote import Collection, Entries, same_entries
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
 from index.engines.segments import Job, SegmentedShard, best_of
@@ -121,7 +121,7 @@ class RemoteShard(SegmentedShard):
         most = self.collection.capabilities.max_rows
         for start in range(0, len(keys_N), most):
             part = slice(start, start + most)
-            known_N[part] |= _same(
+            known_N[part] |= same_entries(
                 self.collection.entries(keys_N[part]), keys_N[part], digests_N[part], numbers_N[part]
             )
         return known_N
@@ -245,17 +245,6 @@ class RemoteShard(SegmentedShard):
     ) -> None:
         """Those of some rows in memory that were found."""
         digests_M, numbers_M = digests(rows_MW[:, : self.dim]), numbers_of(slots_M)
-        same_M = _same(found, keys_M, digests_M, numbers_M)
+        same_M = same_entries(found, keys_M, digests_M, numbers_M)
         super().delete(keys_M[same_M])
         self.there.add(keys_M[same_M], digests_M[same_M], numbers_M[same_M], slots_M[same_M], served_M[same_M])
-
-
-def _same(found: Entries, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
-    """Which of these keys were found with their digest, by a write that is no older than the number (N,)."""
-    if not len(found.keys_N):
-        return np.zeros(len(keys_N), np.bool_)
-    order_F = np.argsort(found.keys_N)
-    at_N = order_F[np.searchsorted(found.keys_N[order_F], keys_N).clip(max=len(order_F) - 1)]
-    same_N: Mask = (found.keys_N[at_N] == keys_N) & (found.digests_N[at_N] == digests_N)
-    same_N &= found.numbers_N[at_N] >= numbers_N
-    return same_N

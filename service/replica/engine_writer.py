@@ -87,9 +87,11 @@ class EngineWriter:
         before = self._done.get(live.id)
         if before is not None and before[0] == seq and time.monotonic() - before[1] < IDLE_SECONDS:
             return
-        if live.gallery.config.kind.elsewhere:
+        kept = remote.settle()  # before anything is written: that would hide what was lost
+        if kept and live.gallery.config.kind.elsewhere:
             self._bring(live)
-        if not remote.settle():
+            kept = remote.settle()
+        if not kept:
             logger.error(
                 Event("engine_lost_rows", gallery=live.name, then="it is loaded anew, and what is lost written")
             )
@@ -118,7 +120,7 @@ class EngineWriter:
             found = sort(self._registry, [block] if block else [])
             for place, shard in shards.items():
                 if covers.get(place, after) < upto:
-                    _write(shard.collection, place, shard.space, block, found)
+                    write_block(shard.collection, place, shard.space, block, found)
                     shard.collection.record(upto)
             covers = {place: max(covers.get(place, after), upto) for place in shards}
 
@@ -157,7 +159,7 @@ class EngineWriter:
             forget_lease(connection, lease.gallery_id, lease.kind)
 
 
-def _write(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
+def write_block(collection: Collection, place: ShardKey, space: Space, block: Sequence[FeedRow], found: Sorted) -> None:
     """What a block of the feed says of one collection."""
     seqs = {row[0]: row[6] for row in block}
     keys, vectors = found.placed.get(place, ((), np.empty((0, 0), np.float32)))

@@ -50,7 +50,7 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusTe
         pytest.importorskip(package, reason=f"{package} is not installed")
     server = MilvusTestServer(tmp_path_factory.mktemp("milvus"))
     yield server
-    server.kill()
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from index.engines.digest import digests
 from index.engines.pgvector import PgvectorEngine
-from index.engines.remote import EngineUnavailable
+from index.engines.remote import Engine, EngineUnavailable
+from service.doctor.examination import Doctor
 from service.replica import engine_writer
 from service.settings import Settings
+from service.store.database import Database
 from staging.builders import make_version
 from staging.served import Served, problem, serving
 from staging.waiting import until
@@ -34,6 +39,22 @@ def place(request: pytest.FixtureRequest, kind: str) -> dict[str, str]:
     if kind == "milvus":
         return {"milvus_uri": request.getfixturevalue("milvus_server").uri}
     return {"pgvector_url": request.getfixturevalue("url")}
+
+
+@pytest.fixture
+def running_engine(request: pytest.FixtureRequest, kind: str) -> Any:
+    """Its server, to freeze, stop and start."""
+    return request.getfixturevalue("milvus_server" if kind == "milvus" else "server")
+
+
+@pytest.fixture
+def engine_there(request: pytest.FixtureRequest, kind: str) -> Iterator[Engine]:
+    """Another client of it."""
+    if kind == "milvus":
+        yield request.getfixturevalue("milvus")
+        return
+    with closing(PgvectorEngine(request.getfixturevalue("url"))) as engine:
+        yield engine
 
 
 @pytest.fixture
@@ -180,3 +201,109 @@ def test_a_service_without_the_engine_refuses_it_by_one_error(
         assert f"REGRAFT_{setting.upper()}" in told["detail"]
     with serving(Settings(data=tmp_path / "data", **{setting: nobody})) as running:
         problem(running.http.post("/galleries", json=asked), 503, "engine_unavailable")
+
+
+def test_while_the_engine_hangs_queries_say_so_at_once_writes_go_on_and_nothing_is_lost(
+    running_engine: Any, served: Served, kind: str
+) -> None:
+    paths = both(served, kind)
+    for path in paths:
+        put(served, path, range(40))
+    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, 40)})
+    served.deploy(paths[0], "v2")
+    body = {"version": "v2", "embeddings": padded(QUERIES).tolist(), "k": 7}
+    running_engine.freeze()
+    try:
+        times = []
+        for _ in range(3):
+            started = time.monotonic()
+            problem(served.http.post(f"{paths[0]}/query", json=body), 503, "engine_unavailable")
+            times.append(time.monotonic() - started)
+        assert max(times) < 4.5
+        assert min(times) < 0.5
+        put(served, paths[0], range(50, COUNT), "v2", 6)
+        told = served.http.post(f"{paths[0]}/query", json=body)
+        assert told.status_code == 200, told.text
+        assert [(d["version"], d["items"]) for d in told.json()["degraded"]] == [("v1", 40)]
+        assert {m["id"] for m in told.json()["results"][0]["matches"]} <= {f"i{n}" for n in range(50, COUNT)}
+        problem(served.http.post(f"{paths[0]}/query", json={**body, "strict": True}), 503, "engine_unavailable")
+    finally:
+        running_engine.thaw()
+    served.deploy(paths[1], "v2")
+    put(served, paths[1], range(50, COUNT), "v2", 6)
+    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, 40), ("v2", "supplied"): (0, 10)})
+    there, here = (ask(served, path, **body) for path in paths)
+    assert there == here
+
+
+def test_an_engine_that_is_killed_again_and_again_loses_nothing(running_engine: Any, served: Served, kind: str) -> None:
+    paths = both(served, kind)
+    for start in range(0, COUNT, 20):
+        for path in paths:
+            put(served, path, range(start, start + 20))
+        running_engine.stop(signal.SIGKILL)
+        time.sleep(0.1)
+        running_engine.start()
+    until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, COUNT)})
+    there, here = (ask(served, path) for path in paths)
+    assert there == here
+
+
+def test_rows_that_an_engine_lost_are_found_out_and_written_again(
+    engine_there: Engine, served: Served, kind: str
+) -> None:
+    path = gallery(served, "g", kind)
+    put(served, path, range(COUNT))
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    before = ask(served, path)
+    (name,) = {live.engine_name for live in served.runtime.replica.all()}
+    engine_there.drop(name, ("v1", "supplied"))
+    # A look comes sooner where something is written.
+    served.http.patch(path, json={"index": {"kind": kind, "recall": 0.9}})
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)} and ask(served, path) == before)
+
+
+def test_what_is_retired_deleted_or_moved_leaves_the_engine(
+    engine_there: Engine, served: Served, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_writer, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(engine_writer, "LEASE_SECONDS", 0.1)
+    gone, moved = gallery(served, "gone", kind), gallery(served, "moved", kind)
+    for path in (gone, moved):
+        put(served, path, range(5))
+        until(lambda path=path: lies(served, path) == {("v1", "supplied"): (0, 5)})
+    names = {live.name: live.engine_name for live in served.runtime.replica.all()}
+    assert served.remove(gone).status_code == 204
+    assert served.http.patch(moved, json={"index": {"kind": "auto"}}).status_code == 200
+    until(lambda: not engine_there.places(names["gone"]) and not engine_there.places(names["moved"]))
+    assert len(ask(served, moved)[1]) == 5
+
+
+def test_the_doctor_compares_the_engine_with_the_database_and_mends_it(
+    running_engine: Any, elsewhere: Settings, served: Served, kind: str
+) -> None:
+    path = gallery(served, "g", kind)
+    put(served, path, range(COUNT))
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, COUNT)})
+    before = ask(served, path)
+    shard = served.runtime.replica.find("g").gallery.remote.shards()["v1", "supplied"]
+    collection, keys = shard.collection, shard.there.keys_R.copy()
+    kept, rows = collection.fetch(keys[3:4])
+    collection.delete(keys[:4], np.full(4, 1_000))
+    collection.upsert(kept._replace(digests_N=digests(rows + 1)), rows + 1)
+    collection.upsert(kept._replace(keys_N=np.array([10_000])), rows)
+
+    def examined(fix: bool = False) -> dict[str, tuple[int, int]]:
+        with closing(Database(elsewhere.database_url)) as database:
+            found = Doctor(elsewhere, database).examine(fix=fix)
+        return {one.code: (one.count, one.fixed) for one in found if one.code.startswith("engine")}
+
+    assert examined() == {"engine_rows_missing": (4, 0), "engine_rows_unknown": (1, 0)}
+    assert examined(fix=True) == {"engine_rows_missing": (4, 4), "engine_rows_unknown": (1, 1)}
+    assert examined() == {}
+    assert ask(served, path) == before
+    running_engine.stop(signal.SIGKILL)
+    try:
+        assert examined() == {"engine_away": (1, 0)}
+    finally:
+        running_engine.start()

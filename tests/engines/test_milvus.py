@@ -101,7 +101,7 @@ def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothin
             milvus_server.thaw()
         until(lambda: answers(collection))
 
-        milvus_server.kill()
+        milvus_server.stop()
         assert fails(collection) < 3
         assert fails(collection) < 0.1
         milvus_server.start()
@@ -147,13 +147,13 @@ def test_nothing_that_was_acknowledged_is_lost_to_kills_under_writes(
         writer.start()
         for _ in range(3):
             time.sleep(0.5 + random.random())
-            server.kill()
+            server.stop()
             server.start()
         gone.append(True)
         writer.join()
         until(lambda: answers(collection))
         listed = collection.listed(-1, 1_000)
-        server.kill()
+        server.stop()
     numbers = dict(zip(listed.keys_N.tolist(), listed.numbers_N.tolist(), strict=True))
     assert [key for key, some in may.items() if numbers.get(key, 0) not in some] == []
     assert not set(numbers) - set(may)

@@ -34,11 +34,11 @@ class MilvusTestServer:
             assert first, self._log.read_text()
             self._port = _free_port()
 
-    def kill(self) -> None:
-        """End it at once, as a power cut would."""
+    def stop(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """End it, at once if nothing else is said."""
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
-        self._process.kill()
+        self._process.send_signal(how)
         self._process.wait()
 
     def freeze(self) -> None:
