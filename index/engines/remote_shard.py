@@ -12,22 +12,35 @@ Shape suffixes: N items, D dimension, W width of a row, S slots, M rows that mov
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
 
+from index.attempts import GalleryChanged
 from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
 from index.engines.remote import Collection, Entries, same_entries
+from index.engines.remote_check import recall_there
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
 from index.engines.segments import Job, SegmentedShard, best_of
 from index.engines.snapshot import remove
+from index.events import Event
 from index.scan import Mask
 from index.space import Space, Vectors
+
+logger = logging.getLogger(__name__)
+
+UNKNOWN_YET = -1
+TOLERATED = 0.05
+"""So much less than the recall aim an engine may find: nothing here tells how to make it search more thoroughly."""
+REST_SECONDS = 60.0
+"""So long an engine that found less is not asked again."""
 
 Lock = Callable[[], AbstractContextManager[None]]
 NumbersOf = Callable[[Keys], Keys]
@@ -45,6 +58,10 @@ class RemoteShard(SegmentedShard):
         self.there = RemoteRows()
         # The highest number that the collection was seen to cover: it never falls unless rows were lost.
         self._covered = 0
+        # Of rows that lay here before they were to lie there: the number from which the collection has them all, when
+        # its answers are compared; None: they were.
+        self._whole: int | None = None
+        self._again = 0.0
         self._search = RemoteSearch(collection, self.there, dim, space)
 
     @classmethod
@@ -52,6 +69,7 @@ class RemoteShard(SegmentedShard):
         """One that holds all that another does, which is not used any more, and brings it there."""
         made = cls(shard.dim, shard.space, shard.config, collection)
         made.take_over(shard)
+        made._whole = UNKNOWN_YET
         return made
 
     def upsert(
@@ -190,13 +208,41 @@ class RemoteShard(SegmentedShard):
         self._covered = covers
         if super().held():
             with read():
-                keys_N, slots_N = self._here()
-                due_N = np.sort(keys_N[numbers_of(slots_N) <= covers])
+                keys_N, slots_N, _ = self._here()
+                numbers_N = numbers_of(slots_N)
+            if not self._may_leave(read, int(numbers_N.max()), covers):
+                return True
+            due_N = np.sort(keys_N[numbers_N <= covers])
             for start in range(0, len(due_N), most):
                 found = self.collection.entries(due_N[start : start + most])
                 with change():
                     self._confirm(found, numbers_of)
         return True
+
+    def _may_leave(self, read: Lock, newest: int, covers: int) -> bool:
+        """Whether rows may be forgotten here; those that lay here before must all be there, and be found there."""
+        if self._whole is None:
+            return True
+        self._whole = newest if self._whole == UNKNOWN_YET else self._whole
+        if covers < self._whole or time.monotonic() < self._again:
+            return False
+        with read():
+            keys_N, slots_N, served_N = self._here()
+            head_H = digests(self.head.rows()[0][:, : self.dim])
+            digests_N = np.concatenate([head_H, *(one.digests()[one.alive_R] for one in self.segments)])
+            here = SegmentedShard(self.dim, self.space, self.config)
+            here.take_over(self)
+            try:
+                recall = recall_there(here, self.collection, keys_N, digests_N, slots_N, served_N)
+            except GalleryChanged:
+                return False
+        if recall >= self.config.recall - TOLERATED:
+            self._whole = None
+            return True
+        self._again = time.monotonic() + REST_SECONDS
+        event = Event("engine_finds_too_little", recall=round(recall, 4), aim=self.config.recall, then="rows stay here")
+        logger.warning(event)
+        return False
 
     def is_settled(self) -> bool:
         """Whether every row is where it is to be."""
@@ -218,12 +264,12 @@ class RemoteShard(SegmentedShard):
                 self.there.kill(entries.keys_N[right_F])
                 super().upsert(entries.keys_N[right_F], rows_FW[right_F][:, : self.dim], slots_M, served_M)
 
-    def _here(self) -> tuple[Keys, Keys]:
-        """Keys and slots of what is in memory."""
-        keys_N = self.head.rows()[1]
-        alive = [segment.alive_R for segment in self.segments]
-        keys = [keys_N, *(one.keys_R[alive_R] for one, alive_R in zip(self.segments, alive, strict=True))]
-        return np.concatenate(keys), SegmentedShard.slots(self)
+    def _here(self) -> tuple[Keys, Keys, Mask]:
+        """Keys and slots of what is in memory, and whether it is served."""
+        _, keys_N, _, served_N = self.head.rows()
+        keys = [keys_N, *(one.keys_R[one.alive_R] for one in self.segments)]
+        served = [served_N, *(one.served_R[one.alive_R] for one in self.segments)]
+        return np.concatenate(keys), SegmentedShard.slots(self), np.concatenate(served)
 
     def _confirm(self, found: Entries, numbers_of: NumbersOf) -> None:
         """Have those rows count there that are the ones in memory, as new as the last write of their items."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.attempts import GalleryChanged
-from index.engines import remote_search
+from index.engines import remote_search, remote_shard
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
@@ -255,3 +255,25 @@ def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is
         with pytest.raises(EngineUnavailable, match="it hangs") if fails else nullcontext():
             call(works)
         assert made[0] == calls
+
+
+def test_rows_that_lay_here_leave_when_all_are_there_and_are_found_there(monkeypatch: Any) -> None:
+    life = Life(Cosine(), None)
+    life.collection.capabilities = Capabilities(max_k=64, max_keys=1, max_rows=100, max_width=9)
+    life.upsert(list(range(KEYS)), range(KEYS))
+    life.shard = RemoteShard.over(life.shard, life.collection)
+    life.upsert([5], [3])
+    life.follow()
+    life.collection.record(life.seq - 1)
+    life.settle()
+    assert life.shard.there.held() == 0  # not before it has them all
+    life.collection.record(life.seq)
+    with monkeypatch.context() as patch:
+        patch.setattr(remote_shard, "recall_there", lambda *_: 0.9)
+        life.settle()
+    assert life.shard.there.held() == 0  # nor where it finds less
+    life.check(0, 3, set(), exact=False)
+    life.shard._again = 0.0
+    life.settle()
+    assert life.shard.there.held() == KEYS
+    life.check(0, 3, set(), exact=False)
