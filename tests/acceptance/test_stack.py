@@ -137,6 +137,16 @@ def test_compose_adds_by_profiles_and_what_runs_without_needs_a_key() -> None:
         assert set(service.get("depends_on", [])) <= set(COMPOSE["services"])
 
 
+def test_the_servers_of_engines_are_where_the_file_says_that_galleries_find_them() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+
+    for variable, protocol in (("REGRAFT_PGVECTOR_URL", "postgresql+psycopg"), ("REGRAFT_MILVUS_URI", "http")):
+        assert all(service["environment"][variable] == f"${{{variable}:-}}" for service in OURS.values())
+        (host,) = re.findall(rf"# With the profile \w+: {re.escape(protocol)}://(?:\S+@)?(\w+):\d+", text)
+        assert host in {*ENGINES["pgvector"], *ENGINES["milvus"]}
+    assert Settings(milvus_uri="", pgvector_url="").milvus_uri == ""
+
+
 def test_images_are_made_of_what_is_there_and_run_as_nobody_in_particular() -> None:
     for copied in re.findall(r"^COPY (?!--from)(.+) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((ROOT / source).exists() for source in copied.split()), copied
