@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
+from s3fs import S3FileSystem
 
 from staging.ports import free_port
 
@@ -66,6 +67,7 @@ class ObjectStore:
 def object_store() -> Iterator[ObjectStore]:
     """One that runs until the end."""
     made = ObjectStore()
+    S3FileSystem.clear_instance_cache()  # one that was made for another emulator is asked there
     try:
         made.start()
         yield made
