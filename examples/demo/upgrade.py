@@ -51,6 +51,8 @@ class Stage:
     pictures: Pictures
     examples: Path
     console: Console
+    index: Json = field(default_factory=dict)
+    """How galleries are indexed."""
 
     def ask(self, gallery: str, queries: int | None = None) -> Answer:
         """The whole ranking for every query image, or the first so many: one consistent answer."""
@@ -143,7 +145,7 @@ def upgrade(stage: Stage, way: Way, *, kill: bool) -> Upgrade:
 
 def fill(stage: Stage, gallery: str) -> None:
     """Create a gallery, deploy v1 and ingest every image file."""
-    stage.client.create_gallery(gallery)
+    stage.client.create_gallery(gallery, index=stage.index)
     stage.client.deploy(gallery, OLD)
     items = stage.pictures.items
     with bar(stage.console) as progress:
