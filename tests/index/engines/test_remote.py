@@ -277,3 +277,18 @@ def test_rows_that_lay_here_leave_when_all_are_there_and_are_found_there(monkeyp
     life.settle()
     assert life.shard.there.held() == KEYS
     life.check(0, 3, set(), exact=False)
+
+
+def test_a_row_of_an_earlier_write_is_not_taken_for_the_same_vector_written_again() -> None:
+    life = Life(Cosine(), None)
+    life.upsert([1, 2], [1, 2])
+    life.follow()
+    life.upsert([1], [4])
+    life.upsert([1], [1])
+    life.collection.record(life.seq)  # of the last two writes it has acknowledged both, and shows none yet
+    life.settle()
+    between_1D = vectors(Cosine(), [4])
+    life.collection.upsert(Entries(np.array([1]), np.array([life.seq - 1]), digests(between_1D)), between_1D)
+
+    assert life.shard.head.held() == 1
+    life.check(1, 2, set(), exact=False)
