@@ -27,6 +27,8 @@ from regraft.own_packages import HERE
 if TYPE_CHECKING:
     from service.settings import Settings
 
+NICENESS = 10
+"""Of a worker, which shares the machine with a service as a rule: whoever asks something comes before a backfill."""
 STOP_SECONDS = 15.0
 """How long a worker may take to finish its chunk; its lease ends by itself."""
 STUCK = 4
@@ -129,6 +131,7 @@ def worker(
         open_store(settings.blobs_url)
         answer({"data": settings.data})
         with usable_database():
+            os.nice(NICENESS)
             run(settings, stop)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from regraft.commands.processes import NICENESS
 from staging.waiting import until
 
 V1, V2 = 1, 2
@@ -84,3 +86,9 @@ def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any) -> None:
 
 def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+def test_a_worker_gives_way_to_whoever_asks_the_service_beside_it(site: Any) -> None:
+    worker, niceness = site.worker(), min(os.nice(0) + NICENESS, 19)
+
+    until(lambda: os.getpriority(os.PRIO_PROCESS, worker.pid) == niceness, worker)
