@@ -110,8 +110,7 @@ class EngineWriter:
             with self._database.read() as connection:
                 row = gallery_row(connection, live.id)
                 # From 0 on the feed leaves out what was deleted, of which there is something where others went on.
-                blocks = changes(connection, live.id, after or -any(covers.values()))
-                block = next(blocks, [])
+                block = next(changes(connection, live.id, after or -any(covers.values())), [])
             if row is None:
                 return
             upto = block[-1][6] if block else row.next_seq - 1

@@ -287,14 +287,14 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
     # A rebuild has no use for tombstones, and there may be many.
     if after == 0:
         statement = statement.where(item.c.deleted == false())
-    streamed = connection.execute(statement, execution_options=STREAMED)
     last: list[FeedRow] = []  # the rows so far of the last item
-    for block in streamed.partitions(FEED_BLOCK):
-        rows = [*last, *block]
-        cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
-        last = rows[cut:]
-        if cut:
-            yield rows[:cut]
+    with connection.execute(statement, execution_options=STREAMED) as streamed:  # whoever reads may stop before the end
+        for block in streamed.partitions(FEED_BLOCK):
+            rows = [*last, *block]
+            cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
+            last = rows[cut:]
+            if cut:
+                yield rows[:cut]
     if last:
         yield last
 

@@ -307,3 +307,12 @@ def test_the_doctor_compares_the_engine_with_the_database_and_mends_it(
         assert examined() == {"engine_away": (1, 0)}
     finally:
         running_engine.start()
+
+
+def test_a_service_on_postgresql_needs_no_other_setting(url: str, tmp_path: Path) -> None:
+    with serving(Settings(data=tmp_path / "data", database_url=url)) as served:
+        assert served.register(make_version(tmp_path / "v1", "v1", 4, encoder=False)).status_code == 201
+        path = gallery(served, "g", "pgvector")
+        put(served, path, range(20))
+        until(lambda: lies(served, path) == {("v1", "supplied"): (0, 20)})
+        assert len(ask(served, path)[1]) == 7
