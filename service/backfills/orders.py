@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -132,24 +133,25 @@ def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: 
         into[VARIANCE].append((np.fromiter(known, np.int64), np.fromiter(known.values(), np.float64)))
     source, scores = _variances(old, target, embedder, rest)
     if scores:
-        into[source].append((np.array([row.id for row in rest], np.int64), np.array(scores, np.float64)))
+        into[source].append((np.fromiter(scores, np.int64), np.fromiter(scores.values(), np.float64)))
 
 
 def _variances(
     old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow]
-) -> tuple[str, list[float]]:
+) -> tuple[str, dict[int, float]]:
     if not rows:
-        return VARIANCE, []
+        return VARIANCE, {}
     transform = embedder.forward(old, target)
     if transform is not None and transform.tells_variance:
-        try:
-            carried = carry(transform, old, [row.vector for row in rows], [row.side for row in rows])
-        except RegraftError:  # some lack their side-information: the backfill will name them
-            return VARIANCE, []
-        assert carried.variance_N is not None
-        return VARIANCE, carried.variance_N.tolist()
+        # Those that lack their side-information, where the edge needs it, come last: the backfill will name them.
+        for some in (rows, [row for row in rows if row.side is not None]):
+            with suppress(RegraftError):
+                carried = carry(transform, old, [row.vector for row in some], [row.side for row in some])
+                assert carried.variance_N is not None
+                return VARIANCE, dict(zip((row.id for row in some), carried.variance_N.tolist(), strict=True))
+        return VARIANCE, {}
     if not isinstance(old.space, Lorentz):
-        return old.name, []
+        return old.name, {}
     vectors = from_bytes([row.vector for row in rows], old.card.dim)
-    unsure: list[float] = np.asarray(hyperbolic_uncertainty(old.space.curvature, vectors)).tolist()
-    return old.name, unsure
+    unsure = np.asarray(hyperbolic_uncertainty(old.space.curvature, vectors)).tolist()
+    return old.name, dict(zip((row.id for row in rows), unsure, strict=True))

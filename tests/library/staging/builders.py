@@ -148,7 +148,7 @@ def tell_variance(version: Version, old: str) -> Version:
     """
     path = version.folder / "edges" / old / EDGE_MODEL[EdgeKind.FORWARD]
     model = onnx.load(path)
-    (width,) = (size.dim_value for size in model.graph.input[0].type.tensor_type.shape.dim[1:])
+    width = sum(given.type.tensor_type.shape.dim[1].dim_value for given in model.graph.input)
     model.graph.initializer.append(numpy_helper.from_array(np.eye(width, 1, dtype=np.float32), "first"))
     model.graph.node.append(helper.make_node("MatMul", ["all", "first"], ["signed"]))
     model.graph.node.append(helper.make_node("Abs", ["signed"], ["variance"]))

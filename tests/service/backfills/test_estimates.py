@@ -251,6 +251,21 @@ class TestUncertainty:
         shown = served.http.get(f"/backfills/{number}").json()
         assert (shown["state"], shown["done"]) == ("done", 5)
 
+    def test_an_item_without_its_side_information_comes_last_and_hides_no_other(
+        self, served: Any, pictures: list[bytes]
+    ) -> None:
+        served.add("sided", 4, side_dim=2)
+        served.add("doubting", 5, edges=[("sided", "forward")], variance="sided")
+        path = fill(served, pictures[:6], "sided", "doubting")
+        lone = {"version": "sided", "items": [{"id": "lone", "embedding": [1, 0, 0, 0]}]}
+        assert served.http.post(f"{path}/items", json=lone).status_code == 200
+
+        started = ask(served, path, kind="transform", order="uncertainty")
+
+        assert started.status_code == 202, started.text
+        order = planned(served, started.json()["id"])
+        assert (len(order), order[-1]) == (7, "lone")
+
     def test_in_hyperbolic_space_the_norm_does(self, served: Any, pictures: list[bytes]) -> None:
         path = fill(served, pictures, "lorentz", "near")
         vectors = stored(served, path, "lorentz", embedding.c.vector)
