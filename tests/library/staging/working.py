@@ -32,9 +32,10 @@ class SteppedWorker(Worker):
     def step(self, chunks: int = 1) -> bool:
         """Do up to so many chunks. False: there was none, or one failed."""
         self._most, self._claimed, self._failed = chunks, 0, False
-        self.work()
-        # The reader may have looked before the last chunk was committed; now all are.
-        while self._claimed < self._most and not self._failed and super()._look_after():
+        before = -1
+        # The reader may have looked for more before the last chunk was committed; when it looks again all are.
+        while self._claimed < self._most and not self._failed and (self._claimed > before or super()._look_after()):
+            before = self._claimed
             self.work()
         return self._claimed > 0 and not self._failed
 
