@@ -77,6 +77,7 @@ def test_queries_are_embedded_with_the_models_own_prompt(created: Callable[..., 
     np.testing.assert_allclose(TextEncoder(made).encode(SENTENCES), expected, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_entrances_of_clip_lead_to_its_own_space(
     created: Callable[..., tuple[Path, Version]], words: transformers.PreTrainedTokenizerFast, make_image
 ) -> None:

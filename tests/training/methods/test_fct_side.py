@@ -23,6 +23,8 @@ from training.side_information import KINDS
 from training.sources import load_data
 from training.trained import Trained
 
+pytestmark = pytest.mark.slow
+
 SMALL = {"branch": 8, "trunk": 8}
 
 
