@@ -134,7 +134,8 @@ def cut_off(path: Path) -> None:
 
 def lose_a_row(path: Path) -> None:
     with sqlite3.connect(path) as connection:
-        connection.execute("insert into evaluation_entry (evaluation_id, number, label, metadata) values (99, 0, 'null', '{}')")
+        columns = "evaluation_id, number, label, metadata"
+        connection.execute(f"insert into evaluation_entry ({columns}) values (99, 0, 'null', '{{}}')")
 
 
 @pytest.mark.parametrize("damage", [overwrite_header, overwrite_pages, cut_off, lose_a_row])
