@@ -9,9 +9,8 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
 BENCH := $(VENV)/.bench
-# How many processes the tests run in: one more than there are cores, since they wait for others a quarter of their time.
-# A file's tests stay together, because they share servers and trained models.
-JOBS ?= $(shell $(PYTHON) -c "import os; print(1 + (os.cpu_count() or 1))")
+# How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
+JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest
 # In the order of their folders: the files whose few tests take long come first, and nobody waits for one in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -32,7 +31,7 @@ demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, t
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve
 
-test: $(DEV)  ## the fast test suite, in a few processes at once (JOBS=1: in one)
+test: $(DEV)  ## the fast test suite, a process for each core (JOBS=1: in one)
 	$(PYTEST) $(SPREAD)
 
 test-quick: $(DEV)  ## what needs no server and no training; under a minute

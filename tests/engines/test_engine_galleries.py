@@ -28,7 +28,7 @@ VECTORS = np.random.default_rng(0).normal(size=(COUNT, 4)).astype(np.float32)
 QUERIES = np.random.default_rng(1).normal(size=(8, 4)).astype(np.float32)
 
 
-@pytest.fixture(params=["pgvector", "milvus"])
+@pytest.fixture(params=["pgvector", pytest.param("milvus", marks=pytest.mark.slow)])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

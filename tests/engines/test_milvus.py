@@ -212,6 +212,7 @@ def test_what_milvus_would_refuse_or_take_by_mistake_is_refused_here(
     assert collection.count() == 0
 
 
+@pytest.mark.slow
 def test_any_names_become_names_that_milvus_takes_and_come_back(milvus: MilvusEngine) -> None:
     gallery = f"1 ü-{uuid.uuid4().hex}'\""
     places: list[Place] = [

@@ -86,6 +86,7 @@ def stack(settings: Settings, tmp_path: Path) -> Iterator[Stack]:
         yield made
 
 
+@pytest.mark.slow
 def test_the_story_of_an_upgrade_on_the_stack(stack: Stack, tmp_path: Path) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])

@@ -49,11 +49,11 @@ def created(
     ("build", "pool", "entrances"),
     [
         (sentences, None, {"texts"}),
-        (bert, "cls", {"texts"}),
+        pytest.param(bert, "cls", {"texts"}, marks=pytest.mark.slow),
         (clip, None, {"images", "texts"}),
         pytest.param(siglip, None, {"images", "texts"}, marks=pytest.mark.slow),
         (vit, None, {"images"}),
-        (vit, "mean", {"images"}),
+        pytest.param(vit, "mean", {"images"}, marks=pytest.mark.slow),
     ],
 )
 def test_a_folder_becomes_a_version_that_gives_what_its_library_gives(

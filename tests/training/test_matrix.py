@@ -247,6 +247,7 @@ def test_what_cannot_be_evaluated_is_named(data: Data, chain: list[Version]) -> 
         match(alone)
 
 
+@pytest.mark.slow
 def test_versions_trained_here_are_evaluated_without_faiss_onnx_or_matplotlib() -> None:
     """Where only torch is installed the weights stand in for the ONNX models, forward edges included."""
     folders = [ROOT / "examples" / name for name in ("v1", "v2-fct")]
