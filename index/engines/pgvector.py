@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,15 +61,7 @@ class PgvectorEngine:
 
     def drop(self, gallery: str, place: Place) -> None:
         """See Engine."""
-        mine = "gallery = %s and version = %s and origin = %s"
-        with self._writing.take() as connection:
-            try:
-                with connection.transaction():
-                    asked = f"delete from {SCHEMA}.collection where {mine} returning name"
-                    for (name,) in connection.execute(asked, [gallery, *place]).fetchall():
-                        connection.execute(f"drop table if exists {SCHEMA}.v{name}")
-            except MISSING_TABLE:
-                return
+        _drop(self._writing, "gallery = %s and version = %s and origin = %s", [gallery, *place])
 
     def check(self) -> None:
         """See Engine."""
@@ -192,13 +185,7 @@ class PgvectorCollection:
 
     def drop(self) -> None:
         """See Collection."""
-        with self._writing.take() as connection:
-            try:
-                with connection.transaction():
-                    connection.execute(f"delete from {SCHEMA}.collection where name = %s", [self._name])
-                    connection.execute(f"drop table if exists {self._table}")
-            except MISSING_TABLE:
-                return
+        _drop(self._writing, "name = %s", [self._name])
 
     def _order(self) -> str:
         """As the graph's expression is, so that it is used."""
@@ -258,6 +245,14 @@ class PgvectorCollection:
                 f"insert into {SCHEMA}.collection values (%s, %s, %s, %s, 0) on conflict do nothing",
                 [self._name, self._gallery, *self._place],
             )
+
+
+def _drop(connections: PgConnections, which: str, values: Sequence[str]) -> None:
+    """Remove collections, each with the row that names it; harmless where there are none."""
+    with connections.take() as connection, suppress(*MISSING_TABLE), connection.transaction():
+        asked = f"delete from {SCHEMA}.collection where {which} returning name"
+        for (name,) in connection.execute(asked, values).fetchall():
+            connection.execute(f"drop table if exists {SCHEMA}.v{name}")
 
 
 def _to_binary(rows_NW: Vectors) -> list[PgVector]:

@@ -151,6 +151,16 @@ class Collection(Protocol):
         """Remove everything, also what was recorded; harmless where there is nothing."""
 
 
+def held_there(collection: Collection, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
+    """Which of these rows a collection holds, as `same_entries` says, asked for as many at a time as it takes (N,)."""
+    most = collection.capabilities.max_rows
+    held_N = np.zeros(len(keys_N), np.bool_)
+    for start in range(0, len(keys_N), most):
+        part = slice(start, start + most)
+        held_N[part] = same_entries(collection.entries(keys_N[part]), keys_N[part], digests_N[part], numbers_N[part])
+    return held_N
+
+
 class Engine(Protocol):
     """A server that holds collections. Thread-safe."""
 

@@ -24,7 +24,7 @@ from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
-from index.engines.remote import Collection, Entries, same_entries
+from index.engines.remote import Collection, Entries, held_there, same_entries
 from index.engines.remote_check import recall_there
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
@@ -136,13 +136,7 @@ class RemoteShard(SegmentedShard):
     def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
         """Which of these vectors segments or the collection hold (N,)."""
         known_N = super().sealed(keys_N, digests_N, numbers_N)
-        most = self.collection.capabilities.max_rows
-        for start in range(0, len(keys_N), most):
-            part = slice(start, start + most)
-            known_N[part] |= same_entries(
-                self.collection.entries(keys_N[part]), keys_N[part], digests_N[part], numbers_N[part]
-            )
-        return known_N
+        return known_N | held_there(self.collection, keys_N, digests_N, numbers_N)
 
     def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Have the rows of these keys and digests count, each in one place; they are all `sealed`."""

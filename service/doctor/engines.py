@@ -10,7 +10,7 @@ import numpy as np
 from sqlalchemy import Connection
 
 from index.engines.base import Keys
-from index.engines.remote import Collection, EngineUnavailable, metric_of, same_entries
+from index.engines.remote import Collection, EngineUnavailable, held_there, metric_of
 from index.errors import InvalidArgument
 from index.query_plan import ShardKey
 from index.space import Space, space_from_json
@@ -110,15 +110,13 @@ class _Examined:
 
 def _lost(collection: Collection, blocks: list[tuple[Keys, Keys, Keys]]) -> Iterator[Keys]:
     """Of what the collection covers the keys that it does not have as they are."""
-    covers, most = collection.covers(), collection.capabilities.max_rows
+    covers = collection.covers()
     for block in blocks:
         due = block[2] <= covers
         keys, digests, numbers = (column[due] for column in block)
-        for start in range(0, len(keys), most):
-            part = slice(start, start + most)
-            same = same_entries(collection.entries(keys[part]), keys[part], digests[part], numbers[part])
-            if not same.all():
-                yield keys[part][~same]
+        held = held_there(collection, keys, digests, numbers)
+        if not held.all():
+            yield keys[~held]
 
 
 def _strays(collection: Collection, known: Keys) -> Iterator[tuple[Keys, Keys]]:
