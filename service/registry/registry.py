@@ -31,6 +31,7 @@ from service.registry.edge_records import EdgeOrigin, EdgeRecord, edge_ids, edge
 from service.registry.encoders.modalities import ImageModality, Lazy, TextModality
 from service.registry.stored_contents import TextEntrance
 from service.settings import Settings
+from service.store.blobs import StoreUnreachable
 from service.store.database import Database
 from service.store.folder_store import FolderStore
 from service.store.rows import GalleryRow, VersionRow, all_of
@@ -158,6 +159,8 @@ class Registry:
         self._by_name: dict[str, LoadedVersion] = {}
         self._edges: tuple[EdgeRecord, ...] = ()
         self._graph = Graph()
+        # Versions whose files, or those of edges from them, could not be had because the store did not answer.
+        self._unreached: set[str] = set()
 
     def sync(self) -> None:
         """Load the versions and then the edges that came since the last time, and forget those that went."""
@@ -177,6 +180,7 @@ class Registry:
         try:
             loaded = self._whole(row)
         except (RegraftError, OSError) as error:
+            self._unreached |= {row.name} if isinstance(error, StoreUnreachable) else set()
             logger.error(Event("version_quarantined", version=row.name, reason=error))  # noqa: TRY400
             return LoadedVersion(row, Version(parse_card(row.card), folder), self._settings, str(error))
         return LoadedVersion(row, loaded, self._settings)
@@ -197,10 +201,10 @@ class Registry:
         Raises:
             InvalidVersionFolder: it is not what was registered.
         """
+        with self._database.lookup() as connection:
+            (row,) = (row for row in registered_rows(connection) if row.name == name)
+        self._whole(row)
         with self._loading:
-            with self._database.lookup() as connection:
-                (row,) = (row for row in registered_rows(connection) if row.name == name)
-            self._whole(row)
             self._by_id[row.id].problem = ""
             self._look_again_at_edges()
 
@@ -212,6 +216,15 @@ class Registry:
         if any(declared.problem and declared.edge.new == target.name for declared in self._edges):
             with self._loading:
                 self._look_again_at_edges()
+
+    def retry_unreached(self) -> None:
+        """The same of all that the store could not give, because it did not answer."""
+        names, self._unreached = self._unreached, set()
+        for name in names & self._by_name.keys():
+            try:
+                self.retry(self._by_name[name])
+            except (RegraftError, OSError):
+                self._unreached.add(name)
 
     def _look_again_at_edges(self) -> None:
         with self._database.lookup() as connection:
@@ -235,8 +248,10 @@ class Registry:
         for row in rows:
             new, old = self._by_id[row.new_id].version, self._by_id[row.old_id].name
             if row.folder is not None and not (place := self._settings.edges / row.folder).exists():
-                with suppress(RegraftError, OSError):  # then its files are missing, as it says
+                try:
                     bring(self.folders, place, edge_key(row.folder), EDGE)
+                except (RegraftError, OSError) as error:  # its files are missing, as it says
+                    self._unreached |= {new.name} if isinstance(error, StoreUnreachable) else set()
             known[row.id] = open_edge(row, new, old, self._settings)
             if known[row.id].problem:
                 logger.error(Event("edge_not_used", edge=known[row.id].edge.key, reason=known[row.id].problem))

@@ -1,7 +1,8 @@
 """Unloading: encoders that no gallery of this process needs are forgotten after a while.
 
 A version is needed while it is current, and while queries reach some shard only with its help (`dual`, `slerp`). What
-a gate or an ingest uses is in use anyway, and counts as idle only from its last use on.
+a gate or an ingest uses is in use anyway, and counts as idle only from its last use on. At each look files of versions
+that a store did not give, because it did not answer, are asked for again.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ class EncoderEvictor:
     def _run(self) -> None:
         while not self._stop.wait(self._pause):
             try:
+                self._registry.retry_unreached()
                 self._registry.rest(needed(self._registry, self._replica.all()))
             except Exception:  # a look that fails unloads nothing; the next one may succeed
                 logger.exception(Event("rest_failed"))

@@ -1,19 +1,26 @@
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 import service.registry.encoders.modalities
 from index.errors import NoEncoder
+from index.folder import card_sha256, edge_files
 from index.version import Version
 from service.errors import UnknownVersion, VersionBroken
+from service.registry.brought import edge_key, version_key
+from service.registry.edge_records import EdgeOrigin, EdgeRecord, insert_edge
 from service.registry.registry import Registry, insert_version
 from service.settings import Settings
 from service.store.database import Database, upgrade
+from service.store.folder_store import FolderStore
 from staging.builders import make_version
 
 
@@ -85,6 +92,42 @@ def test_an_unknown_name_is_answered_with_the_known_ones(
 
     with pytest.raises(UnknownVersion, match=r"'v7' is not registered \(registered: v1\)"):
         Registry(database, settings).named("v7")
+
+
+@pytest.mark.parametrize("missing", ["version", "edge"])
+def test_what_a_store_did_not_give_is_asked_for_again_once_it_answers(
+    settings: Settings, database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    far = settings.model_copy(update={"blobs_url": f"memory://{tmp_path}"})
+    v1 = make_version(far.versions / "v1", "v1", 4)
+    v2 = make_version(far.versions / "v2", "v2", 4, edges=[(v1, "matrix")])
+    with database.write() as connection:
+        insert_version(connection, v1, [])
+        insert_version(connection, replace(v2, edges=()), [])
+        files = edge_files(v2.card, "v1")
+        insert_edge(connection, 2, 1, EdgeRecord(v2.edges[0], EdgeOrigin.FITTED, files=files), "fitted")
+    shutil.copytree(v2.folder / "edges" / "v1", far.edges / "fitted")
+    away, key = {"version": (v2.folder, version_key(card_sha256(v2.folder))), "edge": (far.edges / "fitted", "")}[
+        missing
+    ]
+    FolderStore(far.blobs_url).keep(away, key or edge_key("fitted"))
+    shutil.rmtree(away)
+
+    def no_answer(*_: Any, **__: Any) -> None:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryFileSystem, "get_file", no_answer)
+        registry = Registry(database, far)
+        registry.sync()
+        registry.retry_unreached()
+    problems = (registry.named("v2").problem, registry.edges()[0].problem)
+    assert bool(problems[missing == "edge"])
+
+    registry.retry_unreached()
+
+    assert (registry.named("v2").problem, registry.edges()[0].problem) == ("", "")
+    assert registry.route("v2", "v1")
 
 
 def test_routes_go_by_edges_and_by_old_encoders(
