@@ -122,7 +122,7 @@ class Curves:
                 target.encoder()
             if judging is not None:
                 judging.follow(connection)
-                if not judging.judge(Probes(entries, {}, asked.evaluation is None)).others.any():
+                if not judging.judge(Probes(entries, {}, asked.evaluation is None)).others(slice(None)).any():
                     raise InvalidArgument(NOTHING_RIGHT, pointer="/label" if asked.label else "/evaluation")
             return CurveSession(asked, chosen, judging)
 
@@ -239,7 +239,13 @@ class Curves:
             if held.judging is not None:
                 held.judging.follow(connection)
         self._replica.refresh(live.id)
-        return live.seq, worth(live, target, held.probes.among(entries), held.asked, held.judging, self._rest)
+        seq, there = live.seq, held.probes.among(entries)
+        return seq, worth(live, target, there, held.asked, held.judging, self._rest, lambda: self._catch_up(held))
+
+    def _catch_up(self, held: CurveSession) -> None:
+        if held.judging is not None:
+            with self._database.read() as connection:
+                held.judging.catch_up(connection)
 
     def _renew(self, claimed: tuple[int, int]) -> None:
         with self._database.write() as connection:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,9 +56,9 @@ class Worth:
 
 @dataclass(frozen=True)
 class Judge:
-    """How many items (Q,) are right for each query, itself left out, and which of those that a block of them found."""
+    """Of a block of queries: how many items are right for each, itself left out, and which of those that they found."""
 
-    others: Codes
+    others: Callable[[slice], Codes]
     relevant: Callable[[slice, Keys], NDArray[np.bool_]]
 
 
@@ -67,6 +67,9 @@ class Judging(Protocol):
 
     def follow(self, connection: Connection) -> None:
         """Read what was written since the last time."""
+
+    def catch_up(self, connection: Connection) -> None:
+        """The same between two blocks, for the judge that there is: a block finds what was written while it waited."""
 
     def judge(self, probes: Probes) -> Judge:
         """What is right for these queries now."""
@@ -84,6 +87,9 @@ class RelevantItems:
         """Look which of them are there."""
         self._keys = live_keys(connection, self._gallery_id, read_entries(connection, self._evaluation_id, None))
 
+    def catch_up(self, connection: Connection) -> None:
+        """Nothing: an item that was not there cannot be right, or it changes little."""
+
     def judge(self, probes: Probes) -> Judge:
         """What is right for these queries now."""
         right_of = right_keys(probes.entries, self._keys)
@@ -92,7 +98,8 @@ class RelevantItems:
             pairs = zip(keys, right_of[rows], strict=True)
             return np.stack([np.isin(found, right[right >= 0]) for found, right in pairs])
 
-        return Judge((right_of >= 0).sum(axis=1), relevant)
+        others = (right_of >= 0).sum(axis=1)
+        return Judge(lambda rows: others[rows], relevant)
 
 
 class ItemLabels:
@@ -104,50 +111,77 @@ class ItemLabels:
         self._seq = 0
         self._vocabulary: dict[str, int] = {}
         self._code_of: dict[int, int] = {}
-        self._table: tuple[Keys, Codes] | None = None
+        self._counts: Counter[int] = Counter()
+        self._table = _sorted({})
+        # Of what was written since the table was made; what was deleted since keeps its label in the table.
+        self._since: dict[int, int] = {}
 
     def follow(self, connection: Connection) -> None:
         """Read what was written since the last time."""
+        self.catch_up(connection)
+        self._table, self._since = _sorted(self._code_of), {}
+
+    def catch_up(self, connection: Connection) -> None:
+        """The same, in less time."""
         columns = (item.c.id, item.c.seq, item.c.deleted, item.c.metadata)
         changed = select(*columns).where(item.c.gallery_id == self._gallery_id, item.c.seq > self._seq)
-        self._table = None
         for row in connection.execute(changed.order_by(item.c.seq), execution_options=STREAMED):
             value = None if row.deleted else value_at(row.metadata, self._field)
             self._seq = row.seq
-            if value is None:
-                self._code_of.pop(row.id, None)
-            else:
-                self._code_of[row.id] = self._vocabulary.setdefault(as_text(value), len(self._vocabulary))
+            if (before := self._code_of.pop(row.id, None)) is not None:
+                self._counts[before] -= 1
+            if value is not None:
+                code = self._vocabulary.setdefault(as_text(value), len(self._vocabulary))
+                self._code_of[row.id] = code
+                self._counts[code] += 1
+            if not row.deleted:
+                self._since[row.id] = self._code_of.get(row.id, -1)
 
     def of_items(self, keys: Keys) -> Codes:
         """(B, K) the code of each item's label, -1 where it has none."""
-        if self._table is None:
-            known, codes = np.array(sorted(self._code_of.items()), np.int64).reshape(-1, 2).T
-            self._table = known, codes
-        known, codes = self._table
-        if not len(known):
-            return np.full(keys.shape, -1, np.int64)
-        at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
-        return np.where(known[at] == keys, codes[at], -1)
-
-    def of_queries(self, probes: Probes) -> tuple[Codes, Codes]:
-        """(Q,) the code of each query's label, and (Q,) how many other items have it."""
-        codes = np.array([self._vocabulary.get(label, UNKNOWN) for label in probes.labels], np.int64)
-        counts = Counter(self._code_of.values())
-        itself = [int(key in self._code_of) for key in probes.keys.tolist()]
-        others = [counts[code] - own for code, own in zip(codes.tolist(), itself, strict=True)]
-        return codes, np.array(others, np.int64)
+        since, known = _looked_up(_sorted(self._since), keys), _looked_up(self._table, keys)
+        return np.where(np.isin(keys, list(self._since)), since, known)
 
     def judge(self, probes: Probes) -> Judge:
         """What is right for these queries now."""
-        codes, others = self.of_queries(probes)
-        return Judge(others, lambda rows, keys: self.of_items(keys) == codes[rows, None])
+        labels, keys = probes.labels, probes.keys.tolist()
+
+        def codes(rows: slice) -> Codes:
+            return np.array([self._vocabulary.get(label, UNKNOWN) for label in labels[rows]], np.int64)
+
+        def others(rows: slice) -> Codes:
+            itself = [key in self._code_of for key in keys[rows]]
+            return np.array([self._counts[code] for code in codes(rows).tolist()], np.int64) - itself
+
+        return Judge(others, lambda rows, found: self.of_items(found) == codes(rows)[:, None])
+
+
+def _sorted(code_of: Mapping[int, int]) -> tuple[Keys, Codes]:
+    known, codes = np.array(sorted(code_of.items()), np.int64).reshape(-1, 2).T
+    return known, codes
+
+
+def _looked_up(table: tuple[Keys, Codes], keys: Keys) -> Codes:
+    """The codes of keys, -1 of those that the table lacks."""
+    known, codes = table
+    if not len(known):
+        return np.full(keys.shape, -1, np.int64)
+    at = np.minimum(np.searchsorted(known, keys), len(known) - 1)
+    return np.where(known[at] == keys, codes[at], -1)
 
 
 def worth(
-    live: LoadedGallery, target: LoadedVersion, probes: Probes, asked: CurveIn, judging: Judging | None, rest: Rest
+    live: LoadedGallery,
+    target: LoadedVersion,
+    probes: Probes,
+    asked: CurveIn,
+    judging: Judging | None,
+    rest: Rest,
+    caught_up: Callable[[], None],
 ) -> Worth:
     """What the metric is now, over the gallery that answers queries; `judging` where the metric needs it.
+
+    `caught_up`: has `judging` catch up; called with what each block found, before it is judged.
 
     Raises:
         InvalidArgument: no query has anything right to find.
@@ -157,18 +191,20 @@ def worth(
     found = (
         _recalled(rankings, target, probes, asked.k)
         if judging is None
-        else _found(rankings, asked, judging.judge(probes))
+        else _found(rankings, asked, judging.judge(probes), caught_up)
     )
     if not len(found):
         raise InvalidArgument(NOTHING_RIGHT, pointer="/label")
     return Worth(mean_interval(found, asked.seed), len(found))
 
 
-def _found(rankings: Rankings, asked: CurveIn, judge: Judge) -> NDArray[np.float64]:
+def _found(rankings: Rankings, asked: CurveIn, judge: Judge, caught_up: Callable[[], None]) -> NDArray[np.float64]:
     """The metric of each query that has something right to find."""
     values, valid = [np.empty(0)], [np.empty(0, bool)]
     for rows, keys in rankings:
-        judged = retrieval_from_rankings(judge.relevant(rows, keys), np.ones(len(keys), bool), judge.others[rows])
+        caught_up()
+        relevant, others = judge.relevant(rows, keys), judge.others(rows)
+        judged = retrieval_from_rankings(relevant, np.ones(len(keys), bool), others)
         values.append(judged.per_query(asked.measured))
         valid.append(judged.valid)
     found: NDArray[np.float64] = np.concatenate(values)[np.concatenate(valid)]

@@ -126,7 +126,26 @@ class TestValues:
         event.remove(engine, "before_execute", note)
 
         assert len(read) == 20
-        assert streamed == [True, True], "followed twice, the second time from where the first one ended"
+        assert streamed == [True] * 3, "followed, and again, and after the one block, from where the last time ended"
+
+    def test_what_is_written_while_it_is_measured_counts_by_its_label(
+        self, served: Any, filled: str, pictures: list[bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each query finds its own image again, stored after the labels were read."""
+        whole, asked = scoring._ask, []
+
+        def late(*given: Any) -> Any:
+            if not asked:
+                asked.append(True)
+                items = [{"id": f"j{n}", "metadata": {"group": group(n)}, "image": f"{n}.png"} for n in range(20)]
+                assert served.post_items(filled, items, [(f"{n}.png", p) for n, p in enumerate(pictures)]).is_success
+            return whole(*given)
+
+        monkeypatch.setattr(scoring, "_ask", late)
+
+        number = start(served, filled, {"label": "group"})
+
+        assert curve_of(served, number)["points"][0]["value"] == 1
 
     def test_a_sample_is_drawn_once(self, served: Any, filled: str) -> None:
         number = start(served, filled, {"label": "group", "sample": 6, "seed": 1, "metric": "mAP@1.0"})
