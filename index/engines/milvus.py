@@ -36,6 +36,8 @@ MAX_KEYS = 4096
 """Keys in an expression: 80 kB of text."""
 MESSAGE_BYTES = 32 << 20
 """What is sent or asked for at once: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
+MOST_QUERIES = 32
+"""Of one search: its time limit is for these, however many queries a request has."""
 ROW_BYTES = 100
 """Of a row, beside its vector."""
 
@@ -128,7 +130,7 @@ class MilvusCollection:
         if not len(queries_QW) or exact or keys_N is not None:
             return self._compared(queries_QW, c, keys_N)
         found = _nothing(len(queries_QW), c, self._table.width)
-        step = min(MOST, max(1, MESSAGE_BYTES // (c * self._row_bytes)))
+        step = min(MOST_QUERIES, max(1, MESSAGE_BYTES // (c * self._row_bytes)))
         for start in range(0, len(queries_QW), step):
             for query, hits in enumerate(self._searching.nearest(queries_QW[start : start + step], c), start):
                 for place, hit in enumerate(hits):

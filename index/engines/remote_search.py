@@ -29,6 +29,8 @@ EXTRA, SLACK, GROWS = 8, 1.2, 4
 """So many more candidates than are wanted, so many times what should do, and so many times that where it did not."""
 RESTRICTED = 0.5
 """A search is restricted to keys where no larger share of the rows may be found."""
+MOST_OF = 0.5
+"""Who wants a larger share of the rows than this has every row compared: a graph would be walked to its end."""
 PATIENCE_SECONDS = 1.0
 """So long a collection may tell of other rows than this process knows, before it is not believed: feeds are faster."""
 
@@ -71,6 +73,7 @@ class RemoteSearch:
         live_R = self._rows.live(allowed_S)
         among = int(np.count_nonzero(live_R))
         wanted = min(k, among)
+        exact = exact or wanted > MOST_OF * len(self._rows.keys_R)
         scores_QK = np.zeros((len(queries_QD), k), np.float32)
         slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
         if not wanted or not len(queries_QD):

@@ -11,8 +11,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from examples.demo.engines import ENGINES
+
 ROOT = Path(__file__).parent.parent.parent
 WAYS = {"bct", "oca", "fct"}
+SHORT = ["--items", "200", "--queries", "160"]
 
 
 def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -24,8 +27,12 @@ def demo(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "size",
     [
-        pytest.param(["--items", "200", "--queries", "160"], id="shortened", marks=pytest.mark.slow),
+        pytest.param(SHORT, id="shortened", marks=pytest.mark.slow),
         pytest.param([], id="whole", marks=[pytest.mark.slow, pytest.mark.timeout(900)]),
+        *(
+            pytest.param([*SHORT, "--engine", name], id=name, marks=[pytest.mark.slow, pytest.mark.timeout(900)])
+            for name in ENGINES
+        ),
     ],
 )
 def test_the_demo_meets_every_expectation_and_leaves_its_report(size, tmp_path):

@@ -11,6 +11,7 @@ from PIL import Image
 
 from examples.demo import picture
 from examples.demo import report as reporting
+from examples.demo.engines import engine
 from examples.demo.measure import Answer, as_row, difference, measure, same_answers, same_state
 from examples.demo.pictures import Pictures, load_pictures
 from examples.demo.steps import agreement
@@ -380,3 +381,27 @@ def test_the_picture_shows_queries_that_the_upgrade_changed_first(tmp_path):
     picture.draw({**built, "examples": shown}, drawn, tmp_path / "story.png")
     with Image.open(tmp_path / "story.png") as image:
         assert min(image.size) > 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "settings"),
+    [
+        (None, {}, {}),
+        ("pgvector", {"REGRAFT_PGVECTOR_URL": "p"}, {"REGRAFT_PGVECTOR_URL": "p"}),
+        ("milvus", {"REGRAFT_MILVUS_URI": "m", "MILVUS_TEST_URI": "t"}, {"REGRAFT_MILVUS_URI": "m"}),
+        (
+            "milvus",
+            {"MILVUS_TEST_URI": "t", "MILVUS_TEST_TOKEN": "a:b"},
+            {"REGRAFT_MILVUS_URI": "t", "REGRAFT_MILVUS_TOKEN": "a:b"},
+        ),
+    ],
+)
+def test_an_engine_is_the_server_that_the_caller_names(name, given, settings, tmp_path, monkeypatch):
+    for variable in ("REGRAFT_PGVECTOR_URL", "REGRAFT_MILVUS_URI", "MILVUS_TEST_URI"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in given.items():
+        monkeypatch.setenv(variable, value)
+
+    with engine(name, tmp_path) as known:
+        assert known == settings
+    assert list(tmp_path.iterdir()) == []

@@ -231,6 +231,22 @@ def test_among_few_keys_only_those_are_compared(monkeypatch: Any) -> None:
     assert [None if keys_N is None else keys_N.tolist() for keys_N in asked] == [[1, 2], None]
 
 
+def test_who_wants_most_of_the_rows_has_every_row_compared(monkeypatch: Any) -> None:
+    life = Life(Cosine(), None)
+    life.upsert(list(range(KEYS)), range(KEYS))
+    life.follow()
+    life.settle()
+    asked: list[bool] = []
+    search = life.collection.search
+    monkeypatch.setattr(
+        life.collection, "search", lambda *args, **how: asked.append(how["exact"]) or search(*args, **how)
+    )
+    for k in (KEYS // 2, KEYS // 2 + 1, KEYS):
+        life.check(0, k, set(range(KEYS)), exact=False)
+
+    assert asked == [False, True, True]
+
+
 def test_nobody_waits_for_an_engine_that_has_just_failed_and_one_sees_when_it_is_back(monkeypatch: Any) -> None:
     now, made = [100.0], [0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
