@@ -30,6 +30,7 @@ from index.edge_maps import Maps
 from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.engines.remote import Elsewhere, nowhere
+from index.engines.remote_answers import Answers, Unanswered
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
@@ -107,16 +108,23 @@ class Gallery:
             embedded.append(embed(view, version or view.current, ask))
             if ask.params.filter is not None:
                 self._make_filterable()
-        found = []
-        with self._lock.read():
-            view = self._view
-            for (version, ask), made in zip(asks, embedded, strict=True):
-                if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
-                    raise GalleryChanged
-                name = version or view.current
-                query = prepared(view, self._metadata, name, ask, made)
-                found.append(result(view, self._metadata, name, made, query, scatter(query)))
-        return found
+        answers: Answers | None = None
+        while True:
+            found = []
+            try:
+                with self._lock.read():
+                    view = self._view
+                    for (version, ask), made in zip(asks, embedded, strict=True):
+                        if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
+                            raise GalleryChanged
+                        name = version or view.current
+                        query = prepared(view, self._metadata, name, ask, made)
+                        found.append(result(view, self._metadata, name, made, query, scatter(query, answers)))
+            except Unanswered as waiting:  # for engines, beside whoever writes
+                answers = waiting.answers
+                answers.ask()
+            else:
+                return found
 
     def _make_filterable(self) -> None:
         """Have filters find every item: at the first one in steps, between which others query and write."""

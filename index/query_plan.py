@@ -82,6 +82,16 @@ class Plan:
         return merge_rank(scanned, self.sizes, k)
 
     @cached_property
+    def alone(self) -> bool:
+        """Whether there is one shard, and it lies in memory."""
+        return len(self.shards) == 1 and not self.elsewhere
+
+    @cached_property
+    def elsewhere(self) -> bool:
+        """Whether a shard may have to ask an engine."""
+        return any(shard.elsewhere for shard in self.shards.values())
+
+    @cached_property
     def parts(self) -> Sequence[float]:
         """The share of all items that each of the shards serves."""
         whole = sum(self.sizes)

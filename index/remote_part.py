@@ -22,7 +22,8 @@ class RemotePart:
     def settle(self) -> bool:
         """Have rows lie where they are to: in the engine once it has them, or here; beside queries and writes.
 
-        False: an engine has lost rows since, and what lies where is to be found out anew. One caller at a time.
+        False: an engine has lost rows since, or was away when it was asked for them, and what lies where is to be found
+        out anew. One caller at a time.
         """
         shards = self.shards().values()
         if not all(shard.settle(self._read, self._change, self._numbers_of) for shard in shards):

@@ -6,8 +6,10 @@ import json
 import logging
 import sys
 import time
+from collections.abc import Callable
 from typing import Literal
 
+from index.errors import RegraftError
 from index.events import CONTEXT, Event, fields_as_text
 
 LogFormat = Literal["console", "json"]
@@ -59,13 +61,25 @@ class RecurringErrors:
         # What was said, of which kind of error -> when.
         self._said: dict[tuple[str, type], float] = {}
 
+    def attempt(self, failed: Event, work: Callable[[], object]) -> bool:
+        """Whether something went well; if not, that is said, and the next attempt may go better."""
+        try:
+            work()
+        except Exception:
+            self.log(failed)
+            return False
+        return True
+
     def log(self, event: Event) -> None:
-        """Say it of the error that is handled now, with its traceback, if that was not done just before."""
-        now, key = time.monotonic(), (str(event), type(sys.exception()))
+        """Say it of the error that is handled now, in its words or by a traceback, if that was not done just before."""
+        error = sys.exception()
+        if told := isinstance(error, RegraftError):
+            event = Event(event.name, **event.fields, reason=error.message)
+        now, key = time.monotonic(), (str(event), type(error))
         self._said = {one: at for one, at in self._said.items() if now - at < AGAIN_SECONDS}
         if key not in self._said:
             self._said[key] = now
-            self._logger.exception(event)
+            self._logger.error(event, exc_info=not told)
 
 
 FORMATTERS: dict[LogFormat, type[logging.Formatter]] = {"console": ConsoleFormatter, "json": JsonFormatter}

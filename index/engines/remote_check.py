@@ -20,23 +20,29 @@ ASKED = 32
 ANY_NUMBER = np.iinfo(np.int64).max
 
 
-def recall_there(
-    here: SegmentedShard, collection: Collection, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask
-) -> float:
-    """The share of the exact ten best of the served rows in memory that the collection finds; 1 where there are none.
+class RecallCheck:
+    """What memory answers to a sample of queries; made while nobody writes, and compared beside whoever does."""
 
-    Raises:
-        EngineUnavailable: it does not answer.
-        GalleryChanged: it was written meanwhile.
-    """
-    k = min(AIM_K, int(np.count_nonzero(served_N)))
-    if not k:
-        return 1.0
-    rows = RemoteRows()
-    rows.add(keys_N, digests_N, np.full(len(keys_N), ANY_NUMBER), slots_N, served_N)
-    chosen_Q = np.random.default_rng(0).choice(len(keys_N), min(ASKED, len(keys_N)), replace=False)
-    queries_QD = np.ascontiguousarray(here.fetch(keys_N[chosen_Q])[:, : here.dim])
-    right = here.search(queries_QD, k, exact=True)
-    found = RemoteSearch(collection, rows, here.dim, here.space).search(queries_QD, k, None, exact=False)
-    same = hits(right[:2], found[:2], higher_is_better=here.space.higher_is_better)
-    return float(same.mean())
+    def __init__(self, here: SegmentedShard, keys_N: Keys, digests_N: Keys, slots_N: Keys, served_N: Mask) -> None:
+        """Ask memory, which holds these rows."""
+        self._space, self._dim = here.space, here.dim
+        self._rows = RemoteRows()
+        self._rows.add(keys_N, digests_N, np.full(len(keys_N), ANY_NUMBER), slots_N, served_N)
+        self._k = min(AIM_K, int(np.count_nonzero(served_N)))
+        chosen_Q = np.random.default_rng(0).choice(len(keys_N), min(ASKED, len(keys_N)), replace=False)
+        self._queries_QD = np.ascontiguousarray(here.fetch(keys_N[chosen_Q])[:, : here.dim])
+        self._right = here.search(self._queries_QD, max(1, self._k), exact=True)
+
+    def recall(self, collection: Collection) -> float:
+        """The share of the exact ten best of the served rows that the collection finds; 1 where there are none.
+
+        Raises:
+            EngineUnavailable: it does not answer.
+            GalleryChanged: it was written meanwhile.
+        """
+        if not self._k:
+            return 1.0
+        search = RemoteSearch(collection, self._rows, self._dim, self._space)
+        found = search.search(self._queries_QD, self._k, None, exact=False)
+        same = hits(self._right[:2], found[:2], higher_is_better=self._space.higher_is_better)
+        return float(same.mean())

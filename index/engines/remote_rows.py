@@ -23,10 +23,13 @@ class RemoteRows:
         self._columns_4R = np.empty((4, 0), np.int64)
         self._bits_2R = np.empty((2, 0), np.bool_)
         self._rows = 0
+        self.added = 0
+        """How often rows came to lie there."""
         self._refresh()
 
     def add(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Have these count, in the place of what there was of their keys, which are all different."""
+        self.added += 1
         order_N = np.argsort(keys_N, kind="stable")
         columns_4N = np.stack([keys_N, numbers_N, digests_N, slots_N])[:, order_N]
         bits_2N = np.stack([np.ones(len(keys_N), np.bool_), served_N])[:, order_N]

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +23,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
 from index.engines.remote import Candidates, Collection, EngineUnavailable
+from index.engines.remote_answers import Answers, Unanswered
 from index.engines.remote_rows import RemoteRows
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
@@ -35,6 +38,10 @@ PATIENCE_SECONDS = 1.0
 """So long a collection may tell of other rows than this process knows, before it is not believed: feeds are faster."""
 
 
+Ask = Callable[..., Candidates]
+"""`Collection.search`, or what stands for it."""
+
+
 class _Wanted(NamedTuple):
     """What is to be found there: queries in both forms, how many rows of each, and which rows may be."""
 
@@ -43,6 +50,7 @@ class _Wanted(NamedTuple):
     k: int
     live_R: Mask
     exact: bool
+    ask: Ask
 
 
 class _Right(NamedTuple):
@@ -60,10 +68,13 @@ class RemoteSearch:
         self._collection, self._rows, self._dim, self._space = collection, rows, dim, space
         self._disagreed: float | None = None
 
-    def search(self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool) -> Hits:
-        """As `Shard.search`.
+    def search(
+        self, queries_QD: Vectors, k: int, allowed_S: Mask | None, *, exact: bool, answers: Answers | None = None
+    ) -> Hits:
+        """As `Shard.search`; `answers`: of the engine, None: it is waited for.
 
         Raises:
+            Unanswered: the engine is to be asked first.
             EngineUnavailable: the engine does not answer.
             GalleryChanged: it holds newer rows than this process knows of.
         """
@@ -79,7 +90,8 @@ class RemoteSearch:
         if not wanted or not len(queries_QD):
             return Hits(scores_QK, slots_QK, Scanned(), k)
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
-        asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact)
+        ask = self._collection.search if answers is None else partial(answers.search, self._collection, self._rows)
+        asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact, ask)
         few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.held()
         depth = self._depth(wanted, among)
         found = {} if few else dict(enumerate(self._deepened(asked, np.arange(len(queries_QD)), wanted, depth)))
@@ -102,13 +114,21 @@ class RemoteSearch:
         """Of some queries what is right, where the engine compares every row that may be found, so many at a time."""
         keys_A, most = self._rows.keys_R[asked.live_R], self._collection.capabilities.max_keys
         gathered: list[list[_Right]] = [[] for _ in left_Q]
+        unanswered: Unanswered | None = None
         for start in range(0, len(keys_A), most):
             keys_P = keys_A[start : start + most]
             least = min(len(keys_P), asked.k)
-            for parts, right in zip(gathered, self._deepened(asked, left_Q, least, least + EXTRA, keys_P), strict=True):
+            try:
+                found = self._deepened(asked, left_Q, least, least + EXTRA, keys_P)
+            except Unanswered as error:  # the other parts are asked for at once
+                unanswered = error
+                continue
+            for parts, right in zip(gathered, found, strict=True):
                 if not right.enough:
                     self._disagree(f"{least - len(right.at_G)} rows or more are not found in it")
                 parts.append(right)
+        if unanswered is not None:
+            raise unanswered
         columns = (zip(*parts, strict=True) for parts in gathered)
         return [_Right(np.concatenate(at), np.concatenate(rows), True) for at, rows, _ in columns]
 
@@ -120,7 +140,7 @@ class RemoteSearch:
         left_Q, most = queries_P, self._collection.capabilities.max_k
         while len(left_Q):
             depth = min(depth, most)
-            candidates = self._collection.search(asked.queries_QW[left_Q], depth, keys_N=keys_N, exact=asked.exact)
+            candidates = asked.ask(asked.queries_QW[left_Q], depth, keys_N=keys_N, exact=asked.exact)
             again = []
             for query, ended, (at_G, rows_GW) in zip(
                 left_Q.tolist(), _ended(candidates, depth), self._right(candidates, asked.live_R), strict=True

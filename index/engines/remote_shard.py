@@ -24,8 +24,9 @@ from index.contents import HeldBySlot
 from index.engines.base import MISSING, Hits, Keys
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
-from index.engines.remote import Collection, Entries, held_there, same_entries
-from index.engines.remote_check import recall_there
+from index.engines.remote import Collection, EngineUnavailable, Entries, held_there, same_entries
+from index.engines.remote_answers import Answers
+from index.engines.remote_check import RecallCheck
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
 from index.engines.segments import Job, SegmentedShard, best_of
@@ -62,6 +63,8 @@ class RemoteShard(SegmentedShard):
         # its answers are compared; None: they were.
         self._whole: int | None = None
         self._again = 0.0
+        # Why it is not known which of the rows in `there` the collection has: it was away when they were asked for.
+        self._unasked: str | None = None
         self._search = RemoteSearch(collection, self.there, dim, space)
 
     @classmethod
@@ -106,18 +109,22 @@ class RemoteShard(SegmentedShard):
         *,
         exact: bool = False,
         part: float = 1.0,
+        answers: Answers | None = None,
     ) -> Hits:
-        """The best of what is here and there; see Shard.
+        """The best of what is here and there; see Shard. `answers`: of the engine, None: it is waited for.
 
         Raises:
+            Unanswered: the engine is to be asked first.
             EngineUnavailable: the engine does not answer.
             GalleryChanged: it holds newer rows than this process knows of.
         """
         parts = []
-        if super().count() or not self.there.count():
-            parts.append(super().search(queries_QD, k, allowed_S, exact=exact, part=part))
         if self.there.count():
-            parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact))
+            if self._unasked is not None:
+                raise EngineUnavailable(self._unasked)
+            parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact, answers=answers))
+        if super().count() or not self.there.count():
+            parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, part=part))
         return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
@@ -134,9 +141,18 @@ class RemoteShard(SegmentedShard):
         return rows_NW
 
     def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
-        """Which of these vectors segments or the collection hold (N,)."""
+        """Which of these vectors segments or the collection hold (N,).
+
+        All of them where the engine is away, so that no vector is read: it is asked when it is back, see `settle`.
+        """
         known_N = super().sealed(keys_N, digests_N, numbers_N)
-        return known_N | held_there(self.collection, keys_N, digests_N, numbers_N)
+        if self._unasked is None:
+            try:
+                self.collection.covers()  # soon told where it hangs
+                return known_N | held_there(self.collection, keys_N, digests_N, numbers_N)
+            except EngineUnavailable as error:
+                self._unasked = error.message
+        return np.ones(len(keys_N), np.bool_)
 
     def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Have the rows of these keys and digests count, each in one place; they are all `sealed`."""
@@ -188,16 +204,17 @@ class RemoteShard(SegmentedShard):
             numbers_of: asked under either.
 
         Returns:
-            Whether the collection still has what it had.
+            Whether what lies where is known: the collection has what it had, and was there when it was asked first.
 
         Raises:
             EngineUnavailable: the engine does not answer.
         """
         if not self.config.kind.elsewhere:
-            self._recall(read, change)
-            return True
+            if self._unasked is None:
+                self._recall(read, change)
+            return self._unasked is None
         covers, most = self.collection.covers(), self.collection.capabilities.max_rows
-        if covers < self._covered:
+        if covers < self._covered or self._unasked is not None:
             return False
         self._covered = covers
         if super().held():
@@ -226,10 +243,11 @@ class RemoteShard(SegmentedShard):
             digests_N = np.concatenate([head_H, *(one.digests()[one.alive_R] for one in self.segments)])
             here = SegmentedShard(self.dim, self.space, self.config)
             here.take_over(self)
-            try:
-                recall = recall_there(here, self.collection, keys_N, digests_N, slots_N, served_N)
-            except GalleryChanged:
-                return False
+            check = RecallCheck(here, keys_N, digests_N, slots_N, served_N)
+        try:
+            recall = check.recall(self.collection)
+        except GalleryChanged:
+            return False
         if recall >= self.config.recall - TOLERATED:
             self._whole = None
             return True

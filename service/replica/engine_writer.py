@@ -11,7 +11,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from index.engines.base import Keys
 from index.engines.config import IndexKind
 from index.engines.digest import digests
-from index.engines.remote import Collection, EngineUnavailable, Entries
+from index.engines.remote import Collection, Entries
 from index.events import Event
 from index.query_plan import ShardKey
 from index.space import Space
@@ -67,18 +67,10 @@ class EngineWriter:
     def _run(self) -> None:
         while not self._stop.wait(PAUSE_SECONDS):
             for live in self._replica.all():
-                self._attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
-            if time.monotonic() - self._swept > IDLE_SECONDS:
+                self._errors.attempt(Event("engine_not_followed", gallery=live.name), partial(self._look_at, live))
+            if self._engines.any() and time.monotonic() - self._swept > IDLE_SECONDS:
                 self._swept = time.monotonic()
-                self._attempt(Event("engine_not_swept"), self._sweep)
-
-    def _attempt(self, failed: Event, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except EngineUnavailable as error:  # nothing is lost, and every look tries again
-            self._errors.log(Event(failed.name, **failed.fields, reason=error.message))
-        except Exception:
-            self._errors.log(failed)
+                self._errors.attempt(Event("engine_not_swept"), self._sweep)
 
     def _look_at(self, live: LoadedGallery) -> None:
         remote, seq = live.gallery.remote, live.seq
@@ -92,9 +84,8 @@ class EngineWriter:
             self._bring(live)
             kept = remote.settle()
         if not kept:
-            logger.error(
-                Event("engine_lost_rows", gallery=live.name, then="it is loaded anew, and what is lost written")
-            )
+            then = "the gallery is loaded anew, and what the engine does not have is written"
+            logger.warning(Event("engine_was_away_or_lost_rows", gallery=live.name, then=then))
             self._replica.cache.drop(live.id)
             return
         live.bytes = live.gallery.bytes()

@@ -29,6 +29,10 @@ class Engines:
         self._open: dict[IndexKind, Engine] = {}
         self._opening = threading.Lock()
 
+    def any(self) -> bool:
+        """Whether it is told of any."""
+        return bool(self._makers)
+
     def get(self, kind: IndexKind) -> Engine:
         """One of them.
 
@@ -57,7 +61,7 @@ class Engines:
     def _collection(self, gallery: str, kind: IndexKind, place: Place, width: int, metric: Metric) -> Collection:
         try:
             return self.get(kind).collection(gallery, place, width, metric)
-        except RegraftError as error:  # the gallery is served from memory, and its indexer says so
+        except RegraftError as error:  # the gallery is served without what lies there, and its indexer says why
             return Unreachable(error.message)
 
     def _made(self, kind: IndexKind) -> Engine:

@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -57,20 +57,11 @@ class Indexer:
             galleries = {live.id: live for live in self._replica.all()}
             unswept |= bool(self._stands.keys() - galleries.keys())
             if unswept:
-                unswept = not self._attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
+                unswept = not self._errors.attempt(Event("indexes_not_swept"), self._replica.sweep_indexes)
             self._stands = {number: self._stood(live) for number, live in galleries.items()}
             for live in galleries.values():
-                if not self._attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
+                if not self._errors.attempt(Event("index_failed", gallery=live.name), partial(self._look_at, live)):
                     del self._stands[live.id]
-
-    def _attempt(self, failed: Event, work: Callable[[], None]) -> bool:
-        """Whether it went well; if not, queries go on by what there is, and the next look tries again."""
-        try:
-            work()
-        except Exception:
-            self._errors.log(failed)
-            return False
-        return True
 
     def _stood(self, live: LoadedGallery) -> tuple[int, float]:
         before, seq = self._stands.get(live.id), live.seq

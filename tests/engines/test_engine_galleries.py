@@ -170,6 +170,28 @@ def test_a_start_finds_what_is_there_and_reads_no_vector(elsewhere: Settings, se
         assert lies(again, path) == {("v1", "supplied"): (0, COUNT)}
 
 
+def test_a_start_without_the_engine_takes_writes_and_answers_when_it_is_back(
+    running_engine: Any, elsewhere: Settings, served: Served, kind: str
+) -> None:
+    path = gallery(served, "g", kind)
+    put(served, path, range(40))
+    until(lambda: lies(served, path) == {("v1", "supplied"): (0, 40)})
+    running_engine.stop(signal.SIGKILL)
+    try:
+        with serving(elsewhere) as again:
+            body = {"version": "v1", "embeddings": QUERIES.tolist(), "k": 7}
+            assert again.http.get(path).json()["items"] == 40
+            put(again, path, range(40, COUNT))
+            problem(again.http.post(f"{path}/query", json=body), 503, "engine_unavailable")
+            assert sum(head for head, _ in lies(again, path).values()) == COUNT - 40
+            running_engine.start()
+            until(lambda: lies(again, path) == {("v1", "supplied"): (0, COUNT)})
+            assert ask(again, path) == ask(served, path)
+    finally:
+        running_engine.stop(signal.SIGKILL)
+        running_engine.start()
+
+
 def test_it_moves_there_and_back_while_it_serves(served: Served, kind: str) -> None:
     path = gallery(served, "g", "auto")
     put(served, path, range(COUNT))

@@ -151,10 +151,7 @@ class Curves:
 
     def _run(self) -> None:
         while not self._stop.wait(LOOK_SECONDS):
-            try:
-                self._look()
-            except Exception:  # the database may be back the next time
-                self._errors.log(Event("curves_not_followed"))
+            self._errors.attempt(Event("curves_not_followed"), self._look)
 
     def _look(self) -> None:
         known = {*self._held, *self._troubles}

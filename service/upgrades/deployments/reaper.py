@@ -96,14 +96,8 @@ class Reaper:
         except Exception:
             self._errors.log(Event("freeing_failed"))
             return False
-        whole = True
-        for gallery_id, work in left:
-            try:
-                work()
-            except Exception:
-                self._errors.log(Event("freeing_failed", gallery_id=gallery_id))
-                whole = False
-        return whole
+        went = [self._errors.attempt(Event("freeing_failed", gallery_id=number), work) for number, work in left]
+        return all(went)
 
     def _unfinished(self) -> list[tuple[int, Callable[[], object]]]:
         """The gallery and what frees it, of each retired version and deleted gallery."""

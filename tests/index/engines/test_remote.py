@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.attempts import GalleryChanged
-from index.engines import remote_search, remote_shard
+from index.engines import remote_search
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.flat import FlatShard
 from index.engines.guard import Breaker
 from index.engines.remote import Capabilities, EngineUnavailable, Entries, Metric
+from index.engines.remote_check import RecallCheck
 from index.engines.remote_shard import RemoteShard
 from index.space import Cosine, Euclidean, Lorentz, Space
 from staging.engine import FakeCollection
@@ -185,6 +186,24 @@ def test_a_start_reads_no_vector_that_the_collection_has() -> None:
     assert (started.count(), started.search(vectors(Cosine(), [0]), 1).slots_QK.item()) == (3, KEYS)
 
 
+def test_a_start_without_the_engine_reads_no_vector_and_answers_when_it_was_asked() -> None:
+    life = Life(Cosine(), None)
+    life.upsert(list(range(4)), range(4))
+    life.follow()
+    held_N, numbers_N = np.arange(4), np.arange(1, 5)
+    digests_N = digests(np.stack([life.held[key] for key in range(4)]))
+    started = RemoteShard(DIM, Cosine(), IndexConfig(kind=IndexKind.PGVECTOR), life.collection)
+    life.collection.away = True
+
+    assert started.sealed(held_N, digests_N, numbers_N).all()
+    started.revive(held_N, digests_N, numbers_N, KEYS - held_N, np.ones(4, np.bool_))
+    for away in (True, False):  # what it is to have was not asked
+        life.collection.away = away
+        with pytest.raises(EngineUnavailable):
+            started.search(vectors(Cosine(), [0]), 1)
+    assert not started.settle(nullcontext, nullcontext, lambda slots: slots)
+
+
 def test_a_process_that_is_behind_the_engine_looks_again_and_one_that_stays_behind_says_so(monkeypatch: Any) -> None:
     life = Life(Cosine(), None)
     life.upsert([1, 2], [1, 2])
@@ -285,7 +304,7 @@ def test_rows_that_lay_here_leave_when_all_are_there_and_are_found_there(monkeyp
     assert life.shard.there.held() == 0  # not before it has them all
     life.collection.record(life.seq)
     with monkeypatch.context() as patch:
-        patch.setattr(remote_shard, "recall_there", lambda *_: 0.9)
+        patch.setattr(RecallCheck, "recall", lambda *_: 0.9)
         life.settle()
     assert life.shard.there.held() == 0  # nor where it finds less
     life.check(0, 3, set(), exact=False)

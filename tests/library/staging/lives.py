@@ -55,7 +55,8 @@ class Follower:
     def __init__(self, site: Site, name: str) -> None:
         registry = Registry(site.database, site.settings)
         registry.sync()
-        self.replica = Replica(site.database, registry, site.settings.indexes, site.settings.poll_seconds)
+        folder, seconds = site.settings.indexes, site.settings.poll_seconds
+        self.replica = Replica(site.database, registry, folder, seconds, elsewhere=site.engines.of)
         self.live = self.replica.find(name)
 
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:

@@ -14,6 +14,7 @@ import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,11 @@ class Server:
         raise NoServer(f"no answer after {START_SECONDS} s")
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """End it: SIGINT rolls back and disconnects everyone, SIGQUIT is a crash."""
+        """End it: SIGINT rolls back and disconnects everyone, SIGQUIT is a crash, SIGKILL one of all its processes."""
         if self._process is not None:
-            self._process.send_signal(how)
+            for pid in reversed(self._pids()) if how is signal.SIGKILL else [self._process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, how)
             self._process.wait()
             self._process = None
 

@@ -12,6 +12,7 @@ from sqlalchemy import select
 
 from service.http.backfills import BackfillIn, start
 from service.registry.registry import Registry
+from service.replica.engines import Engines
 from service.settings import Settings
 from service.store.database import Database
 from service.store.tables import backfill, deployment, embedding, gallery, item
@@ -29,6 +30,7 @@ class Site:
     def __init__(self, data: Path, settings: Settings | None = None) -> None:
         self.settings = settings or Settings(data=data, lease_seconds=LEASE_SECONDS)
         self.database = Database(self.settings.database_url)
+        self.engines = Engines(self.settings)
         self.processes: list[Forked] = []
         self.port = free_port()
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20)
@@ -39,6 +41,8 @@ class Site:
             REGRAFT_DATA=str(self.settings.data),
             REGRAFT_DATABASE_URL=self.settings.database_url,
             REGRAFT_BLOBS_URL=self.settings.blobs_url,
+            REGRAFT_PGVECTOR_URL=self.settings.pgvector_url,
+            REGRAFT_MILVUS_URI=self.settings.milvus_uri,
             REGRAFT_LEASE_SECONDS=str(self.settings.lease_seconds),
         )
         self.processes.append(Forked(command, env, self._logs(len(self.processes))))
@@ -130,6 +134,7 @@ class Site:
         """End everything this site started."""
         self.http.close()
         self.database.close()
+        self.engines.close()
         for process in self.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)

@@ -1,0 +1,52 @@
+"""The server of an engine that is killed or frozen at any moment, and comes back when it is told to."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+GRACE_SECONDS = 15.0
+"""So long after it came back a client may still believe that it is away, or not know what it has."""
+
+
+class DoomedEngine:
+    """See the module; `server` has `stop`, `start`, `freeze` and `thaw`."""
+
+    def __init__(self, server: Any) -> None:
+        self._server = server
+        self.away: str | None = None
+        """How it went, if it is away."""
+        self.strikes: Counter[str] = Counter()
+        self._back = -GRACE_SECONDS
+        self._striking: threading.Timer | None = None
+
+    @property
+    def lacking(self) -> bool:
+        """Whether answers may lack what lies there."""
+        return self.away is not None or time.monotonic() - self._back < GRACE_SECONDS
+
+    def strike(self, how: str, seconds: float) -> None:
+        """Have it go in so many seconds, where it is not to already; `how`: killed or frozen."""
+        if self.away is None and self._striking is None:
+            self._striking = threading.Timer(seconds, self._strike, (how,))
+            self._striking.start()
+
+    def bring_back(self) -> None:
+        """Have it be there."""
+        if self._striking is not None:
+            self._striking.join()
+            self._striking = None
+        if self.away is not None:
+            (self._server.start if self.away == "killed" else self._server.thaw)()
+            self.away, self._back = None, time.monotonic()
+
+    def _strike(self, how: str) -> None:
+        self.away = how
+        self.strikes[how] += 1
+        if how == "killed":
+            self._server.stop(signal.SIGKILL)
+        else:
+            self._server.freeze()
