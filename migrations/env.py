@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from alembic import context
 
-import service.store.engine_leases  # noqa: F401 - it has a table of its own
+import service.store.engine_leases
+import service.store.vector_files  # noqa: F401 - it has tables of its own
 from service.store.tables import metadata
 
 context.configure(

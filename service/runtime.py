@@ -29,6 +29,7 @@ from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
 from service.store.database import Database, is_sqlite, upgrade
 from service.store.faults import DiskSpace
+from service.store.offloader import Offloader
 from service.upgrades.curves.measure import Curves
 from service.upgrades.deployments.reaper import Reaper
 from service.upgrades.rollouts.monitor import RolloutMonitor
@@ -125,9 +126,10 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
         reaper = Reaper(database, registry, blobs)
+        offloader = Offloader(database, blobs, settings.vectors)
         with ExitStack() as started:
             started.callback(engines.close)
-            for part in (replica, preload, evictor, indexer, writer, rollouts, traffic, curves, reaper):
+            for part in (replica, preload, evictor, indexer, writer, rollouts, traffic, curves, reaper, offloader):
                 part.start()
                 started.callback(part.stop)
             space = DiskSpace(settings.data, settings.min_free_bytes)

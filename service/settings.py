@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import ByteSize, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -13,6 +13,9 @@ from index.decoding import MAX_DECODED_BYTES
 from index.execution import Device, Execution
 from index.isolated import Limits
 from service.logs import LogFormat, LogLevel
+
+VectorStore = Literal["sql", "objects"]
+"""Where vectors lie: in the database, or settled ones in files of the image store."""
 
 MIN_KEY = 16
 """Characters of a key; fewer could be found by trying."""
@@ -41,6 +44,8 @@ class Settings(BaseSettings):
     """SQLAlchemy URL; empty: SQLite in `data`."""
     blobs_url: str = ""
     """fsspec URL of the images; empty: the folder blobs/ in `data`."""
+    vectors: VectorStore = "sql"
+    """Where vectors lie that were not written for a minute; those written since lie in the database."""
     pgvector_url: str = ""
     """URL of the PostgreSQL with pgvector that galleries may lie in; empty: the database, if it is a PostgreSQL."""
     milvus_uri: str = Field("", pattern=r"(https?://[^\s]+)?")

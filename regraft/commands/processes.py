@@ -60,6 +60,7 @@ def serve(
         from service.http.auth import check_exposure
         from service.store.database import upgrade
         from service.store.object_store import open_store
+        from service.store.vector_parquet import parquet
     settings = checked_settings()
     check_exposure(settings)
     settings.execution.check()
@@ -72,6 +73,8 @@ def serve(
     with usable_database():
         upgrade(settings)
     open_store(settings.blobs_url)  # to fail with a sentence if it cannot be used
+    if settings.vectors == "objects":
+        parquet()
     # uvicorn raises the signal it was stopped by once more at its end; it must not end this process before the workers.
     signal.signal(signal.SIGTERM, _interrupt)
     with Workers(workers), suppress(KeyboardInterrupt):
@@ -123,12 +126,15 @@ def worker(
         with needs("serve"):
             from service.backfills.worker import run
             from service.store.object_store import open_store
+            from service.store.vector_parquet import parquet
 
         if os.environ.get(FOLLOW_PARENT):
             threading.Thread(target=_stop_at_end_of_input, args=(stop,), daemon=True).start()
         settings = checked_settings()
         settings.execution.check()
         open_store(settings.blobs_url)
+        if settings.vectors == "objects":
+            parquet()
         answer({"data": settings.data})
         with usable_database():
             os.nice(NICENESS)

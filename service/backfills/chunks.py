@@ -32,6 +32,7 @@ from service.store.repository import take_seq
 from service.store.rows import BackfillRow, all_of, first_of, one_of
 from service.store.sql_arrays import listed
 from service.store.tables import backfill, backfill_chunk, embedding, item
+from service.store.vector_reader import with_vectors
 
 BURST_SECONDS = 1.0
 """How much of an unused rate may be made up for at once."""
@@ -208,7 +209,7 @@ def read_embeddings(connection: Connection, chunk: Chunk, order: Order) -> list[
     columns = (item.c.id, item.c.seq, embedding.c.version_id, embedding.c.vector, embedding.c.side)
     stored = item.join(embedding, stored_for(Kind.TRANSFORM, chunk.version_id, order))
     found = connection.execute(select(*columns).select_from(stored).where(_still(connection, chunk)))
-    return all_of(EmbeddingRow, found)
+    return with_vectors(connection, all_of(EmbeddingRow, found), "vector")
 
 
 def still_waiting(connection: Connection, chunk: Chunk) -> list[int]:

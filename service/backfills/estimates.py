@@ -35,6 +35,7 @@ from service.store.embeddings import first_held
 from service.store.rows import all_of
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
+from service.store.vector_reader import with_vectors
 
 SAMPLE = {Kind.REENCODE: 32, Kind.TRANSFORM: 1024}
 """Items that are moved, and forgotten again, to measure how long one takes."""
@@ -179,7 +180,7 @@ def _sample(
     found = connection.execute(
         select(*columns).select_from(item.join(embedding, stored)).where(mine).order_by(item.c.id)
     )
-    return all_of(SampledRow, found)
+    return with_vectors(connection, all_of(SampledRow, found), "vector")
 
 
 def _live(scope: Scope) -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from service.store.repository import STREAMED
 from service.store.rows import BackfillRow, all_of, first_of
 from service.store.tables import backfill, embedding, item
 from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_reader import with_vectors
 
 ROWS = 4096
 """Embeddings in memory at a time."""
@@ -122,7 +123,7 @@ def _stored(connection: Connection, scope: Scope, order: Order) -> Iterator[list
         .order_by(item.c.id)
     )
     for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
-        yield all_of(WaitingRow, block)
+        yield with_vectors(connection, all_of(WaitingRow, block), "vector")
 
 
 def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow], into: Scores) -> None:

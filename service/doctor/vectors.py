@@ -17,11 +17,14 @@ from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
+from service.store.blobs import StoreUnreachable
 from service.store.repository import IS_THERE, STREAMED, take_seq
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, gallery, item
-from service.store.vector_codec import STORED, digests_to_bytes, from_bytes, to_bytes
+from service.store.vector_codec import STORED, digests_to_bytes, from_bytes, is_place, to_bytes
+from service.store.vector_parquet import NoParquet
+from service.store.vector_reader import with_vectors
 
 ROWS = 4096
 BLOCK = 500
@@ -42,6 +45,8 @@ class StoredRow(NamedTuple):
     side: bytes | None
     uncertainty: float | None
     digest: bytes | None
+    stored: bytes
+    """`vector` as it was in the database, which may be where it lies."""
 
 
 Damaged = tuple[StoredRow, str]
@@ -51,13 +56,22 @@ Mend = Callable[[Connection, StoredRow], bool]
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
-    """`wrong_dimension`, `wrong_side`, `not_finite`, `zero_vector`, `not_unit_vector`, `duplicate_vector`."""
+    """What `_findings` lists, or `vectors_unseen`."""
+    try:
+        return _check(context, fix)
+    except (StoreUnreachable, NoParquet) as error:
+        away = Finding("vectors_unseen", "error", "vectors cannot be looked at", "bring back what is missing")
+        away.add(error.message)
+        return [away]
+
+
+def _check(context: Context, fix: bool) -> list[Finding]:
     found = _findings()
     damaged: list[Damaged] = []
     long: list[Damaged] = []
     seen: dict[tuple[int, int], dict[bytes, str]] = defaultdict(dict)
     with context.database.read() as connection:
-        for block in _embeddings(connection):
+        for block in _readable(_embeddings(connection), found["vector_unreadable"]):
             for version_id in {row.version_id for row in block}:
                 rows = [row for row in block if row.version_id == version_id]
                 whole = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
@@ -88,17 +102,39 @@ def _findings() -> dict[str, Finding]:
             "queries are right; ingest the items again, or move them by a reencode backfill",
         ),
         Finding("not_unit_vector", "error", "vectors of a cosine space are not of unit length", "--fix", fixable=True),
+        Finding(
+            "vector_unreadable",
+            "error",
+            "vectors lie in files that are gone or damaged",
+            "restore the files; else ingest the items again, or move them by a reencode backfill",
+        ),
         Finding("duplicate_vector", "info", "items hold the vector of another item", "the same image, stored twice"),
     ]
     return {finding.code: finding for finding in made}
 
 
 def _embeddings(connection: Connection) -> Iterator[list[StoredRow]]:
-    columns = (item.c.gallery_id, gallery.c.name, item.c.external_id, item.c.blob, *embedding.c)
+    columns = (
+        item.c.gallery_id,
+        gallery.c.name,
+        item.c.external_id,
+        item.c.blob,
+        *embedding.c,
+        embedding.c.vector.label("stored"),
+    )
     joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
     statement = select(*columns).select_from(joined).where(IS_THERE).order_by(embedding.c.version_id)
     for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
-        yield all_of(StoredRow, block)
+        yield with_vectors(connection, all_of(StoredRow, block), "vector")
+
+
+def _readable(found: Iterable[list[StoredRow]], unreadable: Finding) -> Iterator[list[StoredRow]]:
+    """Rows without those whose vector is not where it should be: it may come back with its file, so none is mended."""
+    for block in found:
+        for row in block:
+            if not row.vector and is_place(row.stored):
+                unreadable.add(_named(row))
+        yield [row for row in block if row.vector or not is_place(row.stored)]
 
 
 def _named(row: StoredRow) -> str:
@@ -206,7 +242,7 @@ def _can_be_made_again(context: Context, connection: Connection, row: StoredRow,
 
 def _as_read(row: StoredRow) -> tuple[Any, ...]:
     same = (embedding.c.item_id == row.item_id, embedding.c.version_id == row.version_id)
-    return (*same, embedding.c.vector == row.vector)
+    return (*same, embedding.c.vector == row.stored)
 
 
 def _tell_replicas(connection: Connection, row: StoredRow, seq: int) -> None:

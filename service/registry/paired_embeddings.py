@@ -21,6 +21,7 @@ from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_reader import with_vectors
 
 OWN = (Origin.ENCODED.value, Origin.SUPPLIED.value)
 
@@ -99,7 +100,7 @@ def draw_held(
     rows: list[PairRow] = []
     for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
         there = connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))
-        found = {row.id: row for row in all_of(PairRow, there)}
+        found = {row.id: row for row in with_vectors(connection, all_of(PairRow, there), "new", "old")}
         wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
         rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
         if len(rows) >= sample:

@@ -27,7 +27,7 @@ from service.store.repository import NewItem, items_between, overwrite, rows_of,
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
-from service.store.vector_codec import to_bytes
+from service.store.vector_codec import is_same_vector
 
 
 class UpdateMode(StrEnum):
@@ -184,7 +184,7 @@ def _is_same(known: There, new: NewItem, version_id: int) -> bool:
     """Whether the item holds this very vector of the version, and as a transform only if it comes as one."""
     origin, vector = known.held.get(version_id, ("", None))
     made_alike = (origin == Origin.TRANSFORMED) == (new.origin == Origin.TRANSFORMED)
-    return made_alike and vector is not None and bytes(vector) == to_bytes(new.vector)
+    return made_alike and vector is not None and is_same_vector(vector, new.vector)
 
 
 def _add(connection: Connection, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int) -> None:

@@ -16,6 +16,7 @@ from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.repository import IS_THERE, STREAMED
 from service.store.tables import evaluation, evaluation_entry, gallery, item
+from service.store.vector_files import newest_files
 
 SOME = 50
 """How many images of each kind are looked for, to know a store that has no marker."""
@@ -69,13 +70,15 @@ def references(connection: Connection) -> Iterator[Reference]:
 
 
 def open_blobs(database: Database, url: str) -> Blobs:
-    """The store of the images that rows of this database name."""
+    """The store of the images that rows of this database name, and of its vectors that lie in files."""
 
     def named() -> list[str]:
         with database.lookup() as connection:
-            return [key for place in BLOB_COLUMNS for key in connection.execute(_newest(place)).scalars()]
+            images = [key for place in BLOB_COLUMNS for key in connection.execute(_newest(place)).scalars()]
+            return [*images, *newest_files(connection, SOME)]
 
-    return Blobs(url, named)
+    blobs = database.vectors.blobs = Blobs(url, named)
+    return blobs
 
 
 def _newest(place: BlobColumn) -> Select[str]:

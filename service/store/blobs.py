@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import repeat
 from pathlib import Path
 from typing import Self
@@ -23,7 +24,7 @@ from index.errors import RegraftError
 from index.events import Event
 from service.errors import StorageFull
 from service.store.faults import is_full
-from service.store.object_store import FOLDERS, one_kind_of_error, open_store
+from service.store.object_store import FOLDERS, VECTOR_FILES, one_kind_of_error, open_store
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Blobs:
         self.check()
         folder = Path(self._path(str(gallery_id)))
         keys: list[str] = []
-        try:
+        with self._taking(keys):
             if self._local:
                 folder.mkdir(exist_ok=True)
             with _Sending(1 if self._local else AT_ONCE) as sending:
@@ -84,6 +85,25 @@ class Blobs:
             if self._local:
                 sync_all([Path(self._path(key)) for key in keys])
                 sync_all([folder, folder.parent])
+        return keys
+
+    def put(self, key: str, content: bytes) -> None:
+        """Store a file durably by a key that was never used. Raises StorageFull, StoreUnreachable."""
+        self.check()
+        path = Path(self._path(key))
+        with self._taking([key]):
+            if self._local:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            self._put(key, content)
+            if self._local:
+                above = path.parents[: key.count("/") + 1]
+                sync_all([path, *above])
+
+    @contextmanager
+    def _taking(self, keys: Iterable[str]) -> Iterator[None]:
+        """Nothing of these keys stays if anything fails."""
+        try:
+            yield
         except BaseException as error:
             self.remove(keys)
             if is_full(error):
@@ -91,7 +111,6 @@ class Blobs:
             if isinstance(error, OSError):
                 raise StoreUnreachable(f"the image store {self._where} does not take images: {error}") from error
             raise
-        return keys
 
     def read(self, key: str) -> bytes:
         """The image of a key.
@@ -110,6 +129,23 @@ class Blobs:
             return image
         # The store answers, but it may have come back only since.
         return self._read(key)
+
+    def read_part(self, key: str, start: int, end: int) -> bytes | None:
+        """The bytes of a file from one place up to another, as many as there are; None: the file is gone.
+
+        Raises:
+            StoreUnreachable: nothing can be said of it, or the store does not give it.
+        """
+        try:
+            return self._read(key, start, end)
+        except OSError:
+            self.check()
+        try:  # the store answers, but it may have come back only since
+            return self._read(key, start, end)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreUnreachable(f"the image store {self._where} does not give {key!r}: {error}") from error
 
     def fetch(self, key: str) -> bytes | None:
         """The image of a key, None when it is gone. Raises StoreUnreachable, ImageUnreadable."""
@@ -150,25 +186,33 @@ class Blobs:
         with one_kind_of_error():
             self._store.pipe_file(self._path(key), content)
 
-    def _read(self, key: str) -> bytes:
+    def _read(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         with one_kind_of_error():
-            return bytes(self._store.cat_file(self._path(key)))
+            return bytes(self._store.cat_file(self._path(key), start=start, end=end))
 
     def exists(self, key: str) -> bool:
         """Whether there is an image of this key."""
         return bool(self._store.exists(self._path(key)))
 
     def all(self) -> Iterator[tuple[str, float]]:
-        """Every key there is, with its age in seconds; a store that does not tell the age says 0."""
+        """Every key of an image, with its age in seconds; a store that does not tell the age says 0."""
+        return ((key, age) for key, age in self._all("") if not key.startswith((FOLDERS, VECTOR_FILES)))
+
+    def all_vector_files(self) -> Iterator[tuple[str, float]]:
+        """The same of files of vectors."""
+        return self._all(VECTOR_FILES)
+
+    def _all(self, below: str) -> Iterator[tuple[str, float]]:
         # What a store over the network says of a place depends on what lies there: it is not asked whether it exists.
-        there = not self._local or self._store.exists(self._root)
-        found = self._store.find(self._root, detail=True) if there else {}
+        place = self._path(below).rstrip("/")
+        there = not self._local or self._store.exists(place)
+        found = self._store.find(place, detail=True) if there else {}
         now = time.time()
         for path, details in found.items():
             written = details.get("mtime") or details.get("LastModified") or now
             seconds = written if isinstance(written, (int, float)) else written.timestamp()
             key = str(path).removeprefix(self._root).lstrip("/")
-            if key != MARKER and not key.startswith(FOLDERS):
+            if key != MARKER:
                 yield key, max(now - float(seconds), 0.0)
 
     def remove(self, keys: Iterable[str]) -> None:

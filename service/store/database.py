@@ -25,6 +25,7 @@ from service.errors import DeletedMeanwhile
 from service.settings import Settings
 from service.store.faults import check_references, check_sqlite, is_damage, is_lost_reference
 from service.store.news import Clock, Notifications
+from service.store.vector_reader import VectorReader
 
 if TYPE_CHECKING:
     from alembic.config import Config
@@ -65,6 +66,10 @@ class Database:
         self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED")
         self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ")
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
+        self.vectors = VectorReader()
+        """Reads those vectors that lie in files; each connection knows it."""
+        for engine in (self._writer, self._reader, self._finder):
+            engine.update_execution_options(vectors=self.vectors)
         self.damaged = False
         """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
         for engine in (self._writer, self._reader, self._finder):

@@ -35,6 +35,7 @@ from service.store.rows import all_of
 from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
 from service.store.vector_codec import digests_to_bytes, to_bytes
+from service.store.vector_reader import read_vectors, with_vectors
 
 
 class HeldRow(NamedTuple):
@@ -110,13 +111,13 @@ def put_first_embeddings(
 def _numbers(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
     """The columns of rows of (N, D) and (N, S): each is the one at its place."""
     return {
-        "vector": _row_at(to_bytes(vectors), len(vectors), place),
-        "side": null() if side is None else _row_at(to_bytes(side), len(side), place),
-        "digest": _row_at(digests_to_bytes(vectors), len(vectors), place),
+        "vector": row_at(to_bytes(vectors), len(vectors), place),
+        "side": null() if side is None else row_at(to_bytes(side), len(side), place),
+        "digest": row_at(digests_to_bytes(vectors), len(vectors), place),
     }
 
 
-def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
+def row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
     """The bytes of one row, cut from all of them (`count`) sent as one value."""
     width = len(rows) // count
     # A place is a 64-bit number on PostgreSQL, whose substr takes no such.
@@ -143,7 +144,9 @@ def vectors_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dic
     held: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, embedding.c.vector)
     mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
-    for key, version_id, origin, vector in connection.execute(mine.order_by(embedding.c.version_id)):
+    rows = connection.execute(mine.order_by(embedding.c.version_id)).all()
+    vectors = read_vectors(connection, [row.vector for row in rows])
+    for (key, version_id, origin, _), vector in zip(rows, vectors, strict=True):
         held[key][version_id] = origin, vector
     return held
 
@@ -181,6 +184,7 @@ def held_by(connection: Connection, gallery_id: int, external_ids: Sequence[str]
     """External id -> what each live item holds, the oldest version first."""
     found: dict[str, list[HeldRow]] = {}
     for block in blocks([external_id for external_id in external_ids if is_writable(external_id)]):
-        for row in all_of(HeldRow, connection.execute(HELD, {"gallery": gallery_id, "ids": block})):
+        rows = all_of(HeldRow, connection.execute(HELD, {"gallery": gallery_id, "ids": block}))
+        for row in with_vectors(connection, rows, "vector"):
             found.setdefault(row.external_id, []).append(row)
     return found

@@ -16,6 +16,8 @@ from index.errors import RegraftError
 
 FOLDERS = "folders/"
 """What the keys of packed folders begin with; those of images with the number of a gallery."""
+VECTOR_FILES = "vectors/"
+"""What the keys of files of vectors begin with."""
 
 CONNECT_SECONDS, READ_SECONDS, ATTEMPTS = 3, 10, 3
 """Of a request to S3."""

@@ -32,6 +32,7 @@ from service.store.embeddings import first_held, put_embeddings, put_first_embed
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
+from service.store.vector_reader import read_vectors
 
 FEED_BLOCK = 10_000
 
@@ -294,9 +295,9 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
             cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
             last = rows[cut:]
             if cut:
-                yield rows[:cut]
+                yield _with_vectors(connection, rows[:cut])
     if last:
-        yield last
+        yield _with_vectors(connection, last)
 
 
 def live_items(connection: Connection, gallery_id: int) -> int:
@@ -310,7 +311,15 @@ def feed_of(connection: Connection, keys: Sequence[int]) -> Iterator[Sequence[Fe
     for block in blocks(keys):
         mine = _FEED.where(item.c.id.in_(listed(connection, block).keys))
         if found := connection.execute(mine.order_by(item.c.id)).all():
-            yield found
+            yield _with_vectors(connection, found)
+
+
+def _with_vectors(connection: Connection, rows: Sequence[FeedRow]) -> Sequence[FeedRow]:
+    """Rows as the database stores them -> with vectors where some lie elsewhere."""
+    stored = [row[3] for row in rows]
+    if (read := read_vectors(connection, stored)) is stored:
+        return rows
+    return [(*row[:3], vector, *row[4:]) for row, vector in zip(rows, read, strict=True)]
 
 
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:

@@ -1,4 +1,6 @@
-"""Vectors as they are stored: little-endian float32 bytes; this is the only place that knows.
+"""Vectors as they are stored: little-endian float32 bytes, or where they lie; this is the only place that knows.
+
+A vector that was moved out of the database leaves its place there: 21 bytes, which no vector has, as four are a number.
 
 Shapes: N vectors, D their dimension.
 """
@@ -6,8 +8,10 @@ Shapes: N vectors, D their dimension.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.engines.base import Keys
 from index.engines.digest import digests
@@ -18,6 +22,10 @@ STORED = np.dtype("<f4")
 STORED_DIGEST = np.dtype("<i8")
 NO_DIGEST = "0" * 2 * STORED_DIGEST.itemsize
 """Hexadecimal digits of `index.engines.digest.UNKNOWN`."""
+
+PLACE = np.dtype([("tag", "S1"), ("file", "<i8"), ("row", "<i4"), ("digest", "<i8")])
+"""Where a vector lies that is not in the database: the number of the file, its row there, and its digest."""
+PLACE_TAG = b"@"
 
 
 class DamagedEmbedding(RegraftError):
@@ -57,3 +65,33 @@ def is_whole(row: bytes, dim: int) -> bool:
 def all_whole(rows: Sequence[bytes], dim: int) -> bool:
     """Whether all of many stored vectors have `dim` numbers."""
     return set(map(len, rows)) <= {dim * STORED.itemsize}
+
+
+def is_place(row: bytes | None) -> TypeGuard[bytes]:
+    """Whether what is stored says where the vector lies."""
+    return row is not None and len(row) == PLACE.itemsize and row.startswith(PLACE_TAG)
+
+
+def places_in_file(file: int, noted: Keys) -> NDArray[np.void]:
+    """The places (N,) of the rows of a file, whose digests are `noted` (N,); their bytes are what is stored."""
+    places = np.empty(len(noted), PLACE)
+    places["tag"], places["file"], places["digest"] = PLACE_TAG, file, noted
+    places["row"] = np.arange(len(noted))
+    return places
+
+
+def places_from_bytes(rows: Sequence[bytes]) -> NDArray[np.void]:
+    """Stored places -> (N,) of `PLACE`."""
+    return np.frombuffer(b"".join(rows), PLACE)
+
+
+def place_prefix(file: int) -> bytes:
+    """What every place in a file begins with."""
+    return PLACE_TAG + np.array(file, PLACE["file"]).tobytes()
+
+
+def is_same_vector(stored: bytes, vector: Vectors) -> bool:
+    """Whether a vector (D,) is the stored one; of one that lies elsewhere its digest tells."""
+    if is_place(stored):
+        return bool(places_from_bytes([stored])["digest"][0] == digests(vector[np.newaxis])[0])
+    return bytes(stored) == to_bytes(vector)

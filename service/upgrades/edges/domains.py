@@ -21,6 +21,7 @@ from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_reader import read_vectors
 from service.upgrades.edges.changes import find
 
 
@@ -98,5 +99,5 @@ def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, asked: D
     rows: list[bytes] = []
     for block in blocks(drawn):
         found = connection.execute(select(embedding.c.vector).where(embedding.c.item_id.in_(block), *mine)).scalars()
-        rows += [row for row in found if is_whole(row, new.card.dim)]
+        rows += [row for row in read_vectors(connection, found.all()) if is_whole(row, new.card.dim)]
     return rows

@@ -21,6 +21,7 @@ from service.store.embeddings import says_itself
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
+from service.store.vector_reader import read_vectors
 
 
 def make_pairs(
@@ -92,9 +93,9 @@ def _held(connection: Connection, version: LoadedVersion, block: Sequence[int]) 
     """What a version itself said of items, by their keys."""
     mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(block), embedding.c.origin.in_(OWN))
     rows = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*mine)).all()
-    good = [row for row in rows if is_whole(row.vector, version.card.dim)]
-    vectors = from_bytes([row.vector for row in good], version.card.dim)
-    return {row.item_id: vector for row, vector in zip(good, vectors, strict=True)}
+    held = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
+    good = {key: vector for key, vector in held if is_whole(vector, version.card.dim)}
+    return dict(zip(good, from_bytes(list(good.values()), version.card.dim), strict=True))
 
 
 def _embedded(

@@ -26,6 +26,7 @@ from service.store.blobs import Blobs
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes
+from service.store.vector_reader import read_vectors
 from service.upgrades.gates.samples import READ_BLOCK, TIMED, Entry, Sample, field_text, quantiles
 
 MOST_PAIRS = 100_000_000
@@ -226,7 +227,7 @@ def _stored(
     if side_dim:
         # Without its side-information an item edge has nothing to go by: what has none is embedded anew.
         rows = [row for row in rows if row.side is not None or row.item_id not in with_image]
-    vectors = from_bytes([row.vector for row in rows], version.card.dim)
+    vectors = from_bytes(read_vectors(connection, [row.vector for row in rows]), version.card.dim)
     sides = [from_bytes([row.side], side_dim)[0] if row.side is not None and side_dim else None for row in rows]
     return {row.item_id: (vectors[n], sides[n]) for n, row in enumerate(rows)}
 

@@ -1,0 +1,48 @@
+"""Files of vectors: those that are gone or not as they were written, and those that the database knows nothing of."""
+
+from __future__ import annotations
+
+import hashlib
+
+from service.doctor.findings import ORPHAN_SECONDS, Context, Finding
+from service.store.blobs import StoreUnreachable
+from service.store.vector_files import files
+
+
+def check(context: Context, fix: bool) -> list[Finding]:
+    """`vector_file_missing`, `vector_file_damaged`, `vector_file_unknown`; nothing where the store is out of reach."""
+    again = "restore them from a backup of the image store; else ingest the items again, or backfill from their images"
+    missing = Finding("vector_file_missing", "error", "files of vectors are gone", again)
+    damaged = Finding("vector_file_damaged", "error", "files of vectors are not as they were written", again)
+    try:
+        context.blobs.check()
+        # What is stored is listed first: a file that comes meanwhile has a row by then.
+        stored = dict(context.blobs.all_vector_files())
+        with context.database.lookup() as connection:
+            known = files(connection)
+        for file in known:
+            if file.state == "kept":
+                content = context.blobs.read_part(file.key, 0, file.bytes + 1)
+                if content is None:
+                    missing.add(file.key)
+                elif hashlib.sha256(content).hexdigest() != file.sha256:
+                    damaged.add(file.key)
+    except StoreUnreachable:  # told by who looks at the images
+        return []
+    return [missing, damaged, _unknown(context, stored, {file.key for file in known}, fix=fix)]
+
+
+def _unknown(context: Context, stored: dict[str, float], known: set[str], *, fix: bool) -> Finding:
+    unknown = Finding("vector_file_unknown", "info", "files of vectors that no row names", "--fix removes them")
+    unknown.fixable = True
+    lost = [key for key, age in stored.items() if key not in known and age > ORPHAN_SECONDS]
+    for key in lost:
+        unknown.add(key)
+    if lost and stored.keys().isdisjoint(known):
+        # A setting that was forgotten must not cost every file there is.
+        unknown.severity, unknown.fixable = "warning", False
+        unknown.advice = "no row names any file here: is it the store of this database? --fix leaves them"
+    elif fix:
+        context.blobs.remove(lost)
+        unknown.fixed = len(lost)
+    return unknown

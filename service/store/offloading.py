@@ -1,0 +1,243 @@
+"""Moving vectors from the database into files of the image store, and back.
+
+A vector is in the database until a file that holds it is durably written; then a transaction puts its place there
+instead, unless its item was written meanwhile. Killed anywhere, nothing is lost: what is left over is a file of
+which no row speaks, and the row of it that says so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from sqlalchemy import Connection, func, select, update
+
+from index.engines.base import Keys
+from index.engines.digest import digests
+from index.events import Event
+from service.errors import UnknownGallery
+from service.store.blobs import Blobs
+from service.store.database import Database
+from service.store.embeddings import row_at
+from service.store.object_store import VECTOR_FILES
+from service.store.repository import take_seq
+from service.store.sql_arrays import blocks, listed
+from service.store.tables import embedding, item
+from service.store.vector_codec import STORED, STORED_DIGEST, places_in_file
+from service.store.vector_files import (
+    OF_NO_GALLERY,
+    VectorFileRow,
+    begin_file,
+    count_live,
+    drop_file,
+    files,
+    forget_file,
+    holders,
+    keep_file,
+    note_live,
+    stored_here,
+    vector_file,
+)
+from service.store.vector_parquet import write_vectors
+from service.store.vector_reader import read_vectors
+
+logger = logging.getLogger(__name__)
+
+BLOCK = 5_000
+"""Vectors that one transaction puts elsewhere."""
+PAUSE_SECONDS = 0.005
+"""Between two blocks, so that those who wait to write get their turn."""
+GRACE_SECONDS = 3600.0
+"""How long a file stays of which no row speaks: who reads an older state of the database may still ask for it."""
+
+
+class Settled(NamedTuple):
+    """N vectors of one length as they were read: their items and numbers of the feed, the bytes, and digests (N,)."""
+
+    items: Keys
+    seqs: Keys
+    rows: list[bytes]
+    digests: Keys
+
+
+def move_out(
+    database: Database,
+    blobs: Blobs,
+    place: tuple[int, int],
+    keys: Sequence[int],
+    upto: int,
+    least: int,
+    stop: threading.Event,
+) -> Keys:
+    """Write the vectors of items into one file, and have the database say that they lie there.
+
+    Args:
+        database: where they are.
+        blobs: where they come to.
+        place: their gallery and version.
+        keys: the items; those written since number `upto` of the feed stay.
+        upto: that number.
+        least: fewer stay.
+        stop: ends it after the transaction under way; what is not moved then is moved another time.
+
+    Returns:
+        The items that stay because there were too few of them.
+
+    Raises:
+        StorageFull, StoreUnreachable: nothing is moved.
+        NoParquet: pyarrow is not installed.
+    """
+    gallery_id, version_id = place
+    with database.read() as connection:
+        found = _settled(connection, place, keys, upto)
+    if len(found.rows) < least:
+        return found.items
+    about = {"gallery": str(gallery_id), "version": str(version_id), "vector": f"{STORED.str}, one after the other"}
+    content = write_vectors(found.items, found.seqs, found.digests, found.rows, about)
+    sha256 = hashlib.sha256(content).hexdigest()
+    with database.write() as connection:
+        items = found.items.tolist()
+        file = begin_file(connection, gallery_id, version_id, sha256, len(content), items, VECTOR_FILES)
+    blobs.put(file.key, content)
+    moved = _point_there(database, file, found, stop)
+    logger.info(Event("vectors_moved", gallery_id=gallery_id, version_id=version_id, file=file.key, items=moved))
+    return np.empty(0, np.int64)
+
+
+def _settled(connection: Connection, place: tuple[int, int], keys: Sequence[int], upto: int) -> Settled:
+    """Those of the vectors that are whole and what was noted of them, of the length that most have."""
+    found = [row for block in blocks(sorted(keys)) for row in stored_here(connection, *place, block, upto)]
+    lengths = Counter(len(vector) for _, _, vector, _ in found)
+    ((usual, _),) = lengths.most_common(1) or [(0, 0)]
+    if not usual or usual % STORED.itemsize:
+        return Settled(np.empty(0, np.int64), np.empty(0, np.int64), [], np.empty(0, np.int64))
+    found = [row for row in found if len(row[2]) == usual]
+    made = digests(np.frombuffer(b"".join(row[2] for row in found), STORED).reshape(len(found), -1))
+    noted = [digest.tobytes() for digest in made.astype(STORED_DIGEST)]
+    right = [n for n, row in enumerate(found) if row[3] is None or bytes(row[3]) == noted[n]]
+    kept = [found[n] for n in right]
+    items, seqs = (np.fromiter((row[column] for row in kept), np.int64) for column in (0, 1))
+    return Settled(items, seqs, [row[2] for row in kept], made[right])
+
+
+def _point_there(database: Database, file: VectorFileRow, found: Settled, stop: threading.Event) -> int:
+    """Take vectors that lie in a file out of the database, those of items that nobody wrote since; returns how many."""
+    places, moved = places_in_file(file.id, found.digests), 0
+    for start in range(0, len(found.rows), BLOCK):
+        part = slice(start, start + BLOCK)
+        try:
+            with database.write() as connection:
+                seq = take_seq(connection, file.gallery_id, 0)  # from here on nobody writes these items
+                if not keep_file(connection, file.id):
+                    return moved  # another process took the work over
+                unchanged = _unchanged(connection, found.items[part], found.seqs[part]) + start
+                moved += _put_places(connection, file, found, places, unchanged)
+                if part.stop >= len(found.rows):
+                    note_live(connection, file.id, count_live(connection, file), seq - 1)
+        except UnknownGallery:
+            return moved  # it took everything with it
+        if stop.wait(PAUSE_SECONDS):
+            return moved
+    return moved
+
+
+def _unchanged(connection: Connection, items: Keys, seqs: Keys) -> Keys:
+    """Which of the items still have these numbers of the feed."""
+    keys = listed(connection, items.tolist())
+    found = connection.execute(select(item.c.id, item.c.seq).where(item.c.id.in_(keys.keys)))
+    now = dict(map(tuple, found))
+    same = [now.get(key) == seq for key, seq in zip(items.tolist(), seqs.tolist(), strict=True)]
+    return np.flatnonzero(same)
+
+
+def _put_places(
+    connection: Connection, file: VectorFileRow, found: Settled, places: NDArray[np.void], these: Keys
+) -> int:
+    if not len(these):
+        return 0
+    keys = listed(connection, found.items[these].tolist())
+    noted = found.digests[these].astype(STORED_DIGEST).tobytes()
+    here = (embedding.c.item_id == keys.key, embedding.c.version_id == file.version_id)
+    length = func.length(embedding.c.vector) == len(found.rows[0])
+    values = {
+        "vector": row_at(places[these].tobytes(), len(these), keys.place),
+        "digest": row_at(noted, len(these), keys.place),
+    }
+    return int(connection.execute(update(embedding).where(*here, length).values(values)).rowcount)
+
+
+def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -> tuple[list[int], int]:
+    """Have the database hold again what lies in a file; returns the items, and how many are damaged and stay.
+
+    Raises:
+        StoreUnreachable, NoParquet: it cannot be read; what was brought before that stays brought.
+    """
+    brought: list[int] = []
+    after, damaged = 0, 0
+    while not stop.wait(PAUSE_SECONDS):
+        with database.read() as connection:
+            found = holders(connection, file, after, BLOCK)
+            vectors = read_vectors(connection, [stored for _, stored in found])
+        if not found:
+            break
+        after = found[-1][0]
+        whole = [(key, stored, vector) for (key, stored), vector in zip(found, vectors, strict=True) if vector]
+        damaged += len(found) - len(whole)
+        if whole:
+            try:
+                with database.write() as connection:
+                    take_seq(connection, file.gallery_id, 0)
+                    _put_vectors(connection, file.version_id, whole)
+            except UnknownGallery:
+                break
+        brought += [key for key, _, _ in whole]
+    return brought, damaged
+
+
+def _put_vectors(connection: Connection, version_id: int, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
+    """Put vectors where their places are."""
+    ids, stored, vectors = zip(*whole, strict=True)
+    keys = listed(connection, ids)
+    held = (embedding.c.item_id == keys.key, embedding.c.version_id == version_id)
+    still = embedding.c.vector == row_at(b"".join(stored), len(ids), keys.place)
+    vector = row_at(b"".join(vectors), len(ids), keys.place)
+    connection.execute(update(embedding).where(*held, still).values(vector=vector))
+
+
+def drop_unused(database: Database, file: VectorFileRow) -> bool:
+    """Drop a file of which no row speaks; whether there was none."""
+    try:
+        with database.write() as connection:
+            take_seq(connection, file.gallery_id, 0)  # from here on nobody has rows speak of it
+            if count_live(connection, file):
+                return False
+            drop_file(connection, file.id)
+    except UnknownGallery:
+        pass  # found by `sweep`, once all of it is gone
+    return True
+
+
+def sweep(database: Database, blobs: Blobs) -> None:
+    """Drop what a writer that was killed, or lost its lease, had begun, and the files of galleries that are gone.
+
+    Those dropped long enough ago are removed. Raises StoreUnreachable.
+    """
+    with database.lookup() as connection:
+        lost = files(connection, (vector_file.c.state == "writing") | OF_NO_GALLERY)
+        due = files(connection, vector_file.c.state == "dropped", vector_file.c.since < time.time() - GRACE_SECONDS)
+    for file in lost:
+        with database.write() as connection:
+            drop_file(connection, file.id)
+    if due:
+        blobs.check()
+    for file in due:
+        blobs.remove([file.key])
+        with database.write() as connection:
+            forget_file(connection, file.id)

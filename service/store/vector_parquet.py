@@ -1,0 +1,128 @@
+"""Vectors in one Parquet file: a row each, in groups that are read alone.
+
+Columns: `item` (the item's key), `seq` (its number of the feed when it was moved), `digest`, and `vector`, the bytes
+that the database held. Every page has a checksum. N rows, of which `GROUP` lie together.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.base import Keys
+from index.errors import RegraftError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+GROUP = 1024
+"""Rows that are read together."""
+TAIL = 128 << 10
+"""Bytes at the end of a file that hold what describes it, as a rule."""
+
+Fetch = Callable[[int, int], bytes]
+"""Gives the bytes of a file from one place up to another."""
+
+
+class NoParquet(RegraftError):
+    """Vectors are, or are to be, in Parquet files, and pyarrow is not installed."""
+
+    status = 503
+    code = "no_parquet"
+
+
+def parquet() -> Any:
+    """The module that reads and writes Parquet. Raises NoParquet."""
+    try:
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise NoParquet("vectors in Parquet files need pyarrow: pip install 'regraft[arrow]'") from None
+    return pq
+
+
+def write_vectors(items: Keys, seqs: Keys, digests: Keys, rows: Sequence[bytes], about: Mapping[str, str]) -> bytes:
+    """A file of N vectors of one length; `about`: what it says of itself."""
+    pq = parquet()
+    import pyarrow as pa
+
+    vectors = pa.FixedSizeBinaryArray.from_buffers(
+        pa.binary(len(rows[0])), len(rows), [None, pa.py_buffer(b"".join(rows))]
+    )
+    columns = {"item": pa.array(items), "seq": pa.array(seqs), "digest": pa.array(digests), "vector": vectors}
+    written = io.BytesIO()
+    # Vectors repeat nothing that a dictionary or compression would save.
+    plain = {"compression": "NONE", "use_dictionary": False, "write_statistics": False}
+    table = pa.table(columns).replace_schema_metadata(dict(about))
+    pq.write_table(table, written, row_group_size=GROUP, write_page_checksum=True, **plain)
+    return written.getvalue()
+
+
+def describe(size: int, fetch: Fetch) -> pq.FileMetaData:
+    """What a file of so many bytes says of its groups."""
+    file = _Fetched(size, fetch)
+    file.hold(max(size - TAIL, 0), size)
+    found: pq.FileMetaData = parquet().read_metadata(file)
+    return found
+
+
+def read_groups(about: pq.FileMetaData, first: int, last: int, size: int, fetch: Fetch) -> list[NDArray[np.uint8]]:
+    """The vectors (n, bytes of one) of each group from the first to the last, by one fetch."""
+    starts, ends = zip(*(_extent(about.row_group(group)) for group in range(first, last + 1)), strict=True)
+    file = _Fetched(size, fetch)
+    file.hold(min(starts), max(ends))
+    opened = parquet().ParquetFile(file, metadata=about, page_checksum_verification=True)
+    return [_vectors(opened, group) for group in range(first, last + 1)]
+
+
+def _extent(group: pq.RowGroupMetaData) -> tuple[int, int]:
+    columns = [group.column(number) for number in range(group.num_columns)]
+    return (
+        min(column.data_page_offset for column in columns),
+        max(column.data_page_offset + column.total_compressed_size for column in columns),
+    )
+
+
+def _vectors(opened: pq.ParquetFile, group: int) -> NDArray[np.uint8]:
+    column = opened.read_row_group(group, columns=["vector"], use_threads=False).column("vector").combine_chunks()
+    width = column.type.byte_width
+    held = np.frombuffer(column.buffers()[1], np.uint8)
+    return held[column.offset * width : (column.offset + len(column)) * width].reshape(len(column), width)
+
+
+class _Fetched(io.RawIOBase):
+    """A file that is elsewhere, for pyarrow: one part is held, and what is asked beyond it is fetched."""
+
+    def __init__(self, size: int, fetch: Fetch) -> None:
+        self._size, self._fetch, self._at = size, fetch, 0
+        self._start, self._held = 0, b""
+
+    def hold(self, start: int, end: int) -> None:
+        """Have these bytes at hand."""
+        self._start, self._held = start, self._fetch(start, end)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        view = memoryview(into).cast("B")
+        start, end = self._at, min(self._at + len(view), self._size)
+        if not (self._start <= start and end <= self._start + len(self._held)):
+            self.hold(start, end)
+        found = self._held[start - self._start : end - self._start]
+        view[: len(found)] = found
+        self._at += len(found)
+        return len(found)
