@@ -160,7 +160,7 @@ class MilvusCollection:
         """See Collection."""
         return self._searching.covers()
 
-    def record(self, number: int) -> None:
+    def record(self, number: int, *, more: bool = False) -> None:
         """See Collection."""
         self._table.note(number)
 

@@ -3,6 +3,9 @@
 Tables lie in a schema of their own, under names that are hashes, and one table says which there are. A statement asks
 for all queries of a request at once. Vectors travel in binary, so that they come back bit for bit.
 
+A graph that grows row by row takes four times as long as one over rows that are there. So it is made when the first
+load has come whole, and what it covers is told afterwards: until then nobody forgets these rows, or asks for them here.
+
 Shape suffixes: N rows, W their width, Q queries, C candidates.
 """
 
@@ -23,8 +26,10 @@ from index.errors import InvalidArgument
 from index.space import Vectors
 
 SCHEMA = "regraft_vectors"
-SEARCH_SECONDS, WRITE_SECONDS = 2.0, 60.0
-"""Time limits of what queries wait for, and of what nobody waits for."""
+SEARCH_SECONDS, WRITE_SECONDS, BUILD_SECONDS = 2.0, 60.0, 6 * 3600.0
+"""Time limits of what queries wait for, of what nobody waits for, and of making a graph."""
+BUILDING = {"maintenance_work_mem": "256MB", "max_parallel_maintenance_workers": "0"}
+"""A graph of what does not fit is made as slowly as it grows; workers would need shared memory that containers lack."""
 LIMITS = Capabilities(max_k=16_384, max_keys=2_000, max_rows=2_000, max_width=4_000)
 WHOLE_WIDTH = 2_000
 """The graph holds wider vectors as float16: pgvector's limit of a page. Rows stay float32."""
@@ -42,13 +47,14 @@ class PgvectorEngine:
 
     def __init__(self, url: str) -> None:
         self._searching, self._writing = PgConnections(url, SEARCH_SECONDS), PgConnections(url, WRITE_SECONDS)
+        self._building = PgConnections(url, BUILD_SECONDS)
 
     def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> PgvectorCollection:
         """See Engine."""
         if width > LIMITS.max_width:
             why = f"pgvector indexes vectors of up to {LIMITS.max_width} numbers, these have {width}"
             raise InvalidArgument(why, pointer="/index/kind")
-        return PgvectorCollection(self._searching, self._writing, gallery, place, width, metric)
+        return PgvectorCollection(self._searching, self._writing, self._building, gallery, place, width, metric)
 
     def places(self, gallery: str) -> list[Place]:
         """See Engine."""
@@ -70,8 +76,8 @@ class PgvectorEngine:
 
     def close(self) -> None:
         """See Engine."""
-        self._searching.close()
-        self._writing.close()
+        for connections in (self._searching, self._writing, self._building):
+            connections.close()
 
 
 class PgvectorCollection:
@@ -83,12 +89,13 @@ class PgvectorCollection:
         self,
         searching: PgConnections,
         writing: PgConnections,
+        building: PgConnections,
         gallery: str,
         place: Place,
         width: int,
         metric: Metric,
     ) -> None:
-        self._searching, self._writing = searching, writing
+        self._searching, self._writing, self._building = searching, writing, building
         self._gallery, self._place, self._width = gallery, place, width
         name = hashlib.sha256("\0".join((gallery, *place, str(width), metric)).encode()).hexdigest()[:32]
         self._name, self._table = name, f"{SCHEMA}.v{name}"
@@ -167,8 +174,12 @@ class PgvectorCollection:
         rows = self._rows(self._searching, statement, [self._name])
         return int(rows[0][0]) if rows else 0
 
-    def record(self, number: int) -> None:
+    def record(self, number: int, *, more: bool = False) -> None:
         """See Collection."""
+        if more and not self._has_graph():
+            number = min(number, 1)  # not 0: whoever goes on must be told also of what was deleted
+        elif not self._has_graph():
+            self._write(lambda _: self._build())
         statement = f"update {SCHEMA}.collection set covers = %s where name = %s"
 
         def update(connection: Timed) -> None:
@@ -221,12 +232,21 @@ class PgvectorCollection:
             except MISSING_TABLE:
                 return []
 
-    def _create(self, connection: Timed) -> None:
-        """Make the table, its graph and the row that names it, in one transaction; harmless when another has."""
-        kind, operators = f"vector({self._width})", "vector_" + self._class
-        indexed = "embedding"
+    def _has_graph(self) -> bool:
+        """Whether the graph is there."""
+        return bool(self._rows(self._writing, f"select 1 where to_regclass('{self._table}_graph') is not null", []))
+
+    def _build(self) -> None:
+        """Make the graph, unless another does; whoever writes meanwhile waits."""
+        operators, indexed = "vector_" + self._class, "embedding"
         if self._width > WHOLE_WIDTH:
             indexed, operators = f"(embedding::halfvec({self._width}))", "halfvec_" + self._class
+        graph = f"v{self._name}_graph on {self._table} using hnsw ({indexed} {operators})"
+        with self._building.take(BUILDING) as connection:
+            connection.execute(f"create index if not exists {graph}")
+
+    def _create(self, connection: Timed) -> None:
+        """Make the table and the row that names it, in one transaction; harmless when another has."""
         with connection.transaction():
             connection.execute("select pg_advisory_xact_lock(hashtext(%s))", [SCHEMA])
             connection.execute(f"create schema if not exists {SCHEMA}")
@@ -236,10 +256,8 @@ class PgvectorCollection:
             )
             connection.execute(
                 f"create table if not exists {self._table} "
-                f"(key bigint primary key, number bigint not null, digest bigint not null, embedding {kind} not null)"
-            )
-            connection.execute(
-                f"create index if not exists v{self._name}_graph on {self._table} using hnsw ({indexed} {operators})"
+                f"(key bigint primary key, number bigint not null, digest bigint not null, "
+                f"embedding vector({self._width}) not null)"
             )
             connection.execute(
                 f"insert into {SCHEMA}.collection values (%s, %s, %s, %s, 0) on conflict do nothing",

@@ -141,8 +141,12 @@ class Collection(Protocol):
     def covers(self) -> int:
         """The number last recorded: all writes up to it came here."""
 
-    def record(self, number: int) -> None:
-        """Note that all writes up to a number of the feed came here; it outlives a crash, after what it tells of."""
+    def record(self, number: int, *, more: bool = False) -> None:
+        """Note that all writes up to a number of the feed came here; it outlives a crash, after what it tells of.
+
+        `more`: others follow at once. So what makes searches fast may be left for the last time, and what is noted
+        until then be less.
+        """
 
     def count(self) -> int:
         """Rows, those that nobody knows any more among them."""

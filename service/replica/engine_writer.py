@@ -111,7 +111,7 @@ class EngineWriter:
             for place, shard in shards.items():
                 if covers.get(place, after) < upto:
                     write_block(shard.collection, place, shard.space, block, found)
-                    shard.collection.record(upto)
+                    shard.collection.record(upto, more=upto < live.seq)
             covers = {place: max(covers.get(place, after), upto) for place in shards}
 
     def _leased(self, live: LoadedGallery) -> bool:

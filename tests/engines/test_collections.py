@@ -84,6 +84,17 @@ def test_of_what_was_never_written_nothing_is_found(remote: Engine, collection: 
     assert collection.covers() == 7
 
 
+def test_a_number_noted_in_the_middle_of_a_load_is_no_higher_and_is_there_at_its_end(collection: Collection) -> None:
+    put(collection, 5, k1=1, k2=2)
+    collection.record(5, more=True)
+    assert collection.covers() <= 5
+    put(collection, 9, k3=3)
+    collection.record(9)
+
+    assert collection.covers() == 9
+    assert collection.search(rows(2.9), 3).keys_QC.tolist() == [[3, 2, 1]]
+
+
 def test_rows_come_back_bit_for_bit_nearest_first_with_their_numbers(collection: Collection) -> None:
     put(collection, 5, k1=0.1, k2=-2.5, k3=7e-9)
     found = collection.search(rows(0, -2), 5)

@@ -84,7 +84,7 @@ class FakeCollection:
         self._asked(0)
         return self.number
 
-    def record(self, number: int) -> None:
+    def record(self, number: int, *, more: bool = False) -> None:
         self._asked(0)
         self.number = number
 
