@@ -191,6 +191,8 @@ class Gallery:
             described = self._metadata.compare(there, items)
             self._shards.make(placed, self._topology.versions, self._topology.spaces)
             self._shards.reserve(placed)
+            if order is not None:
+                self._shards.prepare(order, self._metadata.slots())
             with self._swap():
                 if order is not None:
                     self._shards.prefer(order, self._metadata.slots())
@@ -239,8 +241,10 @@ class Gallery:
 
     def prefer(self, order: Sequence[str]) -> None:
         """Serve each item by the first of these versions that it holds an embedding of; in one step, at any size."""
-        with self._change():
-            self._shards.prefer(order, self._metadata.slots())
+        with self._changing:
+            self._shards.prepare(order, self._metadata.slots())
+            with self._swap():
+                self._shards.prefer(order, self._metadata.slots())
 
     def moving(self, order: Sequence[str]) -> int:
         """Items that another version would serve in this order."""

@@ -40,6 +40,8 @@ class Shards:
         self._by_key: dict[ShardKey, SegmentedShard] = {}
         # Version -> its place; of two that are not in it, the first by name is preferred.
         self._order: Mapping[str, int] = {}
+        # What `_first` has found since something was last written: a deployment asks several times.
+        self._found: dict[tuple[str, ...], NDArray[np.int16]] = {}
 
     def serving(self) -> dict[ShardKey, SegmentedShard]:
         """Those that serve any item."""
@@ -73,6 +75,7 @@ class Shards:
 
     def load(self, items: Contents, slots_N: Keys) -> None:
         """Hold what these items do, which are all `sealed` and were not there."""
+        self._found = {}
         taken_N = np.zeros(len(slots_N), np.bool_)
         for place in sorted(items.held, key=lambda place: _rank(self._order, place[0])):
             items_M, digests_M = items.held[place]
@@ -96,6 +99,9 @@ class Shards:
             slots: of the items of each shard (N,).
             removed: keys.
         """
+        if not (placed or removed):
+            return
+        self._found = {}
         before = {place for place, shard in self._by_key.items() if shard.held()}
         changed = set().union(*(keys for keys, _ in placed.values()))
         for place, shard in self._by_key.items():
@@ -107,6 +113,11 @@ class Shards:
         # A shard that lost its last embedding gives its memory back.
         emptied = {place for place in before if not self._by_key[place].held()}
         self._by_key = {place: shard for place, shard in self._by_key.items() if place not in emptied}
+
+    def prepare(self, order: Sequence[str], slots: int) -> None:
+        """Work out what `prefer` will ask for; beside those who read."""
+        if (ranked := self._ranked(_places(order))) != self._ranked(self._order):
+            self._first(ranked, slots)
 
     def prefer(self, order: Sequence[str], slots: int) -> None:
         """Serve each item by the first of these versions that it holds; `slots`: how many there are, S."""
@@ -123,7 +134,7 @@ class Shards:
         if before == after:
             return 0
         renumbered = np.array([*map(after.index, before), len(before)], np.int16)
-        return int(np.count_nonzero(renumbered[self._first(before, slots)] != self._first(after, slots)))
+        return int(np.count_nonzero(renumbered.take(self._first(before, slots)) != self._first(after, slots)))
 
     def items_in(self, order: Sequence[str], slots: int) -> dict[str, int]:
         """Items per version that would serve them in this order, versions without any left out."""
@@ -190,11 +201,17 @@ class Shards:
         return sorted({version for version, _ in self._by_key}, key=partial(_rank, order))
 
     def _first(self, ranked: Sequence[str], slots: int) -> NDArray[np.int16]:
-        """By slot, which of these versions serves the item (S,); where nobody holds the slot, how many there are."""
-        first_S = np.full(slots, len(ranked), np.int16)
-        for (version, _), shard in sorted(self._by_key.items(), key=lambda held: -ranked.index(held[0][0])):
-            first_S[shard.slots()] = ranked.index(version)
-        return first_S
+        """By slot, which of these versions serves the item (S,); where nobody holds the slot, how many there are.
+
+        It is kept, of two orders at most, until something is written.
+        """
+        if (found := self._found.get(tuple(ranked))) is None or len(found) != slots:
+            found = np.full(slots, len(ranked), np.int16)
+            for (version, _), shard in sorted(self._by_key.items(), key=lambda held: -ranked.index(held[0][0])):
+                found[shard.slots()] = ranked.index(version)
+            kept = dict([*self._found.items()][-1:])
+            self._found = {**kept, tuple(ranked): found}
+        return found
 
 
 def _places(order: Sequence[str]) -> dict[str, int]:

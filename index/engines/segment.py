@@ -83,8 +83,8 @@ class Segment:
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
-        alive_R = self.alive_R
-        self.served_R[alive_R] = served_S[self.slots_R[alive_R]]
+        if self.held():  # what a dead row says matters to nobody, but its slot may be one that there was
+            self.served_R = served_S.take(self.slots_R, mode="clip")
         self.refresh()
 
     def find(self, keys: Keys, *, dead: bool = False) -> Rows:
@@ -112,6 +112,8 @@ class Segment:
 
     def kill(self, keys: Keys) -> None:
         """These are dead from now on; unknown ones are ignored."""
+        if not len(keys):
+            return
         at = self.find(keys)
         at = at[at != MISSING]
         if len(at):

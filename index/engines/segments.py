@@ -191,7 +191,8 @@ class SegmentedShard:
 
     def slots(self) -> Keys:
         """The slot of everything held."""
-        return np.concatenate([self.head.slots(), *(one.slots_R[one.alive_R] for one in self.segments)])
+        whole = (one.slots_R[one.alive_R] if one.dead else one.slots_R for one in self.segments)
+        return np.concatenate([self.head.slots(), *whole])
 
     def held(self) -> int:
         """Number of embeddings, served or not."""

@@ -73,6 +73,10 @@ class LoadedGallery:
         """Its position in the change feed."""
         return self.gallery.seq
 
+    def stands_at(self, seq: int, current_id: int | None) -> bool:
+        """Whether it has taken in all up to this number of the feed, which is all there is to know but for edges."""
+        return self.seq == seq and current_id == (self.current and self.current.id)
+
     def check_current(self) -> None:
         """Raise NoCurrentVersion when none is deployed."""
         if self.current is None:

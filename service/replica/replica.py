@@ -234,7 +234,7 @@ class Replica:
         return failures
 
     def _follow_one(self, live: LoadedGallery, seq: int, current_id: int | None) -> None:
-        if live.seq != seq or current_id != (live.current and live.current.id):
+        if not live.stands_at(seq, current_id):
             self._catch_up(live)
         elif live.seen_edges is not self._registry.edges():
             live.declare()
@@ -268,6 +268,9 @@ class Replica:
                 row = gallery_row(connection, live.id)
                 if row is None:
                     return False
+                if building is None and live.stands_at(row.next_seq - 1, row.current_id):
+                    live.declare()
+                    return True
                 current = None if row.current_id is None else self._registry.by_id(row.current_id)
                 rollout, gates = deployed(connection, self._registry, live.id)
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
