@@ -12,8 +12,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import count
-from typing import Any, cast
+from itertools import count, islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,15 +153,17 @@ class StringColumn(Entries):
 
     def add(self, slots: Sequence[int], values: Sequence[str | bool | None]) -> None:
         """Add strings and constants."""
-        code_of, only_strings = self._code_of, set(map(type, values)) == {str}
-        new = [value for value in dict.fromkeys(values) if isinstance(value, str) and value not in code_of]
-        code_of.update(zip(new, count(FIRST_WORD + len(code_of)), strict=False))
+        code_of, before = self._code_of, len(self._code_of)
+        self.extend(
+            slots,
+            [
+                code_of.setdefault(value, FIRST_WORD + len(code_of)) if isinstance(value, str) else constant(value)
+                for value in values
+            ],
+        )
+        new = [*islice(reversed(code_of), len(code_of) - before)][::-1]
         self._waiting += new
         self._newest.extend(new)
-        if only_strings:
-            self.extend(slots, list(map(code_of.__getitem__, cast("Sequence[str]", values))))
-        else:
-            self.extend(slots, [code_of[v] if isinstance(v, str) else constant(v) for v in values])
 
     def flush(self) -> None:
         super().flush()

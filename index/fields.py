@@ -6,7 +6,7 @@ Not thread-safe. Shape suffixes: S slots, N items.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from typing import Any, cast
 
@@ -116,32 +116,29 @@ class Field:
                 table.mark_inside(lower, upper, into_S)
 
 
+ABSENT = object()
+
 Values = dict[Field, tuple[list[int], list[Scalar]]]
 """Slots, and the value at each, by field."""
 
 
-def enter(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]]) -> None:
-    """Note every value of the documents that items at `slots` (N,) hold, field by field."""
+def enter(root: Field, slots: Sequence[int], documents: Sequence[dict[str, Any]], keys: Iterable[str]) -> None:
+    """Note every value of the documents that items at `slots` (N,) hold under some keys, field by field."""
     values: Values = defaultdict(lambda: ([], []))
     nested: list[tuple[int, Field, Any]] = []
-    # Documents with the same keys are read a column at a time: a gallery that is loaded has many.
-    shapes = list(map(tuple, documents))
-    alike: dict[tuple[str, ...], tuple[list[int], list[dict[str, Any]]]] = {shape: ([], []) for shape in set(shapes)}
-    if len(alike) == 1:  # as a rule
-        alike = dict.fromkeys(alike, (list(slots), list(documents)))
-    else:
-        for slot, document, shape in zip(slots, documents, shapes, strict=True):
-            there, those = alike[shape]
-            there.append(slot)
-            those.append(document)
-    for shape, (there, those) in alike.items():
-        for key, column in zip(shape, zip(*map(dict.values, those), strict=True), strict=True):
-            field = root.child(key)
-            if NESTED.isdisjoint(map(type, column)):
-                values[field][0].extend(there)
-                values[field][1].extend(column)
-            else:
-                nested += zip(there, repeat(field), column)
+    for key in keys:
+        there, column = list(slots), [document.get(key, ABSENT) for document in documents]
+        kinds = set(map(type, column))
+        if object in kinds:
+            there = [slot for slot, value in zip(slots, column, strict=True) if value is not ABSENT]
+            column = [value for value in column if value is not ABSENT]
+        if not column:
+            continue
+        field = root.child(key)
+        if NESTED.isdisjoint(kinds):
+            values[field] = there, column
+        else:
+            nested += zip(there, repeat(field), column)
     containers = _walk(nested, values)
     for field, entries in values.items():
         field.add(*_in_order(*entries))

@@ -110,6 +110,17 @@ def parse_filter(value: object, pointer: str = "/filter") -> Filter:
     return _parse(value, pointer, 1, _Size(pointer))
 
 
+def keys_of(where: Filter) -> frozenset[str]:
+    """The keys of an item's metadata that a filter looks at."""
+    match where:
+        case Condition(path, _):
+            return frozenset(path[:1])
+        case Not(part):
+            return keys_of(part)
+        case And(parts) | Or(parts):
+            return frozenset[str]().union(*map(keys_of, parts))
+
+
 def value_at(metadata: Mapping[str, Any], field: str) -> Any:
     """What metadata hold at a field: a key of theirs, or a path of object keys as "outer.inner"; None: nothing."""
     if field in metadata:

@@ -31,6 +31,7 @@ from index.engines.base import Keys
 from index.engines.config import IndexConfig
 from index.engines.remote import Elsewhere, nowhere
 from index.engines.remote_answers import Answers, Unanswered
+from index.filter import Filter
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
@@ -107,7 +108,7 @@ class Gallery:
             view = self._view
             embedded.append(embed(view, version or view.current, ask))
             if ask.params.filter is not None:
-                self._make_filterable()
+                self._make_filterable(ask.params.filter)
         answers: Answers | None = None
         while True:
             found = []
@@ -126,11 +127,11 @@ class Gallery:
             else:
                 return found
 
-    def _make_filterable(self) -> None:
-        """Have filters find every item: at the first one in steps, between which others query and write."""
-        while not self._metadata.filterable:
+    def _make_filterable(self, where: Filter) -> None:
+        """Have a filter find every item: at the first of its kind in steps, between which others query and write."""
+        while not self._metadata.filterable(where):
             with self._alone():
-                self._metadata.enter()
+                self._metadata.enter(where)
 
     def declare(self, version: Version) -> None:
         """Make a version known, with the edges it came with in the place of those that led from it before.
@@ -229,10 +230,9 @@ class Gallery:
             taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
         return taken and (of_slots(*taken[:2]), taken[2])
 
-    @property
-    def filterable(self) -> bool:
-        """Whether filters find every item already; the first one has to make it so."""
-        return self._metadata.filterable
+    def filterable(self, where: Filter) -> bool:
+        """Whether a filter finds every item already; the first one by its keys has to make it so."""
+        return self._metadata.filterable(where)
 
     def bytes(self) -> int:
         """Roughly what it takes of memory, files that are mapped into it among them."""

@@ -75,10 +75,21 @@ class KeptTexts:
         self._bytes += first + second
         self._set(slot, start, start + len(first), len(self._bytes))
 
-    def firsts(self, slots: Sequence[int]) -> list[bytes]:
-        """The first texts of slots."""
-        kept, places_S3 = self._bytes, np.asarray(self._places).reshape(-1, 3)
-        return [bytes(kept[start:middle]) for start, middle in places_S3[np.array(slots, np.int64), :2].tolist()]
+    def firsts(self, slots: Sequence[int]) -> tuple[list[int], bytes]:
+        """Those of the slots that hold texts, and the first ones with commas between them."""
+        slots_N = np.array(slots, np.int64)
+        places_N3 = np.asarray(self._places).reshape(-1, 3)[slots_N]
+        held_N = places_N3[:, 1] > places_N3[:, 0]
+        start_N, middle_N, _ = places_N3[held_N].T
+        if not len(start_N):
+            return [], b""
+        # Byte by byte, of each text with the one behind it, which becomes the comma: slices take four times as long.
+        lengths_N = middle_N - start_N + 1
+        ends_N = np.cumsum(lengths_N)
+        at = np.arange(ends_N[-1]) + np.repeat(start_N - (ends_N - lengths_N), lengths_N)
+        joined = np.frombuffer(self._bytes, np.uint8).take(at, mode="clip")
+        joined[ends_N - 1] = ord(",")
+        return slots_N[held_N].tolist(), joined[:-1].tobytes()
 
     def both(self, slot: int) -> tuple[str, str]:
         """Both texts of a slot."""

@@ -4,8 +4,8 @@ Every item has a slot, a small number; `select` answers a filter for all slots a
 item whose metadata changes gets another slot, so that columns only grow; retired slots are swept out and used again
 when there are many of them. An item whose metadata did not change is recognised by its JSON, without reading it.
 
-Columns are made when a filter comes for the first time: many galleries are never filtered, and a start reads no JSON.
-From then on every write enters what it brings.
+Columns are made of the keys that a filter looks at when the first one comes that does: many galleries are never
+filtered, and few by all there is; a start reads no JSON. From then on every write enters what it brings.
 
 Not thread-safe: the gallery locks around it (`select` may run beside itself once all is entered). Shape suffixes: S
 slots, N items.
@@ -28,7 +28,7 @@ from index.collector import collector_paused
 from index.columns import Mask
 from index.contents import NOBODY, Contents
 from index.fields import Field, deepest_first, enter
-from index.filter import And, Condition, Exists, Filter, Not, Or, Test
+from index.filter import And, Condition, Exists, Filter, Not, Or, Test, keys_of
 from index.kept_texts import JoinedTexts, KeptTexts, NotedTexts, joined_texts
 
 Slots = NDArray[np.int64]
@@ -118,8 +118,13 @@ class Metadata:
         self._seq_S, self._key_S = array("q"), array("q")
         # NumPy's look at keys and numbers, None after a write: while there is one they cannot grow.
         self._looked: tuple[Slots, Slots] | None = None
-        # The slots before this one are entered, if a filter ever came; none else.
-        self._filtered, self._entered = False, 0
+        # Keys of metadata by which every item is found, and of all items, once they were looked through for the first.
+        self._entered: frozenset[str] = frozenset()
+        self._keys: set[str] = set()
+        self._read = False
+        # Keys that the items at the slots before this one are entered by.
+        self._entering: frozenset[str] = frozenset()
+        self._place = 0
         self._free: list[int] = []
         self._retired: list[int] = []
 
@@ -197,7 +202,7 @@ class Metadata:
 
     def bytes(self) -> int:
         """Roughly what it takes of memory: texts, and the values that filters test, which are about as much again."""
-        return (1 + self._filtered) * self._texts.size() + len(self._seq_S) * SLOT_BYTES
+        return (1 + bool(self._entered)) * self._texts.size() + len(self._seq_S) * SLOT_BYTES
 
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
@@ -231,8 +236,8 @@ class Metadata:
 
         It enters what `enter` has left.
         """
-        while not self.filterable:
-            self.enter()
+        while not self.filterable(where):
+            self.enter(where)
         match where:
             case Condition(path, test):
                 return self._test(path, test)
@@ -243,17 +248,22 @@ class Metadata:
             case Or(parts):
                 return reduce(np.logical_or, map(self.select, parts))
 
-    @property
-    def filterable(self) -> bool:
-        """Whether filters find every item; once they do, they find what is written later too."""
-        return self._filtered and self._entered == len(self._seq_S)
+    def filterable(self, where: Filter) -> bool:
+        """Whether a filter finds every item; once it does, it finds what is written later too."""
+        return self._read and keys_of(where) & self._keys <= self._entered
 
-    def enter(self) -> None:
-        """Have filters find some more of the items."""
-        self._filtered = True
-        start, self._entered = self._entered, min(self._entered + ENTERED_TOGETHER, len(self._seq_S))
+    def enter(self, where: Filter) -> None:
+        """Have a filter find some more of the items; or first others that came before."""
+        if self.filterable(where):
+            return
+        if not self._entering:
+            asked = keys_of(where) - self._entered
+            self._entering, self._place = asked & self._keys if self._read else asked, 0
+        start, self._place = self._place, min(self._place + ENTERED_TOGETHER, len(self._seq_S))
         with collector_paused():
-            self._enter(range(start, self._entered))
+            self._enter(range(start, self._place), self._entering)
+        if self._place == len(self._seq_S):
+            self._entered, self._entering, self._read = self._entered | self._entering, frozenset(), True
 
     def _test(self, path: tuple[str, ...], test: Test) -> Mask:
         selected_S = np.zeros(len(self._seq_S), np.bool_)
@@ -279,9 +289,10 @@ class Metadata:
         self._seq_S.extend(seqs[len(again) :])
         self._key_S.extend(keys[len(again) :])
         self._slot_of.update(zip(keys, slots, strict=True))
-        if self._filtered and self._entered == before:
-            self._entered += added
-        self._enter([slot for slot in slots if slot < self._entered] if self._filtered else ())
+        if self._read:
+            self._enter(slots, self._entered)
+        if self._entering:
+            self._enter([slot for slot in slots if slot < self._place], self._entering)
         self._sweep()
 
     def _retire(self, slot: int) -> None:
@@ -289,13 +300,14 @@ class Metadata:
         self._key_S[slot] = NOBODY
         self._retired.append(slot)
 
-    def _enter(self, slots: Sequence[int]) -> None:
-        """Enter what is at these slots, of which some may be retired."""
-        texts = self._texts.firsts(slots)
-        held = [slot for slot, text in zip(slots, texts, strict=True) if text]
+    def _enter(self, slots: Sequence[int], keys: Iterable[str]) -> None:
+        """Enter what is at these slots, of which some may be retired, by some keys."""
+        held, texts = self._texts.firsts(slots)
         if held:
             # As one text: many small ones cost several times as much.
-            enter(self._root, held, _parsed(b"[%s]" % b",".join(filter(None, texts))))
+            documents = _parsed(b"[%s]" % texts)
+            self._keys.update(*documents)
+            enter(self._root, held, documents, keys)
 
     def _sweep(self) -> None:
         """Drop the entries of retired slots once there are many, and use those slots again."""

@@ -18,6 +18,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from index.errors import InvalidFilter
+from index.filter import parse_filter
 from service.http.arrow import ARROW, is_wanted, pyarrow
 from service.http.auth import Exchange, Guard
 from service.http.forms import JSON, type_of
@@ -146,9 +148,16 @@ async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Respon
         if response is not None:
             return response
     work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, write)
-    # The first filter may take seconds.
-    slow = not SLOW.isdisjoint(body) or ("filter" in body and not live.gallery.filterable)
+    slow = not SLOW.isdisjoint(body) or ("filter" in body and not _is_filterable(live, body["filter"]))
     return await (service.in_thread(work) if slow else service.in_searcher(work))
+
+
+def _is_filterable(live: LoadedGallery, given: object) -> bool:
+    """Whether it needs no look at every item, as the first filter by its keys does; one that is wrong is told soon."""
+    try:
+        return live.gallery.filterable(parse_filter(given))
+    except InvalidFilter:
+        return True
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:

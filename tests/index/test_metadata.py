@@ -180,7 +180,7 @@ steps = st.lists(
     st.tuples(st.just("put"), st.dictionaries(item_keys, documents, max_size=6))
     | st.tuples(st.just("drop"), st.lists(item_keys, max_size=4))
     | st.tuples(st.just("ask"), filters)
-    | st.tuples(st.just("enter"), st.none()),
+    | st.tuples(st.just("enter"), filters),
     max_size=15,
 )
 
@@ -210,7 +210,7 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
                 held.pop(key, None)
                 slots.pop(key, None)
         elif name == "enter":
-            metadata.enter()
+            metadata.enter(parse_filter(argument))
         else:
             assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
     assert len(set(slots.values())) == len(slots), "two items share a slot"
@@ -289,6 +289,27 @@ def test_unchanged_metadata_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(module, "json", None)
     np.testing.assert_array_equal(metadata.put([2, 1], texts), slots[::-1])
     np.testing.assert_array_equal(metadata.put([1], {}), slots[:1])
+
+
+def test_items_are_read_once_for_each_key_that_filters_look_at_and_that_any_item_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    metadata, slots = Metadata(), {}
+    put(metadata, slots, {1: {"a": 1, "b": {"c": 2}}, 2: {"a": 2}})
+    read, parsed = [], module._parsed
+    monkeypatch.setattr(module, "_parsed", lambda text: read.append(text) or parsed(text))
+
+    for asked, reads in (({"a"}, 1), ({"a", "none"}, 1), ({"none"}, 1), ({"b", "a"}, 2), ({"b"}, 2)):
+        where = {"or": [{"field": field, "exists": True} for field in sorted(asked)]}
+        assert found(metadata, slots, where) == {key for key, names in ((1, {"a", "b"}), (2, {"a"})) if names & asked}
+        assert len(read) == reads
+
+    put(metadata, slots, {3: {"none": 1}, 2: {"b": {"c": 3}}})
+    read.clear()
+    assert found(metadata, slots, {"field": "b.c", "eq": 3}) == {2}
+    assert found(metadata, slots, {"field": "a", "exists": True}) == {1}
+    assert not read
+    assert found(metadata, slots, {"field": "none", "exists": True}) == {3}
 
 
 def test_items_without_metadata_hold_an_empty_object() -> None:
