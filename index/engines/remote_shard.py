@@ -57,8 +57,8 @@ class RemoteShard(SegmentedShard):
         super().__init__(dim, space, config)
         self.collection = collection
         self.there = RemoteRows()
-        # The highest number that the collection was seen to cover: it never falls unless rows were lost.
-        self._covered = 0
+        self.covered = 0
+        """The highest number that the collection was seen to cover: it never falls unless rows were lost."""
         # Of rows that lay here before they were to lie there: the number from which the collection has them all, when
         # its answers are compared; None: they were.
         self._whole: int | None = None
@@ -148,7 +148,7 @@ class RemoteShard(SegmentedShard):
         known_N = super().sealed(keys_N, digests_N, numbers_N)
         if self._unasked is None:
             try:
-                self.collection.covers()  # soon told where it hangs
+                self.covered = self.collection.covers()  # soon told where it hangs
                 return known_N | held_there(self.collection, keys_N, digests_N, numbers_N)
             except EngineUnavailable as error:
                 self._unasked = error.message
@@ -180,6 +180,10 @@ class RemoteShard(SegmentedShard):
     def count(self) -> int:
         """Number of served items."""
         return super().count() + self.there.count()
+
+    def held_here(self) -> int:
+        """Number of embeddings that lie in memory."""
+        return super().held()
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""
@@ -214,10 +218,10 @@ class RemoteShard(SegmentedShard):
                 self._recall(read, change)
             return self._unasked is None
         covers, most = self.collection.covers(), self.collection.capabilities.max_rows
-        if covers < self._covered or self._unasked is not None:
+        if covers < self.covered or self._unasked is not None:
             return False
-        self._covered = covers
-        if super().held():
+        self.covered = covers
+        if self.held_here():
             with read():
                 keys_N, slots_N, _ = self._here()
                 numbers_N = numbers_of(slots_N)
@@ -258,7 +262,7 @@ class RemoteShard(SegmentedShard):
 
     def is_settled(self) -> bool:
         """Whether every row is where it is to be."""
-        return not (super().held() if self.config.kind.elsewhere else self.there.held())
+        return not (self.held_here() if self.config.kind.elsewhere else self.there.held())
 
     def _recall(self, read: Lock, change: Lock) -> None:
         """Bring the rows back, so many at a time."""

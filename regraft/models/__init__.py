@@ -25,6 +25,7 @@ from regraft.models.deployments import (
 from regraft.models.galleries import (
     AuditPage,
     AuditRecord,
+    CollectionInfo,
     GalleryIndex,
     GalleryInfo,
     GalleryList,
@@ -89,6 +90,7 @@ __all__ = [
     "BackfillEstimate",
     "BackfillInfo",
     "BackfillList",
+    "CollectionInfo",
     "CurveInfo",
     "CurvePoint",
     "DegradedShard",

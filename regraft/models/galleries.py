@@ -15,6 +15,17 @@ class GalleryIndex(ApiModel):
     recall: float
 
 
+class CollectionInfo(ApiModel):
+    """What an engine elsewhere has of a version's embeddings of one origin."""
+
+    version: str
+    origin: str
+    lag: int
+    """numbers of the gallery's change feed that it does not cover yet, as far as this process has seen"""
+    here: int
+    """embeddings that lie in this process's memory as long as the engine does not have them"""
+
+
 class LoadingGallery(ApiModel):
     """A gallery that is on its way into memory."""
 
@@ -43,6 +54,8 @@ class GalleryInfo(ApiModel):
     """what it takes of memory, roughly; 0 where it is not loaded"""
     loading: LoadingGallery | None
     """how far its load is, where one is under way; queries wait for its end, writes do not"""
+    collections: list[CollectionInfo]
+    """what lies in an engine elsewhere, or is to; empty where the gallery lies in memory, or is not loaded"""
 
 
 class GalleryList(ApiModel):

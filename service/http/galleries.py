@@ -9,7 +9,7 @@ from sqlalchemy.exc import IntegrityError
 from index.engines.config import IndexConfig
 from index.errors import InvalidArgument
 from index.version import NAME
-from regraft.models import GalleryIndex, GalleryInfo, GalleryList
+from regraft.models import CollectionInfo, GalleryIndex, GalleryInfo, GalleryList
 from service.errors import GalleryExists
 from service.http.health import describe_load
 from service.http.request_context import CONFIRMED, RequestContext
@@ -118,6 +118,7 @@ def _listed(service: Runtime, connection: Connection, row: GalleryRow) -> Galler
         indexed=0,
         loaded=False,
         bytes=0,
+        collections=[],
         loading=(progress := service.replica.progress(row.name)) and describe_load(progress),
     )
 
@@ -138,6 +139,10 @@ def describe(live: LoadedGallery) -> GalleryInfo:
         loaded=True,
         bytes=live.bytes,
         loading=None,
+        collections=[
+            CollectionInfo(version=version, origin=origin, lag=max(0, live.seq - shard.covered), here=shard.held_here())
+            for (version, origin), shard in live.gallery.remote.shards().items()
+        ],
     )
 
 

@@ -89,6 +89,8 @@ class Gauges(Collector):
         lag = GaugeMetricFamily(
             "regraft_feed_lag", "Numbers of the change feed not in memory yet.", labels=("gallery",)
         )
+        behind = "Numbers of the change feed that a collection in an engine does not cover yet."
+        engine_lag = GaugeMetricFamily("regraft_engine_lag", behind, labels=("gallery", "version", "origin"))
         lives = replica.all()
         with self._service.database.lookup() as connection:
             now = galleries_now(connection, [live.id for live in lives]) if lives else {}
@@ -96,10 +98,13 @@ class Gauges(Collector):
         for live in lives:
             for version, count in live.gallery.items_by_version().items():
                 items.add_metric((live.name, version), count)
+            for place, shard in live.gallery.remote.shards().items():
+                engine_lag.add_metric((live.name, *place), max(live.seq - shard.covered, 0))
             if live.id in now:
                 lag.add_metric((live.name,), max(now[live.id][0] - 1 - live.seq, 0))
         yield items
         yield lag
+        yield engine_lag
         yield _gauge("regraft_backfill_items_waiting", "Items that running backfills have still to move.", waiting)
 
 

@@ -234,6 +234,7 @@ def test_while_the_engine_hangs_queries_say_so_at_once_writes_go_on_and_nothing_
     until(lambda: lies(served, paths[0]) == {("v1", "supplied"): (0, 40)})
     served.deploy(paths[0], "v2")
     body = {"version": "v2", "embeddings": padded(QUERIES).tolist(), "k": 7}
+    until(lambda: [one["lag"] for one in served.http.get(paths[0]).json()["collections"]] == [0])
     running_engine.freeze()
     try:
         times = []
@@ -249,6 +250,11 @@ def test_while_the_engine_hangs_queries_say_so_at_once_writes_go_on_and_nothing_
         assert [(d["version"], d["items"]) for d in told.json()["degraded"]] == [("v1", 40)]
         assert {m["id"] for m in told.json()["results"][0]["matches"]} <= {f"i{n}" for n in range(50, COUNT)}
         problem(served.http.post(f"{paths[0]}/query", json={**body, "strict": True}), 503, "engine_unavailable")
+        told = {one["version"]: one for one in served.http.get(paths[0]).json()["collections"]}
+        assert told["v1"] == {"version": "v1", "origin": "supplied", "lag": 10, "here": 0}
+        assert told["v2"]["here"] == 10
+        lags = served.http.get(str(served.http.base_url).replace("/v1/", "/metrics")).text
+        assert 'regraft_engine_lag{gallery="there",origin="supplied",version="v1"} 10.0' in lags
     finally:
         running_engine.thaw()
     served.deploy(paths[1], "v2")

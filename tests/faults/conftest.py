@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fastapi.testclient import TestClient
 
+from index.engines.remote import EngineUnavailable
 from service.http.app import create_app
 from service.settings import Settings
 from staging.builders import add_text, image_bytes, make_image, make_version, tell_variance, zip_version
+from staging.milvus import MilvusTestServer
+from staging.postgres import NoServer, Server
 from staging.processes import Site
 from staging.shortcuts import short_starts, verified_here
 from staging.world import World
@@ -81,3 +86,29 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     v3 = tell_variance(v3, "v1")
     v4 = make_version(root / "v4", "v4", 5, seed=9)
     return World([v1, v2, v3, v4], lambda number: make_image(number % 7, number), image_bytes)
+
+
+@pytest.fixture(params=["pgvector", "milvus"])
+def engine_server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any, dict[str, str]]]:
+    """The kind, its server, and the setting that tells of it."""
+    if request.param == "milvus":
+        for package in ("pymilvus", "milvus_lite"):
+            pytest.importorskip(package, reason=f"{package} is not installed")
+        milvus = MilvusTestServer(tmp_path / "milvus")
+        yield "milvus", milvus, {"milvus_uri": milvus.uri}
+        milvus.stop()
+        return
+    try:
+        postgres = Server()
+    except NoServer as error:
+        pytest.skip(str(error))
+    from index.engines.pgvector import PgvectorEngine
+
+    url = postgres.create()
+    try:
+        with closing(PgvectorEngine(url)) as engine:
+            engine.check()
+    except EngineUnavailable as error:
+        pytest.skip(error.message)
+    yield "pgvector", postgres, {"pgvector_url": url}
+    postgres.close()

@@ -9,56 +9,26 @@ tells of, and then with all that the others have; once the engine is back every 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from index.engines.pgvector import PgvectorEngine
-from index.engines.remote import EngineUnavailable
 from service.settings import Settings
 from staging.doomed_engine import DoomedEngine
 from staging.engine_life import EngineLife
 from staging.life import LONG, live, staged
-from staging.milvus import MilvusTestServer
-from staging.postgres import NoServer, Server
 from staging.processes import LEASE_SECONDS
 from staging.world import World
 
 STEPS = 30
 
 
-@pytest.fixture(params=["pgvector", "milvus"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any, dict[str, str]]]:
-    """The kind, its server, and the setting that tells of it."""
-    if request.param == "milvus":
-        for package in ("pymilvus", "milvus_lite"):
-            pytest.importorskip(package, reason=f"{package} is not installed")
-        milvus = MilvusTestServer(tmp_path / "milvus")
-        yield "milvus", milvus, {"milvus_uri": milvus.uri}
-        milvus.stop()
-        return
-    try:
-        postgres = Server()
-    except NoServer as error:
-        pytest.skip(str(error))
-    url = postgres.create()
-    try:
-        with closing(PgvectorEngine(url)) as engine:
-            engine.check()
-    except EngineUnavailable as error:
-        pytest.skip(error.message)
-    yield "pgvector", postgres, {"pgvector_url": url}
-    postgres.close()
-
-
 @pytest.mark.slow
 def test_any_life_of_a_gallery_in_an_engine_is_as_the_model_says(
-    server: tuple[str, Any, dict[str, str]], tmp_path: Path, world: World, request: pytest.FixtureRequest
+    engine_server: tuple[str, Any, dict[str, str]], tmp_path: Path, world: World, request: pytest.FixtureRequest
 ) -> None:
-    kind, running, setting = server
+    kind, running, setting = engine_server
     EngineLife.kind, EngineLife.engine = kind, DoomedEngine(running)
     minutes, first = request.config.getoption("--model-minutes"), request.config.getoption("--model-seed")
     end, lives = time.monotonic() + 60 * minutes, 0

@@ -114,7 +114,7 @@ class EngineLife(Life):
                 left = {name: one for name, one in found.items() if (one.version, one.origin) not in without}
                 try:
                     return Part(super().compare(told, left, lost, k))
-                except AssertionError as error:
+                except (AssertionError, KeyError) as error:
                     errors.append(error)
         raise AssertionError(f"no shards of {places} explain {json.dumps(answer)}: {errors}")
 

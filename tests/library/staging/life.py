@@ -249,6 +249,11 @@ class Life(Living):
 
     @invariant()
     def as_the_model_says(self) -> None:
+        with self.noted():
+            self._check()
+        self.sound = True
+
+    def _check(self) -> None:
         k = len(self.model.items)
 
         def tell(sight: Sight) -> Any:
@@ -263,7 +268,6 @@ class Life(Living):
             assert told == pytest.approx({name: found.score for name, found in expected.items()}, abs=1e-5)
         self.ask_picture(4)
         assert self.load.wrong == []
-        self.sound = True
 
     def followed(self, k: int) -> list[dict[int, float]]:
         """What each follower answers to a query by a picture."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -42,7 +44,8 @@ def step(**drawn: Any) -> Callable[[Any], Any]:
             self.stage.counts["steps"] += 1
             self.story.append(f"{method.__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})")
             self.sound = False
-            method(self, **given)
+            with self.noted():
+                method(self, **given)
 
         return rule(**drawn)(told)
 
@@ -79,6 +82,15 @@ class Living(RuleBasedStateMachine):
     """The steps so far."""
     sound: bool
     """The last step ended as it should."""
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """What goes wrong is part of the story: hypothesis tries it again, and then tells how that went."""
+        try:
+            yield
+        except Exception:
+            self.story.append(traceback.format_exc())
+            raise
 
     def act(self, request: Request, *effects: Effect, doom: float | None = None) -> Any:
         """A request to the server and what it does to the model; of several effects one, as workers may be faster.

@@ -27,7 +27,7 @@ def test_a_new_gallery_is_empty_and_has_no_current_version(served: Any) -> None:
     index = {"kind": "auto", "storage": "float32", "recall": 0.99}
     assert shown == {
         "name": "New.gallery-1", "current": None, "items": 0, "mix": {}, "seq": 0, "index": index, "indexed": 0,
-        "loaded": True, "bytes": 0, "loading": None,
+        "loaded": True, "bytes": 0, "loading": None, "collections": [],
     }  # fmt: skip
     assert served.http.get("/galleries/New.gallery-1").json() == created.json()
     assert created.json() in served.http.get("/galleries").json()["galleries"]
