@@ -35,12 +35,14 @@ from index.filter import Filter
 from index.lock import ReadWriteLock
 from index.merge import Mode
 from index.metadata import Item, Metadata
-from index.query_plan import Ask, Encode
+from index.query_plan import Ask, Encode, ShardKey
 from index.remote_part import RemotePart
+from index.scan import Mask
 from index.scatter import scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
+from index.space import Vectors
 from index.topology import Topology
 from index.version import Edge, EdgeKey, Version
 from index.view import View
@@ -223,6 +225,11 @@ class Gallery:
             sealed_N = self._shards.sealed(items)
             self._shards.load(items.only(sealed_N), slots_N[sealed_N])
         return items.keys_N[~sealed_N]
+
+    def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
+        """Which of these items' vectors of one version and origin this process has (N,), and those (M, D), in order."""
+        with self._lock.read():
+            return self._shards.in_memory(place, keys_N)
 
     def contents(self) -> tuple[Contents, int] | None:
         """What `load` takes of all there is, and the feed number; None while items are left out."""

@@ -47,6 +47,12 @@ class Shards:
         """Those that serve any item."""
         return {place: shard for place, shard in self._by_key.items() if shard.count()}
 
+    def in_memory(self, place: ShardKey, keys_N: Keys) -> tuple[Mask, Vectors]:
+        """Which of these items' vectors this process has (N,), and those (M, D), in order."""
+        if (shard := self._by_key.get(place)) is None:
+            return np.zeros(len(keys_N), np.bool_), np.empty((0, 1), np.float32)
+        return shard.in_memory(keys_N)
+
     def all(self) -> list[SegmentedShard]:
         """Every one."""
         return list(self._by_key.values())

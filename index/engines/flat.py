@@ -110,6 +110,10 @@ class FlatShard:
         """Stored rows; see Shard."""
         return self._rows_RW[[self._row_of[int(key)] for key in keys]]
 
+    def has(self, keys_N: Keys) -> Mask:
+        """Which of these keys have a row (N,)."""
+        return np.fromiter((key in self._row_of for key in keys_N.tolist()), np.bool_, len(keys_N))
+
     def rows(self) -> tuple[Vectors, Keys, Keys, Mask]:
         """Everything stored: rows (R, W), keys, slots and whether they are served (R,); good until the next change."""
         count = len(self._row_of)

@@ -155,6 +155,13 @@ class SegmentedShard:
         rows_NW[left_N] = self.head.fetch(keys_N[left_N])
         return rows_NW
 
+    def in_memory(self, keys_N: Keys) -> tuple[Mask, Vectors]:
+        """Which of these keys have a row in this process (N,), and the vectors of those (M, D), in order."""
+        here_N = self.head.has(keys_N)
+        for segment in self.segments:
+            here_N |= segment.find(keys_N) != MISSING
+        return here_N, SegmentedShard.fetch(self, keys_N[here_N])[:, : self.dim]
+
     def sealed(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys) -> Mask:
         """Which of these vectors segments hold by their digests, dead or not (N,).
 

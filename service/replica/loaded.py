@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from index.edge_maps import Maps
+from index.engines.digest import digests
 from index.engines.remote import Elsewhere, nowhere
 from index.errors import RegraftError
 from index.events import Event
@@ -27,8 +31,9 @@ from service.registry.rollout_records import Rollout
 from service.registry.storing import AddedItems
 from service.replica.engines import name_of
 from service.replica.feed import Sorted
-from service.store.repository import index_of
+from service.store.repository import FeedRow, index_of
 from service.store.rows import GalleryRow
+from service.store.vector_codec import is_place, places_from_bytes, to_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -112,6 +117,22 @@ class LoadedGallery:
             self.apply(Sorted({added.place: ([*added.items], added.vectors)}, items=added.items), last)
             self.bytes = self.gallery.bytes()
         return True
+
+    def at_hand(self, rows: Sequence[FeedRow]) -> list[bytes | None]:
+        """Of rows whose vectors lie in files: those vectors that are in memory, and of the others where they lie."""
+        found = [row[3] for row in rows]
+        by_place: dict[tuple[int, str], list[int]] = defaultdict(list)
+        for n, (_, version_id, origin, *_) in enumerate(rows):
+            if version_id is not None and origin is not None:
+                by_place[version_id, origin].append(n)
+        for (version_id, origin), at in by_place.items():
+            place = (self._registry.by_id(version_id).name, origin)
+            here, vectors = self.gallery.in_memory(place, np.array([rows[n][0] for n in at]))
+            wanted = places_from_bytes([one for n in at if is_place(one := found[n])])["digest"]
+            same = digests(vectors) == wanted[here]
+            for n, vector in zip(np.array(at)[here][same].tolist(), vectors[same], strict=True):
+                found[n] = to_bytes(vector)
+        return found
 
     def declare(self) -> None:
         """Make the catalog's versions and edges known to it, and have it forget the edges that are gone."""

@@ -276,7 +276,9 @@ class Replica:
                 fitted = maps_of(connection, self._registry, gates) if gates != live.gates else None
                 if building is not None:
                     self._build(connection, live, building)
-                blocks = list(changes(connection, live.id, live.seq)) if live.seq or building is None else []
+                blocks = (
+                    list(changes(connection, live.id, live.seq, live.at_hand)) if live.seq or building is None else []
+                )
             live.apply(sort(self._registry, blocks), row.next_seq - 1, current, fitted)
             live.rollout, live.gates = rollout, gates
             live.gallery.configure(index_of(row))

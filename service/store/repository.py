@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,12 +32,16 @@ from service.store.embeddings import first_held, put_embeddings, put_first_embed
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
+from service.store.vector_codec import is_place
 from service.store.vector_reader import read_vectors
 
 FEED_BLOCK = 10_000
 
 FeedRow = tuple[int, int | None, str | None, bytes | None, str, str, int, bool]
 """One embedding of an item as the change feed gives it: see `changes`."""
+
+AtHand = Callable[[Sequence[FeedRow]], Sequence[bytes | None]]
+"""Of rows whose vectors lie in files: those vectors that need not be read, and of the others where they lie."""
 
 IS_THERE = gallery.c.deleted.is_(None)
 """Of a gallery: nobody deleted it. The row of one that was deleted stays until what it held is freed."""
@@ -278,11 +282,14 @@ _FEED = select(
 """Rows of items as the change feed gives them."""
 
 
-def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Sequence[FeedRow]]:
+def changes(
+    connection: Connection, gallery_id: int, after: int, at_hand: AtHand | None = None
+) -> Iterator[Sequence[FeedRow]]:
     """The feed behind number `after`: (id, version_id, origin, vector, metadata as JSON, external_id, seq, deleted).
 
     A row for each embedding that an item holds, and one without version, origin and vector for an item that holds none,
-    as a deleted one does. The rows of an item are in one block.
+    as a deleted one does. The rows of an item are in one block. Vectors that lie in files are read, but for those that
+    `at_hand` gives.
     """
     statement = _FEED.where(item.c.gallery_id == gallery_id, item.c.seq > after).order_by(item.c.seq, item.c.id)
     # A rebuild has no use for tombstones, and there may be many.
@@ -295,9 +302,9 @@ def changes(connection: Connection, gallery_id: int, after: int) -> Iterator[Seq
             cut = next(number for number, row in enumerate(rows) if row[0] == rows[-1][0])
             last = rows[cut:]
             if cut:
-                yield _with_vectors(connection, rows[:cut])
+                yield _with_vectors(connection, rows[:cut], at_hand)
     if last:
-        yield _with_vectors(connection, last)
+        yield _with_vectors(connection, last, at_hand)
 
 
 def live_items(connection: Connection, gallery_id: int) -> int:
@@ -314,11 +321,16 @@ def feed_of(connection: Connection, keys: Sequence[int]) -> Iterator[Sequence[Fe
             yield _with_vectors(connection, found)
 
 
-def _with_vectors(connection: Connection, rows: Sequence[FeedRow]) -> Sequence[FeedRow]:
-    """Rows as the database stores them -> with vectors where some lie elsewhere."""
+def _with_vectors(connection: Connection, rows: Sequence[FeedRow], at_hand: AtHand | None = None) -> Sequence[FeedRow]:
+    """Rows as the database stores them -> with vectors where some lie in files."""
     stored = [row[3] for row in rows]
-    if (read := read_vectors(connection, stored)) is stored:
+    far = [n for n, one in enumerate(stored) if is_place(one)]
+    if not far:
         return rows
+    if at_hand is not None:
+        for n, one in zip(far, at_hand([rows[n] for n in far]), strict=True):
+            stored[n] = one
+    read = read_vectors(connection, stored)
     return [(*row[:3], vector, *row[4:]) for row, vector in zip(rows, read, strict=True)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -279,15 +280,14 @@ def test_damage_of_a_file_stays_where_it_is(moved: Site, harm: str) -> None:
         path.unlink()
 
     fresh = Site(moved.settings)  # which has read nothing yet
-    with closing(fresh.database), fresh.database.read() as connection:
-        read = {row[5]: row[3] for block in changes(connection, 1, 0) for row in block}
     lost = {f"i{n}" for n in (range(4, 8) if harm == "changed" else range(16))}
-    assert read == {one: b"" if one in lost else vector for one, vector in wanted.items()}
-    mover = moved.mover("sql")  # brings home what there is
-    moved.database.vectors.__init__()  # type: ignore[misc]
-    moved.database.vectors.blobs = moved.blobs
-    for _ in range(2):
-        mover.look()
+    with closing(fresh.database):
+        with fresh.database.read() as connection:
+            read = {row[5]: row[3] for block in changes(connection, 1, 0) for row in block}
+        assert read == {one: b"" if one in lost else vector for one, vector in wanted.items()}
+        mover = fresh.mover("sql")  # brings home what there is
+        for _ in range(2):
+            mover.look()
     assert moved.far() == len(lost)
     assert list(moved.there()) == [first]
 
@@ -314,7 +314,7 @@ def test_where_the_store_is_away_nothing_is_said_of_vectors_and_writes_go_on(mov
 def test_without_pyarrow_vectors_stay_and_those_that_lie_in_files_are_asked_for_in_vain(
     moved: Site, small: pytest.MonkeyPatch
 ) -> None:
-    small.setitem(__import__("sys").modules, "pyarrow.parquet", None)
+    small.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(NoParquet, match=r"regraft\[arrow\]"):
         moved.mover()
     with moved.database.read() as connection, pytest.raises(NoParquet):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -11,15 +12,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 
 from index.version import Version
 from service.doctor import vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.settings import Settings
+from service.store import offloader
+from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.offloader import Offloader
 from service.store.repository import take_seq
 from service.store.tables import embedding, evaluation, evaluation_embedding, gallery, item
 from service.store.vector_codec import from_bytes, to_bytes
@@ -263,3 +267,37 @@ def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: P
     found = ward.examine()
 
     assert (found["unreachable"].count, "1 items of apart" in found["unreachable"].examples[0]) == (1, True)
+
+
+@pytest.mark.parametrize("harm", ["gone", "changed", "away", "unknown"])
+def test_files_of_vectors_are_looked_into_and_nothing_in_them_is_discarded(
+    ward: Ward, harm: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LEAST_ROWS", 1), ("SETTLED_SECONDS", 0.0)):
+        monkeypatch.setattr(offloader, name, value)
+    blobs = open_blobs(ward.database, ward.settings.blobs_url)
+    Offloader(ward.database, blobs, "objects").look()
+    assert ward.examine(fix=True) == {}
+    first = ward.settings.data / "blobs" / min(key for key, _ in blobs.all_vector_files())  # those of v1
+    if harm == "gone":
+        first.unlink()
+    elif harm == "changed":
+        first.write_bytes(first.read_bytes()[:-40])
+    elif harm == "away":
+        (ward.settings.data / "blobs").rename(ward.settings.data / "elsewhere")
+    else:
+        other = first.with_name("99-0.parquet")
+        other.write_bytes(b"")
+        os.utime(other, (1, 1))
+
+    with closing(Database(ward.settings.database_url)) as database:  # which has read nothing yet
+        found = Ward(ward.settings, database).examine(fix=True)
+
+    assert {code: finding.count for code, finding in found.items()} == {
+        "gone": {"vector_file_missing": 1, "vector_unreadable": 6},
+        "changed": {"vector_file_damaged": 1, "vector_unreadable": 6},
+        "away": {"store_unreachable": 1, "vectors_unseen": 1},
+        "unknown": {"vector_file_unknown": 1},
+    }[harm]
+    assert ward.rows(select(func.count()).select_from(embedding)) == [(10,)]
+    assert not (first.with_name("99-0.parquet")).exists()
