@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -54,14 +55,18 @@ class Calibration:
 
     def __call__(self, scores: ArrayLike) -> Floats:
         """Scores of any shape -> the probability, in [0, 1], that such a match is right."""
-        with np.errstate(over="ignore"):
-            return np.asarray(1.0 / (1.0 + np.exp(-self.log_odds(scores))))
+        return np.asarray(probability(self.log_odds(scores)))
 
     def log_odds(self, scores: ArrayLike) -> Floats:
         """Scores of any shape -> log(p / (1 - p)): what to rank by, it keeps apart what rounds to probability 1."""
-        given, knots = np.asarray(scores, np.float64), _log_odds(self.probabilities_K)
-        beyond = np.minimum(given - self.scores_K[0], 0.0) + np.maximum(given - self.scores_K[-1], 0.0)
-        return np.asarray(np.interp(given, self.scores_K, knots) + self.slope * beyond)
+        given, (lowest, highest, odds_K) = np.asarray(scores, np.float64), self._knots
+        beyond = given - np.minimum(np.maximum(given, lowest), highest)
+        return np.asarray(np.interp(given, self.scores_K, odds_K) + self.slope * beyond)
+
+    @cached_property
+    def _knots(self) -> tuple[float, float, Floats]:
+        """The lowest and the highest score, and the log-odds of all; once, as queries go through them one by one."""
+        return float(self.scores_K[0]), float(self.scores_K[-1]), _log_odds(self.probabilities_K)
 
     def as_json(self) -> dict[str, Any]:
         """One map of the `calibration` field."""
@@ -71,6 +76,12 @@ class Calibration:
             "probabilities": self.probabilities_K.tolist(),
             "slope": self.slope,
         }
+
+
+def probability(log_odds: Floats) -> Floats:
+    """What log-odds of any shape mean, in [0, 1]."""
+    likely: Floats = np.exp(-np.logaddexp(0.0, -log_odds))  # without an overflow that is to be ignored
+    return likely
 
 
 def fit_calibration(

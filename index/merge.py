@@ -15,12 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from index.calibration import Calibration
+from index.calibration import Calibration, probability
 from index.engines.base import MISSING, Keys
 from index.errors import InvalidArgument, ModeUnavailable
 from index.space import Space, Vectors
@@ -99,10 +100,8 @@ def merge_raw(found: ShardResults, higher_is_better: Sequence[bool], k: int) -> 
     if len(found) == 1:
         raw_QK, keys_QK = found[0]
         return _alone(raw_QK.astype(np.float64), raw_QK, keys_QK, k)
-    signs = [1.0 if higher else -1.0 for higher in higher_is_better]
-    merged = _merge(
-        found, [sign * scores.astype(np.float64) for sign, (scores, _) in zip(signs, found, strict=True)], k
-    )
+    goodness = [raw_Qk if higher else -raw_Qk for (raw_Qk, _), higher in zip(found, higher_is_better, strict=True)]
+    merged = _merge(found, goodness, k)
     return Merged(merged.raw_QK.astype(np.float64), merged.raw_QK, merged.keys_QK, merged.shards_QK)
 
 
@@ -111,9 +110,7 @@ def merge_calibrated(found: ShardResults, maps: Sequence[Calibration], k: int) -
     odds = [calibrate.log_odds(scores) for calibrate, (scores, _) in zip(maps, found, strict=True)]
     # Rounding at a knot must not swap two results of one shard.
     merged = _merge(found, [np.minimum.accumulate(odds_QK, axis=1) for odds_QK in odds], k)
-    with np.errstate(over="ignore"):
-        probability_QK = 1.0 / (1.0 + np.exp(-merged.scores_QK))
-    return Merged(probability_QK, merged.raw_QK, merged.keys_QK, merged.shards_QK)
+    return merged._replace(scores_QK=probability(merged.scores_QK))
 
 
 def merge_rank(found: ShardResults, sizes: Sequence[int], k: int) -> Merged:
@@ -129,19 +126,25 @@ def merge_rank(found: ShardResults, sizes: Sequence[int], k: int) -> Merged:
     return _merge(found, goodness, k)
 
 
-def _merge(found: ShardResults, goodness: Sequence[Floats], k: int) -> Merged:
+def _merge(found: ShardResults, goodness: Sequence[Floats | Vectors], k: int) -> Merged:
     """The k best of all shards by `goodness`, per shard (Q, k), larger first."""
     if len(found) == 1:  # in order already
         raw_QK, keys_QK = found[0]
         return _alone(np.where(keys_QK == MISSING, 0.0, goodness[0]), raw_QK, keys_QK, k)
+    # Of one query and few results each call costs more than what it computes: these are the fewest and cheapest.
     keys_QS = np.concatenate([keys for _, keys in found], axis=1)
-    shard_S = np.repeat(np.arange(len(found)), [keys.shape[1] for _, keys in found])
-    good_QS = np.where(keys_QS == MISSING, -np.inf, np.concatenate(goodness, axis=1))
-    order_QK = np.argsort(-good_QS, axis=1, kind="stable")[:, :k]
-    keys_QK = np.take_along_axis(keys_QS, order_QK, axis=1)
-    raw_QK = np.take_along_axis(np.concatenate([scores for scores, _ in found], axis=1), order_QK, axis=1)
-    scores_QK = np.where(keys_QK == MISSING, 0.0, np.take_along_axis(good_QS, order_QK, axis=1))
-    return Merged(scores_QK, raw_QK, keys_QK, np.where(keys_QK == MISSING, -1, shard_S[order_QK]))
+    good_QS = np.concatenate(goodness, axis=1, dtype=np.float64)
+    good_QS[keys_QS == MISSING] = -np.inf
+    order_QK = (-good_QS).argsort(axis=1, kind="stable")[:, :k]
+    ends = list(accumulate(keys.shape[1] for _, keys in found))
+    shards_QK = np.searchsorted(ends, order_QK, side="right")
+    at_QK = order_QK if len(order_QK) == 1 else order_QK + ends[-1] * np.arange(len(order_QK))[:, None]
+    keys_QK, scores_QK = keys_QS.take(at_QK), good_QS.take(at_QK)
+    raw_QK = np.concatenate([scores for scores, _ in found], axis=1).take(at_QK)
+    if MISSING in keys_QK[:, -1:].ravel().tolist():
+        none_QK = keys_QK == MISSING
+        scores_QK[none_QK], shards_QK[none_QK] = 0.0, -1
+    return Merged(scores_QK, raw_QK, keys_QK, shards_QK)
 
 
 def _alone(scores_QK: Floats, raw_QK: Vectors, keys_QK: Keys, k: int) -> Merged:

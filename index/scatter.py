@@ -7,7 +7,7 @@ one version. Shape suffixes: Q queries, K results wanted, D dimension, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -21,7 +21,7 @@ from index.engines.remote_answers import Answers, Unanswered
 from index.engines.remote_shard import RemoteShard
 from index.merge import Merged
 from index.query_plan import Plan
-from index.scan import Mask, Rows
+from index.scan import Mask
 from index.search_result import Degraded, ShardTrace
 from index.space import Vectors
 
@@ -108,15 +108,13 @@ def _of_several(query: ShardQuery, answers: Answers) -> Gathered:
     started = perf_counter()
     merged = plan.merge([hits[:2] for hits in found], queries, k)
     merge_seconds = perf_counter() - started
-    unsure = {n: _unsure(merged, n, hits.sure) for n, hits in enumerate(found) if hits.sure < k}
-    if any(map(len, unsure.values())):
-        for number, ((version, _), search, hits) in enumerate(zip(plan.shards, searches, found, strict=True)):
-            if len(rows := unsure.get(number, ())):
+    unsure = _unsure(merged, [hits.sure for hits in found], k)
+    if any(unsure):
+        for number, ((version, _), search) in enumerate(zip(plan.shards, searches, strict=True)):
+            if rows := unsure[number]:
                 started = perf_counter()
-                whole_hits = search(moved.vectors[version][rows], k, allowed_S, exact=exact)
-                hits.scores_QK[rows], hits.slots_QK[rows] = whole_hits.scores_QK, whole_hits.slots_QK
-                how = replace(hits.how, effort=max(hits.how.effort, whole_hits.how.effort))
-                found[number] = hits._replace(how=how)
+                whole = search(moved.vectors[version][rows], k, allowed_S, exact=exact)
+                found[number] = _with(found[number], rows, whole)
                 seconds[number] += perf_counter() - started
         merged = plan.merge([hits[:2] for hits in found], queries, k)
     traces = tuple(
@@ -139,7 +137,20 @@ def _waited(shard: Shard, answers: Answers) -> float:
     return answers.seconds[shard.there] if isinstance(shard, RemoteShard) else 0.0
 
 
-def _unsure(merged: Merged, shard: int, sure: int) -> Rows:
-    """The queries whose lists have more of a shard than it was searched for, or are not full."""
-    given_Q = (merged.shards_QK == shard).sum(axis=1)
-    return np.flatnonzero((given_Q > sure) | (merged.keys_QK[:, -1] == MISSING))
+def _unsure(merged: Merged, sure: Sequence[int], k: int) -> list[list[int]]:
+    """For each shard the queries whose lists have more of it than it was searched for, or are not full."""
+    given = merged.shards_QK.tolist()  # lists are short, and NumPy's calls cost more than to count
+    return [
+        [query for query, row in enumerate(given) if most < k and (row.count(shard) > most or row[-1] < 0)]
+        for shard, most in enumerate(sure)
+    ]
+
+
+def _with(hits: Hits, rows: list[int], whole: Hits) -> Hits:
+    """What was found, for some of the queries by a search for the whole list."""
+    more = whole.scores_QK.shape[1] - hits.scores_QK.shape[1]
+    scores_QK = np.pad(hits.scores_QK, ((0, 0), (0, more)))
+    slots_QK = np.pad(hits.slots_QK, ((0, 0), (0, more)), constant_values=MISSING)
+    scores_QK[rows], slots_QK[rows] = whole.scores_QK, whole.slots_QK
+    how = replace(hits.how, effort=max(hits.how.effort, whole.how.effort))
+    return Hits(scores_QK, slots_QK, how, hits.sure)

@@ -99,7 +99,7 @@ class Hnsw(Approximate):
 
     @property
     def efforts(self) -> Sequence[int]:
-        return 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
+        return 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
     def cost(self, effort: float) -> float:
         return effort * NODE_COST

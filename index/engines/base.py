@@ -48,6 +48,8 @@ class Hits(NamedTuple):
         slots_QK: of the items; MISSING where there are no more.
         how: how it was found.
         sure: it was searched for no more than so many of each list, 1 to K.
+
+    There are K columns, or fewer, but no fewer than `sure`.
     """
 
     scores_QK: Vectors
@@ -113,7 +115,8 @@ class Shard(Protocol):
 
         Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
         than k of them. `exact`: every item is compared. `part`: which share of a list of k
-        over several shards is expected of this one; the recall aim need hold only of what it gives of it.
+        over several shards is expected of this one; the recall aim need hold only of what it gives of it, and there
+        may be fewer than k columns.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:

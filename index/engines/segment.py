@@ -20,7 +20,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows
-from index.engines.tuning import Tuned, most_of, search_index, tune
+from index.engines.tuning import Tuned, depth_of, most_of, search_index, tune
 from index.events import Event
 from index.scan import Mask, Rows
 from index.space import Space, Vectors
@@ -79,7 +79,7 @@ class Segment:
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
         self._selection: Selection | None = None
-        self._ways: dict[tuple[int, float, int], tuple[Scanned, int]] = {}
+        self._ways: dict[tuple[int, float, int], tuple[Scanned, int, int]] = {}
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -156,20 +156,18 @@ class Segment:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
         among = self._live if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
-        how, sure = Scanned(among), k
-        if among and not exact:
-            how, sure = self._how(k, part, among)
-        if (found := self._by_gpu(queries_QD, k, how.effort, allowed_R)) is not None:
-            scores_QK, at_QK = found
+        how, sure, depth = self._how(k, part, among) if among and not exact else (Scanned(among), k, k)
+        if (found := self._by_gpu(queries_QD, depth, how.effort, allowed_R)) is not None:
+            scores_QC, at_QC = found
         elif how.effort:
-            scores_QK, at_QK = self._approximate(queries_QD, k, min(sure, among), how.effort, allowed_R)
+            scores_QC, at_QC = self._approximate(queries_QD, depth, min(sure, among), how.effort, allowed_R)
         else:
-            scores_QK, at_QK = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, k)
-        if min(among, sure) >= k:  # as nearly always: then nothing is missing
-            return Hits(scores_QK, self.slots_R.take(at_QK), how, sure)
-        none_QK = at_QK == MISSING
-        slots_QK = np.where(none_QK, MISSING, self.slots_R[at_QK]) if len(self.slots_R) else at_QK
-        return Hits(np.where(none_QK, np.float32(0), scores_QK), slots_QK, how, sure)
+            scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)
+        slots_QC = self.slots_R.take(at_QC) if len(self.slots_R) else at_QC
+        if MISSING in at_QC[:, -1:].ravel().tolist():
+            none_QC = at_QC == MISSING
+            slots_QC, scores_QC = np.where(none_QC, MISSING, slots_QC), np.where(none_QC, np.float32(0), scores_QC)
+        return Hits(scores_QC, slots_QC, how, sure)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None = None, stopped: Callable[[], bool] = lambda: False
@@ -211,15 +209,19 @@ class Segment:
         allowed_R: Mask = allowed_S[self.slots_R]
         return allowed_R if whole else allowed_R & self._live_R
 
-    def _how(self, k: int, part: float, among: int) -> tuple[Scanned, int]:
-        """How `among` of the rows are best searched, and for how many of a list; worked out once until rows change."""
+    def _how(self, k: int, part: float, among: int) -> tuple[Scanned, int, int]:
+        """How `among` of the rows are best searched, for how many of a list, and how many are asked for.
+
+        It is worked out once until rows change.
+        """
         if (found := self._ways.get((k, part, among))) is None:
             if len(self._ways) >= REMEMBERED:
                 self._ways.clear()
             effort = self._effort(k, part, among)
             how = Scanned(0, among, effort) if effort else Scanned(among)
-            sure = most_of(k, part) if 0 < effort < (self._effort(k, 1.0, among) or math.inf) else k
-            found = self._ways[k, part, among] = how, sure
+            is_part = 0 < effort < (self._effort(k, 1.0, among) or math.inf)
+            found = (how, most_of(k, part), depth_of(k, part)) if is_part else (how, k, k)
+            self._ways[k, part, among] = found
         return found
 
     def _effort(self, k: int, part: float, among: int) -> int:

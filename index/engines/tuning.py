@@ -1,7 +1,8 @@
 """`Tuned`: an index, and the efforts that reach its recall aim, measured when it is built.
 
 It is measured where all rows may be found, one of two, or one of ten; and for an index that is all, or a half, a
-quarter, an eighth of what a list is made of: of a part the list needs the first few, which take less than its ten best.
+quarter, an eighth of what a list is made of: of a part the list needs the first few, which take less than its ten best,
+and no more are asked for.
 Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted, C candidates, P parts.
 """
 
@@ -88,13 +89,18 @@ def most_of(k: int, part: float) -> int:
     return min(k, math.ceil(k * part + MARGIN * math.sqrt(k * part * (1 - part))))
 
 
+def depth_of(k: int, part: float) -> int:
+    """So many of a part are asked for: one more than are expected, which tells that there are more."""
+    return min(k, most_of(k, part) + 1)
+
+
 def search_index(
     index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, k: int, effort: int, among: Selection
 ) -> tuple[Vectors, Rows]:
     """Scores in the space's own terms (Q, K) and row numbers (Q, K), best first; MISSING where it found no more."""
     queries_QW = np.ascontiguousarray(space.queries(queries_QD))
     if index.lossy or isinstance(space, Lorentz):
-        candidates_QC = index.search(queries_QW, REFINED * k, effort, among)[1]
+        candidates_QC = index.search(queries_QW, REFINED * max(k, AIM_K), effort, among)[1]
         return score_rows(space, queries_QD, rows_RW, candidates_QC, k)
     scanned_QK, at_QK = index.search(queries_QW, k, effort, among)
     return space.score(scanned_QK), at_QK
@@ -109,23 +115,31 @@ def _reaching(
     allowed_R: Mask | None,
     least: int,
 ) -> tuple[Sequence[int] | None, float]:
-    """The first effort that reaches the aim as each of PARTS among some rows, and the best recall as the first."""
+    """The first effort that reaches the aim as each of PARTS among some rows, and the best recall as the first.
+
+    A larger part takes no less than a smaller one, so that they are measured in that order.
+    """
     k = min(AIM_K, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
     if not k:
         return None, 0.0
-    right = nearest_rows(space, queries_QD, rows_RW, allowed_R, k)
-    weights_PK = _weights(k)
+    right_QK, right_at_QK = nearest_rows(space, queries_QD, rows_RW, allowed_R, k)
     among, best = Selection(allowed_R), 0.0
-    found: dict[int, int] = {}
-    for effort in (effort for effort in index.efforts if effort >= least):
-        answer = search_index(index, space, rows_RW, queries_QD, k, effort, among)
-        recall_PQ = weights_PK @ hits(right, answer, higher_is_better=space.higher_is_better).T
-        best = max(best, float(recall_PQ[0].mean()))
-        surely_P = recall_PQ.mean(axis=1) - SURE * recall_PQ.std(axis=1) / math.sqrt(len(queries_QD))
-        for place in np.flatnonzero(surely_P >= aim).tolist():
-            found.setdefault(place, effort)
-        if 0 in found:
-            return [found.get(place, effort) for place in range(len(PARTS))], best
+    found: list[int] = []
+    depths_P = [depth_of(k, part) for part in PARTS]
+    for effort in (effort for effort in index.efforts if effort >= max(least, index.least(min(depths_P)))):
+        wanted = max(depth for depth in depths_P if effort >= index.least(depth))
+        scores_QK, at_QK = search_index(index, space, rows_RW, queries_QD, wanted, effort, among)
+        while (depth := depths_P[-1 - len(found)]) <= wanted:
+            part = PARTS[-1 - len(found)]
+            right, answer = (right_QK[:, :depth], right_at_QK[:, :depth]), (scores_QK[:, :depth], at_QK[:, :depth])
+            recall_Q = hits(right, answer, higher_is_better=space.higher_is_better) @ _weights(k, part)
+            if part == 1:
+                best = max(best, float(recall_Q.mean()))
+            if recall_Q.mean() - SURE * recall_Q.std() / math.sqrt(len(queries_QD)) < aim:
+                break
+            found.append(effort)
+            if part == 1:
+                return found[::-1], best
     return None, best
 
 
@@ -140,15 +154,17 @@ def hits(right: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_
 
 
 @lru_cache
-def _weights(k: int) -> NDArray[np.float64]:
-    """How much each of the k best of a part matters for a list of k over all parts (P, K), summing up to 1.
+def _weights(k: int, part: float) -> NDArray[np.float64]:
+    """How much each of the best of a part matters for a list of k over all parts (C,), summing up to 1.
 
-    Rank r is in the list if at least r of the k are of this part: a binomial tail, where items lie anywhere by chance.
+    Rank r is in the list if at least r of the k are of this part, which is binomial where items lie anywhere by chance;
+    where there are more of it than `most_of`, it is asked again, and what it found before does not matter.
     """
-    exactly_PK1 = np.array([[math.comb(k, n) * p**n * (1 - p) ** (k - n) for n in range(k + 1)] for p in PARTS])
-    tail_PK = exactly_PK1[:, ::-1].cumsum(axis=1)[:, ::-1][:, 1:]
-    weights_PK: NDArray[np.float64] = tail_PK / tail_PK.sum(axis=1, keepdims=True)
-    return weights_PK
+    most = most_of(k, part)
+    exactly = [math.comb(k, n) * part**n * (1 - part) ** (k - n) for n in range(most + 1)]
+    tail_C = np.array([sum(exactly[rank:]) for rank in range(1, depth_of(k, part) + 1)])
+    weights_C: NDArray[np.float64] = tail_C / tail_C.sum()
+    return weights_C
 
 
 def _between(share: float, measured: Sequence[int]) -> float:

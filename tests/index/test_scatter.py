@@ -63,11 +63,13 @@ def test_a_list_over_versions_reaches_the_aim_with_less_effort_than_each_of_them
     items, queries = drawn(4000, 0), drawn(200, 1)
     gallery = gallery_of(items, np.random.default_rng(2).choice(len(shares), len(items), p=shares))
     efforts: list[tuple[float, int, int]] = []
+    widths: list[int] = []
     search = SegmentedShard.search
 
     def noted(shard: SegmentedShard, asked: np.ndarray, *args: Any, **options: Any) -> Any:
         hits = search(shard, asked, *args, **options)
         efforts.append((options.get("part", 1.0), hits.how.effort, len(asked)))
+        widths.append(hits.slots_QK.shape[1])
         return hits
 
     monkeypatch.setattr(SegmentedShard, "search", noted)
@@ -77,6 +79,7 @@ def test_a_list_over_versions_reaches_the_aim_with_less_effort_than_each_of_them
     again = [(effort, asked) for part, effort, asked in efforts if part == 1.0]
     assert min(effort for effort, _ in small) < max(effort for effort, _ in again)
     assert all(asked < len(queries) / 4 for _, asked in again)  # nearly all queries are done at once
+    assert min(widths) < max(widths) == K  # of a part no more is asked for than it is likely to give
 
 
 def test_recall_holds_where_all_that_a_query_looks_for_lies_in_one_version() -> None:
