@@ -1,12 +1,14 @@
 """What examples/kubernetes starts, started here with its environment: the story of an upgrade, by real processes.
 
-A PostgreSQL, an emulator of S3, two API processes behind a proxy and two workers; each has a disk of its own.
+A PostgreSQL, an emulator of S3, two API processes behind a proxy and two workers; each has a disk of its own. Vectors
+lie in memory, or in one of the servers that the compose file has profiles for: a database of that PostgreSQL with
+pgvector, and Milvus's test server. The rows are brought there by whichever API process holds the lease.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -15,11 +17,16 @@ import httpx
 import pytest
 import yaml
 
+from index.engines.config import IndexKind
+from service.replica.engines import Engines
 from service.settings import Settings
+from service.store.database import Database
+from service.store.engine_leases import engine_leases
 from staging.builders import image_bytes, make_image, make_version, zip_version
 from staging.forked import ROOT, Forked, environment
 from staging.load import Load
 from staging.ports import free_port
+from staging.postgres import Server
 from staging.proxy import proxied
 from staging.s3 import ObjectStore, object_store
 from staging.waiting import until
@@ -38,7 +45,8 @@ def manifest(name: str) -> dict[str, Any]:
 class Stack:
     """Processes by the commands of the manifests, with the variables that they are given."""
 
-    def __init__(self, folder: Path, database_url: str, store: ObjectStore) -> None:
+    def __init__(self, folder: Path, database_url: str, store: ObjectStore, engines: Mapping[str, str]) -> None:
+        """`engines`: where the servers of engines are, as the compose file tells its processes."""
         self.folder = folder
         self.variables = {
             **manifest("config")["data"],
@@ -49,6 +57,7 @@ class Stack:
             "REGRAFT_BLOBS_URL": store.bucket(),
             "REGRAFT_API_KEY": KEY,
             "REGRAFT_LEASE_SECONDS": "0.5",
+            **engines,
         }
         self.processes: list[Forked] = []
 
@@ -80,14 +89,45 @@ class Stack:
             process.wait()
 
 
+COMPOSED = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["x-regraft"]["environment"]
+
+
 @pytest.fixture
-def stack(settings: Settings, tmp_path: Path) -> Iterator[Stack]:
-    with object_store() as store, closing(Stack(tmp_path, settings.database_url, store)) as made:
+def elsewhere(kind: str, server: Server, request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """The server that galleries of a kind lie in, as a variable of the compose file."""
+    found = {}
+    if kind == "pgvector":
+        found = {"REGRAFT_PGVECTOR_URL": server.create()}
+    elif kind == "milvus":
+        found = {"REGRAFT_MILVUS_URI": request.getfixturevalue("milvus_server").uri}
+    assert found.keys() <= COMPOSED.keys()
+    yield found
+    if kind == "pgvector":
+        server.drop(found["REGRAFT_PGVECTOR_URL"])
+
+
+@pytest.fixture
+def stack(settings: Settings, elsewhere: dict[str, str], tmp_path: Path) -> Iterator[Stack]:
+    with object_store() as store, closing(Stack(tmp_path, settings.database_url, store, elsewhere)) as made:
         yield made
 
 
+def lies_in(settings: Settings, kind: str) -> set[str]:
+    """The versions that the gallery has in an engine, of which one process at a time may write; none in memory."""
+    with (
+        closing(Database(settings.database_url)) as database,
+        closing(Engines(settings)) as engines,
+        database.lookup() as connection,
+    ):
+        leases = engine_leases(connection)
+        return {version for one in leases for version, _ in engines.get(IndexKind(kind)).places(one.name)}
+
+
 @pytest.mark.slow
-def test_the_story_of_an_upgrade_on_the_stack(stack: Stack, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["auto", "pgvector", "milvus"])
+def test_the_story_of_an_upgrade_on_the_stack(
+    kind: str, stack: Stack, settings: Settings, elsewhere: dict[str, str], tmp_path: Path
+) -> None:
     v1 = make_version(tmp_path / "v1", "v1", 4)
     v2 = make_version(tmp_path / "v2", "v2", 6, edges=[(v1, "truncate")])
     pictures = [image_bytes(make_image(n % 5, n)) for n in range(ITEMS)]
@@ -108,7 +148,7 @@ def test_the_story_of_an_upgrade_on_the_stack(stack: Stack, tmp_path: Path) -> N
 
         for version in (v1, v2):
             ok(http.post("/versions", files={"archive": zip_version(version.folder)}))
-        ok(http.post("/galleries", json={"name": "g"}))
+        ok(http.post("/galleries", json={"name": "g", "index": {"kind": kind}}))
         ok(http.post("/galleries/g/deployments", json={"version": "v1"}))
         for n, picture in enumerate(pictures):
             items = f'[{{"id": "i{n}", "image": "a", "metadata": {{"label": {n % 5}}}}}]'
@@ -123,6 +163,8 @@ def test_the_story_of_an_upgrade_on_the_stack(stack: Stack, tmp_path: Path) -> N
                 for result in ok(http.post("/galleries/g/query", data={"k": "5"}, files=files))["results"]
             ]
 
+        engines = settings.model_copy(update={n.removeprefix("REGRAFT_").lower(): v for n, v in elsewhere.items()})
+        until(lambda: kind == "auto" or lies_in(engines, kind) == {"v1"}, *apis, said=stack.log)
         before = answers()
         load = Load(f"{proxy.url}/v1/galleries/g/query", pictures, K, clients=CLIENTS, key=KEY)
         with load.running():
@@ -146,6 +188,7 @@ def test_the_story_of_an_upgrade_on_the_stack(stack: Stack, tmp_path: Path) -> N
             load.wait()
             done = ok(http.get(f"/backfills/{number}"))
             assert (done["total"], done["done"], done["failed"]) == (ITEMS, ITEMS, 0)
+            until(lambda: kind == "auto" or "v2" in lies_in(engines, kind), *apis, said=stack.log)
             for _ in range(2):
                 assert ok(http.get("/galleries/g"))["mix"] == {"v2": ITEMS}
             ok(http.post("/galleries/g/rollback"))
