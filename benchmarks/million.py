@@ -1,11 +1,12 @@
 """A gallery of a million on one machine: filled, sealed, asked, killed, started, deployed, rolled back.
 
-    python benchmarks/million.py [ITEMS] [INDEX]
+    python benchmarks/million.py [ITEMS] [INDEX] [DIM]
 
-ITEMS (default 1000000) clustered unit vectors of 128 numbers with two metadata fields, into a real service by arrays;
-INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force), is killed with SIGKILL,
-starts and answers again. A second version with an identity edge serves a tenth of the items after a deployment and none
-after the roll-back: how long each takes, and how long one client that asks without a pause ever waits.
+ITEMS (default 1000000) clustered unit vectors of DIM numbers (default 128) with two metadata fields, into a real
+service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force), is
+killed with SIGKILL, starts and answers again. A second version with an identity edge serves a tenth of the items after
+a deployment and none after the roll-back: how long each takes, and how long one client that asks without a pause ever
+waits.
 """
 
 from __future__ import annotations
@@ -38,17 +39,17 @@ BLOCK, K, ASKED = 10_000, 10, 200
 SEALING_SECONDS = 1_800.0
 
 
-def main(items: str = "1000000", index: str = "auto") -> None:
-    vectors, queries = draw(int(items), ASKED, DIM)
+def main(items: str = "1000000", index: str = "auto", dim: str = str(DIM)) -> None:
+    vectors, queries = draw(int(items), ASKED, int(dim))
     right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         with served(scratch) as (url, pid):
             with client(url) as http:
-                register(http, scratch)
+                register(http, scratch, int(dim))
                 http.post("/galleries", json={"name": "g", "index": {"kind": index}}).raise_for_status()
                 http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
-                report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {DIM} by arrays")
+                report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {dim} by arrays")
                 report("sealed and indexed", timed(lambda: wait_until_sealed(http, queries)), "after the last write")
                 ask(http, "v1", queries, right)
                 print(f"| memory | {resident_bytes(pid) / len(vectors):,.0f} bytes an item | the whole process |")
@@ -83,14 +84,14 @@ def client(url: str) -> Iterator[httpx.Client]:
         yield http
 
 
-def register(http: httpx.Client, scratch: Path) -> None:
+def register(http: httpx.Client, scratch: Path, dim: int = DIM) -> None:
     """Two versions of embeddings only, the second one with an identity edge to the first."""
     for name in ("v1", "v2"):
         (folder := scratch / name).mkdir()
         edges = [Edge("v2", "v1", EdgeKind.IDENTITY, {"cmc@1": Score(0.9, 0.8, 1.0)})] if name == "v2" else []
         for edge in edges:
             write_edge(folder, edge)
-        write_card(folder, Card(name, DIM, {"kind": "cosine"}, None, method="independent"))
+        write_card(folder, Card(name, dim, {"kind": "cosine"}, None, method="independent"))
         pack_version(load_version(folder).folder, archive := scratch / f"{name}.zip")
         http.post("/versions", files={"archive": archive.read_bytes()}).raise_for_status()
 

@@ -239,17 +239,22 @@ class SegmentedShard:
         return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
 
     def finish(self, job: Job) -> None:
-        """Swap in what was built, in one assignment; what died meanwhile is dead in it too."""
+        """Swap in what was built, in one assignment; what died meanwhile is dead in it, what came back beside it."""
         made = job.made
         made.alive_R[:] = False
+        revived = []
         for old in job.replaced:
             at_R = old.find(made.keys_R)
             found_R = at_R != MISSING
             made.alive_R |= found_R
             made.slots_R[found_R], made.served_R[found_R] = old.slots_R[at_R[found_R]], old.served_R[at_R[found_R]]
+            back_R = old.alive_R.copy()
+            back_R[at_R[found_R]] = False
+            rows = (old.rows_RW[back_R], old.keys_R[back_R], old.slots_R[back_R], old.served_R[back_R])
+            revived.append(Segment(self.space, *rows))
         made.refresh()
         left = tuple(one for one in self.segments if one not in job.replaced)
-        self.segments = (*left, made) if made.keys_R.size else left
+        self.segments = (*left, *(one for one in (made, *revived) if one.keys_R.size))
 
     def unseen(self) -> list[Segment]:
         """Segments on disk that are not among these, no row of which counts yet; they are another process's."""

@@ -218,6 +218,19 @@ def test_the_same_vectors_again_only_move_their_slots() -> None:
     assert sorted(shard.search(x[:1], 5, allowed)[1][0].tolist()) == [MISSING] * 3 + [200, 201]
 
 
+def test_an_item_that_gets_its_deleted_vector_back_while_its_segment_is_replaced_is_held() -> None:
+    shard, given = SegmentedShard(DIM, Cosine(), IndexConfig()), vectors(Cosine(), 80)
+    shard.upsert(range(80), given)
+    work(shard)
+    shard.delete(range(40))
+
+    work(shard, beside=lambda: shard.upsert([7], given[7:8], np.array([90])))
+
+    assert (shard.held(), shard.count()) == (41, 41)
+    assert shard.search(given[7:8], 1).slots_QK.tolist() == [[90]]
+    np.testing.assert_array_equal(shard.fetch([7]), given[7:8])
+
+
 def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     for start in range(0, 400, 100):
