@@ -111,13 +111,13 @@ def put_first_embeddings(
 def _numbers(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
     """The columns of rows of (N, D) and (N, S): each is the one at its place."""
     return {
-        "vector": row_at(to_bytes(vectors), len(vectors), place),
-        "side": null() if side is None else row_at(to_bytes(side), len(side), place),
-        "digest": row_at(digests_to_bytes(vectors), len(vectors), place),
+        "vector": _row_at(to_bytes(vectors), len(vectors), place),
+        "side": null() if side is None else _row_at(to_bytes(side), len(side), place),
+        "digest": _row_at(digests_to_bytes(vectors), len(vectors), place),
     }
 
 
-def row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
+def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement[bytes]:
     """The bytes of one row, cut from all of them (`count`) sent as one value."""
     width = len(rows) // count
     # A place is a 64-bit number on PostgreSQL, whose substr takes no such.

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, bindparam, func, select, update
 
 from index.engines.base import Keys
 from index.engines.digest import digests
@@ -25,7 +25,6 @@ from index.events import Event
 from service.errors import UnknownGallery
 from service.store.blobs import Blobs
 from service.store.database import Database
-from service.store.embeddings import row_at
 from service.store.object_store import VECTOR_FILES
 from service.store.repository import take_seq
 from service.store.sql_arrays import blocks, listed
@@ -162,15 +161,16 @@ def _put_places(
 ) -> int:
     if not len(these):
         return 0
-    keys = listed(connection, found.items[these].tolist())
-    noted = found.digests[these].astype(STORED_DIGEST).tobytes()
-    here = (embedding.c.item_id == keys.key, embedding.c.version_id == file.version_id)
+    items, noted = found.items[these].tolist(), found.digests[these].astype(STORED_DIGEST)
+    rows = [
+        {"key": key, "place": place.tobytes(), "noted": digest.tobytes()}
+        for key, place, digest in zip(items, places[these], noted, strict=True)
+    ]
+    # A statement a row: joined with a list of keys, SQLite would go through the list for every row of the version.
+    here = (embedding.c.item_id == bindparam("key"), embedding.c.version_id == file.version_id)
     length = func.length(embedding.c.vector) == len(found.rows[0])
-    values = {
-        "vector": row_at(places[these].tobytes(), len(these), keys.place),
-        "digest": row_at(noted, len(these), keys.place),
-    }
-    return int(connection.execute(update(embedding).where(*here, length).values(values)).rowcount)
+    point = update(embedding).where(*here, length).values(vector=bindparam("place"), digest=bindparam("noted"))
+    return int(connection.execute(point, rows).rowcount)
 
 
 def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -> tuple[list[int], int]:
@@ -203,12 +203,10 @@ def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -
 
 def _put_vectors(connection: Connection, version_id: int, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Put vectors where their places are."""
-    ids, stored, vectors = zip(*whole, strict=True)
-    keys = listed(connection, ids)
-    held = (embedding.c.item_id == keys.key, embedding.c.version_id == version_id)
-    still = embedding.c.vector == row_at(b"".join(stored), len(ids), keys.place)
-    vector = row_at(b"".join(vectors), len(ids), keys.place)
-    connection.execute(update(embedding).where(*held, still).values(vector=vector))
+    held = (embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
+    still = embedding.c.vector == bindparam("stored")
+    rows = [{"key": key, "stored": stored, "held": vector} for key, stored, vector in whole]
+    connection.execute(update(embedding).where(*held, still).values(vector=bindparam("held")), rows)
 
 
 def drop_unused(database: Database, file: VectorFileRow) -> bool:

@@ -148,6 +148,20 @@ def killed_in(patch: pytest.MonkeyPatch, owner: Any, name: str, *, after: bool) 
     patch.setattr(owner, name, dying)
 
 
+def written_meanwhile(patch: pytest.MonkeyPatch, owner: Any, name: str, write: Callable[[], None]) -> None:
+    """Have others write once that is done, before what was read for it is used."""
+    work: Callable[..., Any] = getattr(owner, name)
+
+    def interrupted(*args: Any, **named: Any) -> Any:
+        done = work(*args, **named)
+        patch.setattr(owner, name, work)
+        write()
+        return done
+
+    patch.setattr(owner, name, interrupted)
+
+
+READ = [(offloading, "stored_here"), (Blobs, "put"), (offloading, "read_vectors")]
 POINTS = [
     (offloading, "begin_file", False),
     (Blobs, "put", False),  # its row is there, and it is not
@@ -172,12 +186,18 @@ def test_every_vector_is_there_bit_by_bit_whatever_is_written_and_killed(
     with site.database.write() as connection:
         galleries = [insert_gallery(connection, name) for name in GALLERIES]
     mover, most = site.mover(), 0
-    for _ in range(steps):
+
+    def write() -> None:
         gallery, ids = random.choice(galleries), random.sample(IDS, random.randint(1, 20))
         vectors = numbers.normal(size=(len(ids), DIM)).astype(np.float32)
         random.choice((site.write, site.write, site.add, site.delete))(gallery, ids, vectors)
-        for _ in range(random.randint(0, 2)):
-            mover.look()
+
+    for _ in range(steps):
+        write()
+        with pytest.MonkeyPatch.context() as patch:
+            written_meanwhile(patch, *random.choice(READ), write)
+            for _ in range(random.randint(0, 2)):
+                mover.look()
         if random.random() < 0.5:
             owner, name, after = random.choice(POINTS)
             with pytest.MonkeyPatch.context() as patch:
