@@ -1,9 +1,11 @@
-"""Planning a backfill of a large gallery: seconds, and what the process's memory grows by, for each order.
+"""Planning a backfill of a large gallery: what it takes, and how long writes to the gallery wait meanwhile.
 
     python benchmarks/planning.py [ITEMS] [ORDER ...]
 
 On SQLite, without vectors: planning reads none. Each order in a process of its own, so that none finds the memory that
-another one left. The growth is that of the largest resident size.
+another one left. The growth is that of the largest resident size. Processor seconds are of the process; `longest` is
+the longest processor time of one of its writing transactions, for so long is every other write kept out, and `wait` the
+longest that a thread beside it waited for one which takes a number of the feed, by the clock, so mind the load.
 """
 
 from __future__ import annotations
@@ -13,17 +15,22 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
-from sqlalchemy import insert, text
+from sqlalchemy import Connection, delete, insert, select, text
 
-from service.backfills.planner import plan
+from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.sweeps import fresh, go_on
 from service.settings import Settings
 from service.store.database import Database, upgrade
+from service.store.repository import take_seq
 from service.store.rows import BackfillRow, one_of
-from service.store.tables import backfill, gallery, version
+from service.store.tables import backfill, backfill_chunk, gallery, version
 
 ORDERS = ("oldest", "newest", "random", "traffic", "transformed")
 NUMBERS = "with recursive n(x) as (select 1 union all select x + 1 from n where x < {items})"
@@ -39,12 +46,14 @@ def main(items: str = "1000000", *orders: str) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         settings = Settings(data=Path(scratch))
         fill(settings, int(items))
-        print(f"{int(items):,} items; load {os.getloadavg()[0]:.1f}\n| order | seconds | memory MiB | bytes an item |")
-        print(f"|{' --- |' * 4}")
+        print(f"{int(items):,} items; load {os.getloadavg()[0]:.1f}")
+        print("| order | seconds | processor | writes | longest ms | wait ms | memory MiB | bytes an item |")
+        print(f"|{' --- |' * 8}")
         for order in orders or ORDERS:
             with multiprocessing.get_context("spawn").Pool(1) as alone:
-                seconds, grown = alone.apply(planned, (settings.database_url, order, int(items)))
-            print(f"| {order} | {seconds:.1f} | {grown / 2**20:.0f} | {grown / int(items):.0f} |")
+                told = alone.apply(planned, (settings.database_url, order, int(items)))
+            times = f"{told.seconds:.1f} | {told.processor:.1f} | {told.writes} | {told.longest:.0f} | {told.wait:.0f}"
+            print(f"| {order} | {times} | {told.grown / 2**20:.0f} | {told.grown / int(items):.0f} |")
 
 
 def fill(settings: Settings, items: int) -> None:
@@ -58,18 +67,65 @@ def fill(settings: Settings, items: int) -> None:
             connection.execute(text(statement.format(numbers=NUMBERS.format(items=items)).replace(":", "\\:")))
 
 
-def planned(url: str, order: str, items: int) -> tuple[float, int]:
-    """Seconds, and bytes that the process grew by."""
-    job = {"gallery_id": 1, "version_id": 2, "kind": "reencode", "state": "running", "chunk_size": 256, "total": 0}
+class Told(NamedTuple):
+    """What planning took: seconds, milliseconds, bytes."""
+
+    seconds: float
+    processor: float
+    writes: int
+    longest: float
+    wait: float
+    grown: int
+
+
+class Timed(Database):
+    """A database that tells how long its writing transactions compute."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.took: list[float] = []
+
+    @contextmanager
+    def write(self, *, dry_run: bool = False) -> Iterator[Connection]:
+        began = time.thread_time()
+        with super().write(dry_run=dry_run) as connection:
+            yield connection
+        self.took.append(time.thread_time() - began)
+
+
+def planned(url: str, order: str, items: int) -> Told:
+    job = {"gallery_id": 1, "version_id": 2, "kind": "reencode", "state": "running", "chunk_size": 64, "total": 0}
     job |= {"item_order": order, "next_claim": 0, "created": 0, "attempts": 1}
-    with closing(Database(url)) as database, database.write(dry_run=True) as connection:
-        row = one_of(BackfillRow, connection.execute(insert(backfill).values(job).returning(backfill)))
-        connection.exec_driver_sql("pragma cache_size=-1024")  # the database's own pages are not planning's
-        before = largest()
+    with closing(Timed(url)) as database, closing(Database(url)) as other:
+        with database.write() as connection:
+            values = {**job, **fresh(take_seq(connection, 1, 0))}
+            row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
+        database.took.clear()
+        waits, done = [0.0], threading.Event()
+        writer = threading.Thread(target=keep_writing, args=(other, waits, done))
+        writer.start()
+        before, began, computed = largest(), time.perf_counter(), time.process_time()
+        try:
+            assert go_on(database, row, [2, 1], lambda: NOTHING_TOLD) == "running"
+            seconds, processor = time.perf_counter() - began, time.process_time() - computed
+        finally:
+            done.set()
+            writer.join()
+        with database.write() as connection:
+            grown = largest() - before
+            assert connection.execute(select(backfill.c.total).where(backfill.c.id == row.id)).scalar_one() == items
+            connection.execute(delete(backfill_chunk))
+            connection.execute(delete(backfill))
+        return Told(seconds, processor, len(database.took), 1000 * max(database.took), 1000 * max(waits), grown)
+
+
+def keep_writing(database: Database, waits: list[float], done: threading.Event) -> None:
+    """What every write to the gallery does first, again and again."""
+    while not done.wait(0.01):
         began = time.perf_counter()
-        assert plan(connection, row, [2, 1]) == items
-        took = time.perf_counter() - began
-        return took, largest() - before
+        with database.write() as connection:
+            take_seq(connection, 1, 0)
+        waits.append(time.perf_counter() - began)
 
 
 def largest() -> int:

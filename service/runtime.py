@@ -15,6 +15,7 @@ from weakref import WeakValueDictionary
 
 from index.decoding import Decoder
 from index.engines import gpu
+from service.backfills.completion import Planner
 from service.backfills.embedder import Embedder
 from service.backfills.traffic import Traffic
 from service.registry.registry import Registry
@@ -54,6 +55,7 @@ class Runtime:
     traffic: Traffic
     rollouts: RolloutMonitor
     curves: Curves
+    planner: Planner
     reaper: Reaper
     space: DiskSpace
     threads: ThreadPoolExecutor
@@ -125,11 +127,24 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         preload = Preload(database, replica, settings.preloaded)
         traffic = Traffic(database)
         curves = Curves(database, registry, replica, blobs, decoder)
+        planner = Planner(database, registry, embedder)
         reaper = Reaper(database, registry, blobs)
         offloader = Offloader(database, blobs, settings.vectors)
         with ExitStack() as started:
             started.callback(engines.close)
-            for part in (replica, preload, evictor, indexer, writer, rollouts, traffic, curves, reaper, offloader):
+            for part in (
+                replica,
+                preload,
+                evictor,
+                indexer,
+                writer,
+                rollouts,
+                traffic,
+                curves,
+                planner,
+                reaper,
+                offloader,
+            ):
                 part.start()
                 started.callback(part.stop)
             space = DiskSpace(settings.data, settings.min_free_bytes)
@@ -146,6 +161,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 traffic,
                 rollouts,
                 curves,
+                planner,
                 reaper,
                 space,
                 threads,

@@ -217,8 +217,11 @@ def _watch(client: Client, watched: BackfillInfo) -> BackfillInfo:
         for newest in client.watch_backfill(watched.id):
             answer(newest)
             bar.update(task, completed=newest.total - newest.remaining, total=newest.total)
-            if newest.curve is not None:
-                bar.update(task, description=f"backfill {watched.id}: {in_short(newest.curve)}")
+            told = "being planned" if newest.planning else newest.curve and in_short(newest.curve)
+            bar.update(
+                task,
+                description=f"backfill {watched.id}: {told}" if told else f"backfill {watched.id} to {watched.version}",
+            )
     return newest
 
 
@@ -230,4 +233,5 @@ def _print(shown: BackfillInfo, dry_run: bool = False) -> None:
 def _tell(shown: BackfillInfo, dry_run: bool = False) -> None:
     counts = ", ".join(f"{getattr(shown, name)} {name}" for name in ("done", "skipped", "failed", "remaining"))
     state = would(dry_run, "is", "be")
-    out.print(f"backfill {shown.id}: {shown.kind} to {shown.version} {state} {shown.state} ({counts})")
+    planning = ", being planned" if shown.planning else ""
+    out.print(f"backfill {shown.id}: {shown.kind} to {shown.version} {state} {shown.state}{planning} ({counts})")

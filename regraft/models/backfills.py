@@ -45,7 +45,8 @@ class CurveInfo(ApiModel):
 class BackfillInfo(ApiModel):
     """A backfill: of `total` items so far, `done` moved, `skipped` changed meanwhile or needed no move, `failed`.
 
-    `retrying` of the `remaining` failed and will be tried again.
+    `retrying` of the `remaining` failed and will be tried again. `planning`: items are still being counted, and none
+    is moved until all are.
     """
 
     id: int
@@ -54,6 +55,7 @@ class BackfillInfo(ApiModel):
     kind: str
     order: str
     state: str
+    planning: bool
     total: int
     done: int
     skipped: int

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, Select, and_, delete, insert, select, true, update
 
+from service.backfills.filtering import passing
 from service.backfills.outcome import Failed
-from service.backfills.planner import MAX_PAUSE_SECONDS
-from service.store.sql_arrays import listed
-from service.store.tables import backfill_failure
+from service.backfills.planner import MAX_PAUSE_SECONDS, Kind, Order, pause_is_over, waiting_items
+from service.store.rows import BackfillRow
+from service.store.sql_arrays import key_range, listed
+from service.store.tables import backfill, backfill_failure, item
 
 REASON_LENGTH = 1024
 PAUSE_SECONDS = 2.0
 """How long an item that failed waits before it is tried again; twice as long after each further failure."""
+LOOK = 4096
+"""Failures that are looked through at a time."""
+
+
+class Again(NamedTuple):
+    """What of some failures is tried again: the items' keys, and the last one looked at; None: there are no more."""
+
+    keys: list[int]
+    last: int | None
 
 
 def note_failed(
@@ -62,3 +74,52 @@ def _take_earlier_attempts(connection: Connection, backfill_id: int, item_ids: S
 def pause_seconds(attempts: int) -> float:
     """How long an item rests after it failed so many times."""
     return float(min(PAUSE_SECONDS * 2.0 ** (attempts - 1), MAX_PAUSE_SECONDS))
+
+
+def to_try_again(connection: Connection, job: BackfillRow, order: Order, after: int) -> Again:
+    """Of the items that failed, the next behind this key: take those that are to be planned again.
+
+    Those whose pause is over, and those that were given up and written since. One that needs no move any more is
+    counted as skipped.
+    """
+    mine = backfill_failure.c.backfill_id == job.id
+    keys = key_range(connection, backfill_failure.c.item_id, mine, LOOK, after)
+    if not len(keys):
+        return Again([], None)
+    looked = and_(mine, backfill_failure.c.item_id.between(int(keys[0]), int(keys[-1])))
+    due = set(connection.execute(select(backfill_failure.c.item_id).where(looked, pause_is_over())).scalars())
+    changed = set(connection.execute(_written_anew().where(looked)).scalars())
+    still = set(still_waiting(connection, job, order, due | changed))
+    if gone := due - still:
+        _forget(connection, job.id, gone)
+        skipped = {"skipped": backfill.c.skipped + len(gone), "revision": backfill.c.revision + 1}
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(skipped))
+    connection.execute(update(backfill_failure).where(looked, pause_is_over()).values(next_try=None))
+    if given_up := changed & still:
+        _forget(connection, job.id, given_up)
+        fewer = {"failed": backfill.c.failed - len(given_up)}
+        connection.execute(update(backfill).where(backfill.c.id == job.id).values(fewer))
+    return Again([*sorted(due & still), *sorted(given_up)], int(keys[-1]))
+
+
+def still_waiting(connection: Connection, job: BackfillRow, order: Order, ids: Collection[int]) -> list[int]:
+    """Those of some items that the backfill has to move."""
+    if not ids:
+        return []
+    still = waiting_items(job.gallery_id, Kind(job.kind), job.version_id, order, job.origin)
+    among = and_(item.c.id.in_(listed(connection, sorted(ids)).keys), still)
+    if job.filter is not None:
+        return sorted(passing(connection, among, job.filter))
+    return sorted(connection.execute(select(item.c.id).where(among)).scalars())
+
+
+def _written_anew() -> Select[Any]:
+    """SELECT of the items that were given up, and written since."""
+    failed = select(item.c.id).join(backfill_failure, backfill_failure.c.item_id == item.c.id)
+    return failed.where(backfill_failure.c.final == true(), backfill_failure.c.seq != item.c.seq)
+
+
+def _forget(connection: Connection, backfill_id: int, ids: Collection[int]) -> None:
+    keys = listed(connection, sorted(ids)).keys
+    mine = (backfill_failure.c.backfill_id == backfill_id, backfill_failure.c.item_id.in_(keys))
+    connection.execute(delete(backfill_failure).where(*mine))

@@ -97,11 +97,15 @@ class EmbeddingRow(NamedTuple):
 
 
 def claimable(connection: Connection, kinds: Sequence[Kind] = tuple(Kind)) -> list[BackfillRow]:
-    """The running backfills of these kinds whose rate allows another chunk now, the one that waits longest first."""
+    """The running backfills of these kinds, planned whole, whose rate allows another chunk now.
+
+    The one that waits longest is first.
+    """
     now = time.time()
     next_claim = backfill.c.next_claim
     due = or_(backfill.c.rate.is_(None), next_claim <= now, next_claim > now + _ahead(backfill.c))
-    statement = select(backfill).where(backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), due)
+    ready = (backfill.c.state == BackfillState.RUNNING, backfill.c.kind.in_(kinds), backfill.c.sweep_seq.is_(None))
+    statement = select(backfill).where(*ready, due)
     return all_of(BackfillRow, connection.execute(statement.order_by(backfill.c.next_claim, backfill.c.id)))
 
 

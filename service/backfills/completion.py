@@ -1,15 +1,34 @@
-"""Backfills that have no chunk left: ended, or planned on. Whoever looks for work and finds none sees to it."""
+"""Backfills that are to be planned, at first or because no chunk is left: ended, or planned on.
+
+Whoever looks for work and finds none sees to it; a thread of the service besides, so that a new backfill never waits
+for workers that are busy with others.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from functools import partial
 
+from sqlalchemy import func, select
+
+from index.events import Event
 from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
-from service.backfills.planner import BackfillState, drained, finish_or_extend
+from service.backfills.planner import BackfillState, drained
+from service.backfills.ranges import RANGE
+from service.backfills.sweeps import begin_again, go_on, left_alone, let_go, take
+from service.logs import RecurringErrors
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.store.database import Database
+from service.store.rows import BackfillRow
+from service.store.tables import item
+
+logger = logging.getLogger(__name__)
+
+LOOK_SECONDS = 10.0
+"""How often it is looked whether a process has left a sweep to others."""
 
 
 def finish_or_replan(database: Database, registry: Registry, embedder: Embedder) -> dict[int, BackfillState]:
@@ -20,12 +39,87 @@ def finish_or_replan(database: Database, registry: Registry, embedder: Embedder)
     """
     with database.lookup() as connection:
         waiting = drained(connection)
-    states = {}
+    states = plan_left(database, registry, embedder)
     for backfill_id in waiting:
-        with database.read() as connection:
-            uncertain = uncertain_of(connection, registry, embedder, backfill_id)
         with database.write() as connection:
-            state = finish_or_extend(connection, backfill_id, partial(order_to, registry), uncertain)
-        if state is not None:  # or another worker was faster
+            job = begin_again(connection, backfill_id)
+        if job is not None and (state := plan(database, registry, embedder, job)) is not None:
             states[backfill_id] = state
     return states
+
+
+def plan_left(
+    database: Database, registry: Registry, embedder: Embedder, stop: threading.Event | None = None
+) -> dict[int, BackfillState]:
+    """Go on with the sweeps that nobody goes on with; returns the state of each backfill that is planned now."""
+    with database.lookup() as connection:
+        left = left_alone(connection)
+    states = {}
+    for row in left:
+        with database.write() as connection:
+            job = take(connection, row)
+        if job is not None and (state := plan(database, registry, embedder, job, stop)) is not None:
+            states[job.id] = state
+    return states
+
+
+def plan(
+    database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event | None = None
+) -> BackfillState | None:
+    """Bring the sweep of a backfill to its end; returns as `go_on` does."""
+    uncertain = partial(uncertain_of, database, registry, embedder, job)
+    return go_on(database, job, order_to(registry, job.version_id), uncertain, stop)
+
+
+class Planner:
+    """Plans new backfills in one process: small ones for the request that makes them, others on a thread."""
+
+    def __init__(self, database: Database, registry: Registry, embedder: Embedder) -> None:
+        self._database, self._registry, self._embedder = database, registry, embedder
+        self._errors = RecurringErrors(logger)
+        self._due = threading.Event()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="planning", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look for what is left to plan."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End after the block under way; another process, or the next one, goes on."""
+        self._stop.set()
+        self._due.set()
+        self._thread.join()
+
+    def look(self) -> None:
+        """Have the thread look for sweeps that nobody goes on with."""
+        self._due.set()
+
+    def plan(self, job: BackfillRow) -> None:
+        """Plan a backfill that was just made: of a small gallery now, else on the thread.
+
+        It is made whatever happens here: where this fails, the thread goes on when the lease has run out.
+        """
+        if not self._is_small(job.gallery_id):
+            with self._database.write() as connection:
+                let_go(connection, job)
+            self._due.set()
+            return
+        try:
+            plan(self._database, self._registry, self._embedder, job, self._stop)
+        except Exception:
+            self._errors.log(Event("planning_failed"))
+
+    def _is_small(self, gallery_id: int) -> bool:
+        some = select(item.c.id).where(item.c.gallery_id == gallery_id).limit(RANGE + 1).subquery()
+        with self._database.lookup() as connection:
+            return int(connection.execute(select(func.count()).select_from(some)).scalar_one()) <= RANGE
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                plan_left(self._database, self._registry, self._embedder, self._stop)
+            except Exception:
+                self._errors.log(Event("planning_failed"))
+            self._due.wait(LOOK_SECONDS)
+            self._due.clear()

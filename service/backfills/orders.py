@@ -16,20 +16,20 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, select
+from sqlalchemy import select
 
 from index.errors import InvalidVersionFolder, RegraftError
 from index.evaluation.ordering import hyperbolic_uncertainty, ranks
 from index.space import Lorentz
 from service.backfills.embedder import Embedder, carry
-from service.backfills.planner import Kind, Order, stored_for, waiting_items
+from service.backfills.planner import Kind, stored_for, waiting_items
 from service.backfills.ranges import NOTHING_TOLD, Scored, scored_of
 from service.errors import EdgeBroken
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
-from service.store.repository import STREAMED
-from service.store.rows import BackfillRow, all_of, first_of
-from service.store.tables import backfill, embedding, item
+from service.store.database import Database
+from service.store.rows import BackfillRow, all_of
+from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
 from service.store.vector_reader import with_vectors
 
@@ -68,62 +68,70 @@ class NoUncertainty(RegraftError):
     code = "no_uncertainty"
 
 
-def uncertainties(
-    connection: Connection,
-    registry: Registry,
-    embedder: Embedder,
-    scope: Scope,
-) -> Scored:
-    """How unsure, in any growing scale, for the items that wait; those nothing is known of are left out.
-
-    Raises:
-        NoUncertainty: nothing is known of any of them.
-    """
-    target = registry.by_id(scope.version_id)
+def uncertainties(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> Scored:
+    """How unsure, in any growing scale, for the items that wait; those nothing is known of are left out."""
     sources: Scores = defaultdict(list)
-    count = 0
-    for block in _stored(connection, scope, places_of(registry, target).order):
-        count += len(block)
-        for old_id, rows in groupby(sorted(block, key=lambda row: row.version_id), key=lambda row: row.version_id):
-            _score(registry.by_id(old_id), target, embedder, list(rows), sources)
-    if count and not sources:
-        raise NoUncertainty(
-            f"no forward edge to {target.name!r} tells a variance, and no item lies in hyperbolic space: "
-            "choose another order",
-            pointer="/order",
-        )
+    for rows in _stored(database, registry, scope):
+        _score_all(registry, embedder, scope, rows, sources)
     told = [scored_of(parts) for parts in sources.values()]
     if len(told) == 1:
         return told[0]
     return scored_of([(one.keys, ranks(one.numbers)) for one in told])
 
 
-def uncertain_of(connection: Connection, registry: Registry, embedder: Embedder, backfill_id: int) -> Scored:
-    """The same for what a backfill that is under way has still to move; nothing where it has another order."""
-    job = first_of(BackfillRow, connection.execute(select(backfill).where(backfill.c.id == backfill_id)))
-    if job is None or job.item_order != "uncertainty":
-        return NOTHING_TOLD
-    if job.item_limit is not None and job.done + job.failed >= job.item_limit:
-        return NOTHING_TOLD  # nothing more is planned, however much waits
-    try:
-        return uncertainties(
-            connection, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin)
+def check_told(database: Database, registry: Registry, embedder: Embedder, scope: Scope) -> None:
+    """Look at items that wait until something is known of one.
+
+    Raises:
+        NoUncertainty: nothing is known of any of them.
+    """
+    sources: Scores = defaultdict(list)
+    count = 0
+    for rows in _stored(database, registry, scope):
+        count += len(rows)
+        _score_all(registry, embedder, scope, rows, sources)
+        if sources:
+            return
+    if count:
+        raise NoUncertainty(
+            f"no forward edge to {registry.by_id(scope.version_id).name!r} tells a variance, and no item lies in "
+            "hyperbolic space: choose another order",
+            pointer="/order",
         )
-    except (NoUncertainty, InvalidVersionFolder, EdgeBroken):
+
+
+def uncertain_of(database: Database, registry: Registry, embedder: Embedder, job: BackfillRow) -> Scored:
+    """The same for what a backfill that is under way has still to move."""
+    try:
+        return uncertainties(database, registry, embedder, Scope(job.gallery_id, job.kind, job.version_id, job.origin))
+    except (InvalidVersionFolder, EdgeBroken):
         # An edge that cannot be opened must not keep others from the end.
         return NOTHING_TOLD
 
 
-def _stored(connection: Connection, scope: Scope, order: Order) -> Iterator[list[WaitingRow]]:
-    stored = stored_for(Kind(scope.kind), scope.version_id, order)
-    statement = (
-        select(item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
-        .select_from(item.join(embedding, stored))
-        .where(waiting_items(scope.gallery_id, Kind(scope.kind), scope.version_id, order, scope.origin))
-        .order_by(item.c.id)
-    )
-    for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
-        yield with_vectors(connection, all_of(WaitingRow, block), "vector")
+def _stored(database: Database, registry: Registry, scope: Scope) -> Iterator[list[WaitingRow]]:
+    """What waits, some rows at a time, each block in a transaction of its own."""
+    kind, order = Kind(scope.kind), places_of(registry, registry.by_id(scope.version_id)).order
+    stored = stored_for(kind, scope.version_id, order)
+    waiting = waiting_items(scope.gallery_id, kind, scope.version_id, order, scope.origin)
+    columns = (item.c.id, embedding.c.version_id, embedding.c.vector, embedding.c.side, embedding.c.uncertainty)
+    following = select(*columns).select_from(item.join(embedding, stored)).where(waiting).order_by(item.c.id)
+    last = 0
+    while True:
+        with database.read() as connection:
+            found = all_of(WaitingRow, connection.execute(following.where(item.c.id > last).limit(ROWS)))
+            rows = with_vectors(connection, found, "vector")
+        if not rows:
+            return
+        yield rows
+        last = rows[-1].id
+
+
+def _score_all(registry: Registry, embedder: Embedder, scope: Scope, waiting: list[WaitingRow], into: Scores) -> None:
+    target = registry.by_id(scope.version_id)
+    by_version = sorted(waiting, key=lambda row: row.version_id)
+    for old_id, rows in groupby(by_version, key=lambda row: row.version_id):
+        _score(registry.by_id(old_id), target, embedder, list(rows), into)
 
 
 def _score(old: LoadedVersion, target: LoadedVersion, embedder: Embedder, rows: list[WaitingRow], into: Scores) -> None:

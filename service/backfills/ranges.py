@@ -5,7 +5,7 @@ Eight bytes a key and eight a number; as Python's objects they would take ten ti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from sqlalchemy import ColumnElement, Connection, Select, and_
 
 from service.backfills.filtering import passing
+from service.store.database import Database
 from service.store.repository import STREAMED
-from service.store.sql_arrays import key_ranges
+from service.store.sql_arrays import key_range
 from service.store.tables import item
 
 RANGE = 65_536
@@ -41,15 +42,30 @@ NOTHING_TOLD = Scored(np.empty(0, np.int64), np.empty(0))
 
 
 def keys_by_age(
-    connection: Connection, among: ColumnElement[bool], given: dict[str, Any] | None, *, newest_first: bool = False
+    database: Database,
+    among: ColumnElement[bool],
+    given: dict[str, Any] | None,
+    *,
+    newest_first: bool = False,
+    behind: int | None = None,
 ) -> Iterator[Keys]:
-    """The keys of the items that `among` takes and the filter `given`, if any, lets pass; they grow with time."""
-    for keys in key_ranges(connection, item.c.id, among, RANGE, descending=newest_first):
-        if given is None:
-            yield keys
-            continue
-        within = item.c.id.between(int(keys.min()), int(keys.max()))
-        yield keys[np.isin(keys, list(passing(connection, and_(among, within), given)))]
+    """The keys of the items that `among` takes and the filter `given`, if any, lets pass; they grow with time.
+
+    Each range is read in a transaction of its own. `behind` this key: where an earlier walk came to.
+    """
+    while True:
+        with database.read() as connection:
+            keys = key_range(connection, item.c.id, among, RANGE, behind, descending=newest_first)
+            passed = keys if given is None or not len(keys) else _passing(connection, among, given, keys)
+        yield passed
+        if len(keys) < RANGE:
+            return
+        behind = int(keys[-1])
+
+
+def _passing(connection: Connection, among: ColumnElement[bool], given: dict[str, Any], keys: Keys) -> Keys:
+    within = item.c.id.between(int(keys.min()), int(keys.max()))
+    return keys[np.isin(keys, list(passing(connection, and_(among, within), given)))]
 
 
 def told(connection: Connection, scored: Select[Any]) -> Scored:
@@ -70,7 +86,7 @@ def scored_of(parts: Sequence[tuple[Keys, NDArray[np.float64]]]) -> Scored:
     return Scored(keys[places], numbers[places])
 
 
-def first(blocks: Iterator[Keys], budget: int | None) -> Iterator[Keys]:
+def first(blocks: Iterable[Keys], budget: int | None) -> Iterator[Keys]:
     """So many of them, or all."""
     for block in blocks:
         if budget is None:
@@ -80,3 +96,15 @@ def first(blocks: Iterator[Keys], budget: int | None) -> Iterator[Keys]:
             budget -= len(block)
         else:
             return
+
+
+def pieces(blocks: Iterable[Keys], size: int) -> Iterator[Keys]:
+    """The same keys, so many at a time; the last are fewer, and there are none without keys."""
+    rest = np.empty(0, np.int64)
+    for block in blocks:
+        rest = np.concatenate([rest, block])
+        while len(rest) >= size:
+            yield rest[:size]
+            rest = rest[size:]
+    if len(rest):
+        yield rest

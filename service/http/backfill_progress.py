@@ -156,6 +156,7 @@ def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve
     """What a user sees of a backfill and its curve."""
     remaining = row.total - row.settled
     active = _active_seconds(row)
+    planning = row.sweep_seq is not None and row.state in ACTIVE
     speed = row.settled / active if row.settled and active > 0 else None
     # What a rate lets through at once at the start says nothing of how it goes on.
     lasting = speed if speed is None or row.rate is None else min(speed, row.rate)
@@ -166,6 +167,7 @@ def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve
         kind=row.kind,
         order=row.item_order,
         state=row.state,
+        planning=planning,
         total=row.total,
         done=row.done,
         skipped=row.skipped,
@@ -182,7 +184,7 @@ def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve
         finished=row.finished,
         active_seconds=active,
         items_per_second=speed,
-        eta_seconds=remaining / lasting if lasting and row.state == BackfillState.RUNNING else None,
+        eta_seconds=remaining / lasting if lasting and row.state == BackfillState.RUNNING and not planning else None,
         curve=None if curve is None else curve.shown,
     )
 

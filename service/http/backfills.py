@@ -16,15 +16,14 @@ from index.filter import parse_filter
 from regraft.models import BackfillEstimate, BackfillInfo, BackfillList
 from service.backfills.embedder import Embedder
 from service.backfills.estimates import estimate, estimate_supplied
-from service.backfills.orders import Scope, uncertainties
-from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, plan, turn
-from service.backfills.ranges import NOTHING_TOLD, Scored
-from service.backfills.records import RetryingBackfill, backfill_row, backfill_rows
+from service.backfills.orders import Scope, check_told
+from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, turn
+from service.backfills.records import backfill_row, backfill_rows
 from service.backfills.supplied import SUPPLIED, settle
+from service.backfills.sweeps import fresh
 from service.http.backfill_progress import describe, look
 from service.http.request_context import RequestContext
 from service.http.requests import CheckedRoute, Service
-from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
@@ -91,25 +90,27 @@ class BackfillIn(Body):
 def create(
     name: Name, body: BackfillIn, response: Response, service: Service, context: RequestContext
 ) -> BackfillInfo | BackfillEstimate:
-    """Plan moving the gallery's items to its current version; workers start at once. `dry_run`: an estimate instead."""
+    """Move the gallery's items to its current version; workers start once it is planned. `dry_run`: an estimate."""
     if context.dry_run:
         response.status_code = 200
         return _estimate(service, name, body)
-    by_uncertainty = body.order == "uncertainty" and body.kind != SUPPLIED
-    uncertain = _uncertain(service, name, body) if by_uncertainty else NOTHING_TOLD
+    if body.order == "uncertainty" and body.kind != SUPPLIED:
+        with _asked(service, name, body) as (_, embedder, _, scope):
+            check_told(service.database, service.registry, embedder, scope)
     begun = None if body.curve is None else _begin(service, name, body, body.curve)
     # The version that was measured is the one to move to, not one that was deployed meanwhile.
     planned = body if begun is None else body.model_copy(update={"version": begun.version})
     with service.database.write() as connection:
-        row = start(connection, service.registry, gallery_named(connection, name).id, planned, uncertain)
+        row = start(connection, service.registry, gallery_named(connection, name).id, planned)
         record(connection, context.who, "backfill_started", f"{name}/{row.id}", **body.model_dump())
         if begun is not None:
             service.curves.open(connection, row.id, begun)
-        shown = describe(service.registry, name, row, curve_of(connection, row.id))
     if begun is not None:
         service.curves.keep(row.id, begun)
+    if row.sweep_seq is not None:
+        service.planner.plan(row)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
-    return shown
+    return look(service, row.id).shown
 
 
 @router.get("/galleries/{name}/backfills")
@@ -151,11 +152,8 @@ def start(
     registry: Registry,
     gallery_id: int,
     asked: BackfillIn,
-    uncertain: Scored = NOTHING_TOLD,
-) -> RetryingBackfill:
-    """Add a backfill with its chunks and return its row; one without any item to move is done at once.
-
-    `uncertain` is what `orders.uncertainties` says of the items, for the order `uncertainty`.
+) -> BackfillRow:
+    """Add a backfill and return its row; whoever called it plans it, if it has a sweep.
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
@@ -166,7 +164,7 @@ def start(
     """
     if asked.filter is not None:
         parse_filter(asked.filter)
-    take_seq(connection, gallery_id, 0)
+    seq = take_seq(connection, gallery_id, 0)
     target = _target(connection, registry, gallery_id, asked.version)
     _check_free(connection, gallery_id)
     _check_possible(connection, registry, asked, target)
@@ -182,19 +180,19 @@ def start(
         "next_claim": now,
         "total": 0,
         "created": now,
-        "resumed": now,
+        # Nothing moves while it is planned.
+        "resumed": now if asked.kind == SUPPLIED else None,
         "share": asked.share,
         "item_limit": asked.limit,
         "origin": asked.origin,
         "filter": asked.filter,
         "attempts": asked.attempts,
+        **({} if asked.kind == SUPPLIED else fresh(seq)),
     }
     row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
     if asked.kind == SUPPLIED:
         settle(connection, row.id)
-    elif not plan(connection, row, places_of(registry, target).order, uncertain):
-        turn(connection, row.id, (BackfillState.RUNNING,), BackfillState.DONE)
-    return backfill_row(connection, row.id)
+    return row
 
 
 def _chunk_size(asked: BackfillIn) -> int:
@@ -204,14 +202,8 @@ def _chunk_size(asked: BackfillIn) -> int:
     return size if asked.rate is None else max(1, min(size, int(asked.rate * RATED_SECONDS)))
 
 
-def _uncertain(service: Runtime, name: str, asked: BackfillIn) -> Scored:
-    """Before the transaction that plans: nobody has to wait while vectors are read and transformed."""
-    with _asked(service, name, asked) as (connection, embedder, _, scope):
-        return uncertainties(connection, service.registry, embedder, scope)
-
-
 def _begin(service: Runtime, name: str, asked: BackfillIn, curve: CurveIn) -> Begun:
-    """Before the transaction that plans, like `_uncertain`: embedding the queries takes a while."""
+    """Before the transaction that adds it: nobody has to wait while the queries are embedded."""
     with _asked(service, name, asked) as (connection, _, target, scope):
         chosen = service.curves.choose(connection, scope.gallery_id, target, curve)
     return service.curves.begin(name, target, chosen)
@@ -224,7 +216,7 @@ def _estimate(service: Runtime, name: str, asked: BackfillIn) -> BackfillEstimat
         if asked.kind == SUPPLIED:
             return estimate_supplied(service.registry, connection, target, scope)
         if asked.order == "uncertainty":
-            uncertainties(connection, service.registry, embedder, scope)
+            check_told(service.database, service.registry, embedder, scope)
         return estimate(service.database, service.registry, connection, embedder, target, scope, asked)
 
 
@@ -276,6 +268,15 @@ def _check_possible(connection: Connection, registry: Registry, asked: BackfillI
 
 
 def _turn(
+    service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
+) -> BackfillInfo:
+    shown = _turned(service, number, before, after, context)
+    if shown.planning:
+        service.planner.look()
+    return shown
+
+
+def _turned(
     service: Runtime, number: int, before: Sequence[BackfillState], after: BackfillState, context: ChangeContext
 ) -> BackfillInfo:
     with service.database.write(dry_run=context.dry_run) as connection:

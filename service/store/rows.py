@@ -163,6 +163,9 @@ class BackfillRow:
     revision: int
     active_seconds: float
     resumed: float | None
+    sweep_seq: int | None
+    sweep_at: int
+    sweep_until: float | None
 
     @property
     def settled(self) -> int:

@@ -317,6 +317,12 @@ backfill = Table(
     # Seconds it ran before it was last paused, and since when it runs; null while it does not.
     Column("active_seconds", Float, nullable=False, server_default=text("0")),
     Column("resumed", Float),
+    # The sweep that plans it now: it takes the items as they were at this number of the feed; null: all is planned.
+    Column("sweep_seq", BigInteger),
+    # How far that is: by age the last key, in other orders how many items were planned.
+    Column("sweep_at", BigInteger, nullable=False, server_default=text("0")),
+    # Until when a process has said that it goes on with it.
+    Column("sweep_until", Float),
     CheckConstraint("kind in ('reencode', 'transform', 'supplied')", name="kind"),
     CheckConstraint(
         "item_order in ('random', 'newest', 'oldest', 'uncertainty', 'traffic', 'transformed')", name="item_order"

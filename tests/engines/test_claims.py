@@ -13,10 +13,13 @@ from sqlalchemy import insert, select
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems
-from service.backfills.planner import BackfillState, Kind, finish_or_extend, plan
+from service.backfills.planner import BackfillState, Kind
+from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.sweeps import begin_again, fresh, go_on
 from service.settings import Settings
 from service.store.database import Database, upgrade
 from service.store.repository import NewItem, changes, delete_items, store_items, take_seq
+from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, embedding, gallery, item, version
 from staging.together import together
 
@@ -57,9 +60,10 @@ def start(database: Database, **fields: Any) -> int:
             "state": BackfillState.RUNNING,
         }
         row |= {"chunk_size": 3, "next_claim": 0.0, "total": 0, "created": 0.0, **fields}
-        planned = connection.execute(insert(backfill).values(row).returning(backfill)).one()
-        plan(connection, planned, ORDER)
-    return int(planned.id)
+        row |= fresh(take_seq(connection, 1, 0))
+        made = BackfillRow(*connection.execute(insert(backfill).values(row).returning(backfill)).one())
+    go_on(database, made, ORDER, lambda: NOTHING_TOLD)
+    return made.id
 
 
 def claim(database: Database, owner: str, lease: float = 60.0) -> Chunk | None:
@@ -102,7 +106,9 @@ def test_several_workers_move_every_item_once_in_commit_order(database: Database
 
     assert sum(count["done"] for count in counts) == 60
     with database.write() as connection:
-        assert finish_or_extend(connection, number, lambda _: ORDER) is BackfillState.DONE
+        job = begin_again(connection, number)
+    assert job
+    assert go_on(database, job, ORDER, lambda: NOTHING_TOLD) is BackfillState.DONE
     with database.lookup() as connection:
         row = connection.execute(select(backfill).where(backfill.c.id == number)).one()
         assert (row.done, row.skipped, row.failed, row.total) == (60, 0, 0, 60)

@@ -11,8 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from service.backfills import chunks, worker
-from service.backfills import completion as drained
+from service.backfills import chunks, sweeps, worker
 from service.settings import Settings
 
 POINTS: dict[str, tuple[Any, str, bool, signal.Signals]] = {
@@ -21,7 +20,8 @@ POINTS: dict[str, tuple[Any, str, bool, signal.Signals]] = {
     "computed": (worker.Worker, "_persist", False, signal.SIGKILL),
     "written": (chunks, "commit", True, signal.SIGKILL),
     "committed": (worker.Worker, "_persist", True, signal.SIGKILL),
-    "ending": (drained, "finish_or_extend", True, signal.SIGKILL),
+    "ending": (sweeps, "_close", True, signal.SIGKILL),
+    "planning": (sweeps._Sweep, "_write", True, signal.SIGKILL),
     "frozen": (worker.Worker, "_persist", False, signal.SIGSTOP),
 }
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from regraft.commands.processes import NICENESS
+from service.backfills import sweeps
 from staging.waiting import until
 
 V1, V2 = 1, 2
@@ -50,6 +51,21 @@ def test_a_worker_killed_while_it_ends_a_backfill_leaves_the_end_to_the_next(sit
 
     assert site.backfill(number).state == "done"
     assert site.backfill(number).done == 48
+
+
+@pytest.mark.parametrize("write", [1, 2])
+def test_a_worker_killed_while_it_plans_a_backfill_leaves_that_to_the_next(
+    site: Any, monkeypatch: pytest.MonkeyPatch, write: int
+) -> None:
+    monkeypatch.setattr(sweeps, "LEASE_SECONDS", 0.2)  # the worker is a fork of this process
+    number = site.start_backfill("g", planned=False, order="newest")
+
+    assert site.doomed_worker("planning", write).wait(30) == -signal.SIGKILL
+    assert (site.backfill(number).done, site.backfill(number).sweep_seq is None) == (0, False)
+    site.work()
+
+    row = site.backfill(number)
+    assert (row.state, row.total, row.done, row.skipped) == ("done", 48, 48, 0)
 
 
 def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site: Any) -> None:

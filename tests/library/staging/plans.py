@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,12 @@ from sqlalchemy import insert, select, update
 from service.backfills import chunks
 from service.backfills.chunks import Chunk
 from service.backfills.outcome import EmbeddedItems, Failed
-from service.backfills.planner import BackfillState, Kind, finish_or_extend, plan
+from service.backfills.planner import BackfillState, Kind
+from service.backfills.ranges import NOTHING_TOLD, Scored
+from service.backfills.sweeps import begin_again, fresh, go_on
 from service.store.database import Database
 from service.store.repository import NewItem, store_items, take_seq
+from service.store.rows import BackfillRow
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, gallery, item, version
 
 V1 = 1
@@ -24,6 +27,7 @@ V2 = 2
 
 V3 = 3
 ORDER = (V3, V2, V1)
+NAMES = count()
 
 
 LEASE = 30.0
@@ -63,7 +67,7 @@ class Planning:
 
     def gallery(self, items: int = 10, version_id: int = V1, **new: Any) -> int:
         with self.database.write() as connection:
-            row = {"name": f"g{items}-{id(new)}", "created": 0.0, "next_seq": 1}
+            row = {"name": f"g{next(NAMES)}", "created": 0.0, "next_seq": 1}
             gallery_id = connection.execute(insert(gallery).values(row).returning(gallery.c.id)).scalar_one()
         self.store(gallery_id, [f"i{n}" for n in range(items)], version_id, **new)
         return gallery_id
@@ -74,7 +78,16 @@ class Planning:
             first = take_seq(connection, gallery_id, len(ids))
             store_items(connection, gallery_id, version_id, [NewItem(external_id=i, **made) for i in ids], first)
 
-    def start(self, gallery_id: int, kind: Kind = Kind.REENCODE, version_id: int = V2, **fields: Any) -> int:
+    def start(
+        self,
+        gallery_id: int,
+        kind: Kind = Kind.REENCODE,
+        version_id: int = V2,
+        told: Scored = NOTHING_TOLD,
+        *,
+        planned: bool = True,
+        **fields: Any,
+    ) -> int:
         with self.database.write() as connection:
             row = {
                 "gallery_id": gallery_id,
@@ -86,11 +99,13 @@ class Planning:
                 "next_claim": 0.0,
                 "total": 0,
                 "created": 0.0,
+                **fresh(take_seq(connection, gallery_id, 0)),
                 **fields,
             }
-            planned = connection.execute(insert(backfill).values(row).returning(backfill)).one()
-            plan(connection, planned, ORDER)
-        return planned.id
+            made = BackfillRow(*connection.execute(insert(backfill).values(row).returning(backfill)).one())
+        if planned:
+            go_on(self.database, made, ORDER, lambda: told)
+        return made.id
 
     def claim(self, owner: str = "w") -> Chunk | None:
         with self.database.write() as connection:
@@ -107,7 +122,8 @@ class Planning:
 
     def finish(self, backfill_id: int) -> BackfillState | None:
         with self.database.write() as connection:
-            return finish_or_extend(connection, backfill_id, lambda _: ORDER)
+            job = begin_again(connection, backfill_id)
+        return job and go_on(self.database, job, ORDER, lambda: NOTHING_TOLD)
 
     def set_state(self, backfill_id: int, state: BackfillState) -> None:
         with self.database.write() as connection:

@@ -10,7 +10,10 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
+from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.sweeps import go_on, let_go
 from service.http.backfills import BackfillIn, start
+from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.replica.engines import Engines
 from service.settings import Settings
@@ -81,12 +84,18 @@ class Site:
         except httpx.TransportError:
             return False
 
-    def start_backfill(self, name: str = "g", **fields: Any) -> int:
-        """Plan a backfill of the gallery, without a server."""
+    def start_backfill(self, name: str = "g", *, planned: bool = True, **fields: Any) -> int:
+        """Add a backfill of the gallery, without a server, and plan it or leave that to whoever looks for work."""
+        registry = Registry(self.database, self.settings)
         with self.database.write() as connection:
             gallery_id = connection.execute(select(gallery.c.id).where(gallery.c.name == name)).scalar_one()
             fields = {"chunk_size": 6, **fields}
-            return start(connection, Registry(self.database, self.settings), gallery_id, BackfillIn(**fields)).id
+            job = start(connection, registry, gallery_id, BackfillIn(**fields))
+            if not planned:
+                let_go(connection, job)
+        if planned:
+            go_on(self.database, job, order_to(registry, job.version_id), lambda: NOTHING_TOLD)
+        return job.id
 
     def work(self) -> None:
         """Work in this process until nothing is left, also what dead workers hold."""

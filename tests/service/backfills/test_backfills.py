@@ -64,6 +64,7 @@ class TestStart:
             "kind": "reencode",
             "order": "random",
             "state": "running",
+            "planning": False,
             "total": 20,
             "done": 0,
             "skipped": 0,

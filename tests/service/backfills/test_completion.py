@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import select
 
 from service.backfills import attempts, chunks, planner, traffic
 from service.backfills.outcome import Failed
-from service.backfills.planner import BackfillState, drained, plan, turn
+from service.backfills.planner import BackfillState, drained, turn
 from service.backfills.ranges import scored_of
 from service.store.repository import delete_items
-from service.store.tables import backfill, backfill_failure, item
-from staging.plans import ORDER, V2, Clock, Planning, flat, moved_of
+from service.store.tables import backfill_failure, item
+from staging.plans import V2, Clock, Planning, flat, moved_of
 
 
 class TestFinish:
@@ -142,12 +142,9 @@ class TestOrders:
     def test_the_least_sure_comes_first_and_what_is_not_known_last(self, stage: Planning) -> None:
         gallery_id = stage.gallery(4)
         keys = {name: row.id for name, row in stage.items(gallery_id).items()}
-        started = stage.start(gallery_id, item_order="uncertainty", item_limit=0)
-        with stage.database.write() as connection:
-            connection.execute(update(backfill).where(backfill.c.id == started).values(item_limit=None))
-            row = connection.execute(select(backfill).where(backfill.c.id == started)).one()
-            unsure = scored_of([(np.array([keys[name] for name in ("i1", "i2", "i3")]), np.array([0.5, 0.9, 0.1]))])
-            plan(connection, row, ORDER, unsure)
+        unsure = scored_of([(np.array([keys[name] for name in ("i1", "i2", "i3")]), np.array([0.5, 0.9, 0.1]))])
+
+        started = stage.start(gallery_id, item_order="uncertainty", told=unsure)
 
         assert flat(stage.planned(started)) == ["i2", "i1", "i3", "i0"]
 

@@ -146,14 +146,14 @@ class TestWorking:
         assert worker.step()
         worker.close()
         asked: list[Any] = []
-        look = drained.uncertain_of
-        monkeypatch.setattr(drained, "uncertain_of", lambda *given: asked.append(given) or look(*given))
+        plan = drained.plan
+        monkeypatch.setattr(drained, "plan", lambda *given: asked.append(given) or plan(*given))
 
         assert claim(keyed).status_code == 204
 
         assert [keyed.http.get(f"/backfills/{number}").json()["state"] for number in numbers] == ["done", "done"]
         # One mover: what it has opened it keeps.
-        assert [(given[2], given[3]) for given in asked] == [(keyed.runtime.embedder, number) for number in numbers]
+        assert [(given[2], given[3].id) for given in asked] == [(keyed.runtime.embedder, number) for number in numbers]
         runtime = keyed.runtime
         assert drained.finish_or_replan(runtime.database, runtime.registry, runtime.embedder) == {}
 

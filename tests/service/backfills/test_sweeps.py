@@ -1,0 +1,212 @@
+"""Planning in short transactions: whatever happens between two of them, nothing is lost or planned twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from service.backfills import attempts, ranges, sweeps
+from service.backfills.planner import ACTIVE, BackfillState, turn
+from service.backfills.ranges import NOTHING_TOLD
+from service.backfills.sweeps import begin_again, go_on
+from service.store.repository import delete_items, take_seq
+from service.store.rows import BackfillRow
+from service.store.tables import backfill_chunk
+from staging.plans import ORDER, V2, Planning
+
+ITEMS, CHUNK = 11, 2
+RUNNING, PAUSED = BackfillState.RUNNING, BackfillState.PAUSED
+OPERATIONS = ("nothing", "add", "rewrite", "strip", "delete", "kill", "pause", "overtake", "cancel")
+"""What happens between two transactions of a planner; `strip`: written anew, without an image."""
+
+
+class Killed(BaseException):
+    """The planner's process ends here."""
+
+
+class Life:
+    """A backfill that is planned while things happen, and what its gallery holds, known without SQL."""
+
+    def __init__(self, stage: Planning, order: str, happening: list[tuple[str, int]]) -> None:
+        self.stage, self.happening = stage, iter(happening)
+        self.busy = True
+        self.gallery = stage.gallery(ITEMS)
+        self.names = [f"i{n}" for n in range(ITEMS)]
+        self.waiting = dict.fromkeys(self.names, 0)
+        """Items that are to be moved, and the number of the feed when they were written."""
+        self.added: dict[str, int] = {}
+        self.cancelled: list[str] | None = None
+        """What was planned when the backfill was cancelled."""
+        self.sweep = 0
+        self.lives: int | None = None
+        """Transactions that an overtaking process has before it is killed."""
+        self.job = stage.start(self.gallery, item_order=order, chunk_size=CHUNK, planned=False)
+
+    # What happens
+
+    @contextmanager
+    def door(self, real: Callable[..., Any], **given: Any) -> Iterator[Any]:
+        """A transaction of the planner, and what happens behind it; a kill may come before its commit."""
+        what, which = ("nothing", 0) if self.busy else next(self.happening, ("nothing", 0))
+        if self.lives is not None:
+            self.lives -= 1
+            if self.lives < 0:
+                raise Killed
+        with real(**given) as connection:
+            yield connection
+            if what == "kill" and which % 2:
+                raise Killed
+        if not self.busy and what != "nothing":
+            self.busy = True
+            try:
+                getattr(self, what)(which)
+            finally:
+                self.busy = False
+
+    def kill(self, _: int) -> None:
+        raise Killed
+
+    def add(self, _: int) -> None:
+        self.names.append(f"i{len(self.names)}")
+        self.store(self.names[-1], "b")
+        self.added[self.names[-1]] = self.feed() - 1
+
+    def rewrite(self, which: int) -> None:
+        self.store(self.names[which % len(self.names)], "b")
+
+    def strip(self, which: int) -> None:
+        self.store(self.names[which % len(self.names)], None)
+
+    def store(self, name: str, blob: str | None) -> None:
+        self.stage.store(self.gallery, [name], blob=blob)
+        self.waiting.pop(name, None)
+        if blob:
+            self.waiting[name] = self.feed() - 1
+
+    def delete(self, which: int) -> None:
+        name = self.names[which % len(self.names)]
+        with self.stage.database.write() as connection:
+            if not self.stage.items(self.gallery)[name].deleted:
+                delete_items(connection, self.gallery, [name])
+        self.waiting.pop(name, None)
+
+    def pause(self, _: int) -> None:
+        with self.stage.database.write() as connection:
+            turn(connection, self.job, (RUNNING,), PAUSED)
+
+    def cancel(self, which: int) -> None:
+        if which % 3 == 0 and self.cancelled is None:
+            with self.stage.database.write() as connection:
+                turn(connection, self.job, ACTIVE, BackfillState.CANCELLED)
+            self.cancelled = self.open()
+
+    def overtake(self, which: int) -> None:
+        """Another process goes on with the sweep for a while; the planner was frozen, and wakes up later."""
+        row = self.row()
+        if row.sweep_seq is not None and row.state == RUNNING:
+            self.lives = which
+            with suppress(Killed):
+                go_on(self.stage.database, row, ORDER, lambda: NOTHING_TOLD)
+            self.lives = None
+
+    # The planner, and the worker
+
+    def plan(self) -> None:
+        """Until the sweep is through, or the backfill cancelled."""
+        while (row := self.row()).sweep_seq is not None and row.state in ACTIVE:
+            self.sweep = row.sweep_seq
+            with self.stage.database.write() as connection:
+                turn(connection, self.job, (PAUSED,), RUNNING)
+            self.busy = False
+            with suppress(Killed):
+                go_on(self.stage.database, row, ORDER, lambda: NOTHING_TOLD)
+            self.busy = True
+            self.check_planned()
+
+    def work(self) -> None:
+        with self.stage.database.write() as connection:
+            turn(connection, self.job, (PAUSED,), RUNNING)
+        while chunk := self.stage.claim():
+            seen = self.stage.read(chunk)
+            self.stage.commit(chunk, seen)
+            names = {row.id: name for name, row in self.stage.items(self.gallery).items()}
+            for key, _ in seen:
+                del self.waiting[names[key]]
+
+    def row(self) -> BackfillRow:
+        return BackfillRow(*self.stage.row(self.job))
+
+    def feed(self) -> int:
+        with self.stage.database.write() as connection:
+            return take_seq(connection, self.gallery, 0)
+
+    def open(self) -> list[str]:
+        names = {row.id: name for name, row in self.stage.items(self.gallery).items()}
+        with self.stage.database.lookup() as connection:
+            left = (backfill_chunk.c.backfill_id == self.job, backfill_chunk.c.state == "todo")
+            cut = connection.execute(select(backfill_chunk.c.item_ids).where(*left)).scalars()
+            return [names[key] for keys in cut for key in keys]
+
+    def check_planned(self) -> None:
+        planned, row = self.open(), self.row()
+        assert len(planned) == len(set(planned)), "planned twice"
+        assert row.total == row.settled + len(planned)
+        if row.sweep_seq is None and row.state in ACTIVE:
+            lost = {name for name, seq in self.waiting.items() if seq < self.sweep} - set(planned)
+            assert not lost, "a sweep lost items that waited when it began"
+            assert not {name for name, seq in self.added.items() if seq >= self.sweep} & set(planned)
+        if row.state == BackfillState.DONE:
+            assert not self.waiting
+
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranges and blocks of a few items."""
+    for module in (ranges, sweeps):
+        monkeypatch.setattr(module, "RANGE", 2 * CHUNK)
+    monkeypatch.setattr(attempts, "LOOK", 2)
+
+
+@pytest.mark.parametrize("examples", [5, pytest.param(100, marks=pytest.mark.slow)])
+def test_a_backfill_is_planned_whatever_happens_between_its_transactions(
+    stage: Planning, short: None, examples: int
+) -> None:
+    @settings(max_examples=examples, deadline=None)
+    @given(
+        order=st.sampled_from(["oldest", "newest", "random", "traffic"]),
+        happening=st.lists(st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 20)), min_size=10, max_size=25),
+    )
+    def lived(order: str, happening: list[tuple[str, int]]) -> None:
+        live(stage, order, happening)
+
+    lived()
+
+
+def live(stage: Planning, order: str, happening: list[tuple[str, int]]) -> None:
+    life = Life(stage, order, happening)
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("read", "write"):
+            real = getattr(stage.database, name)
+            patch.setattr(stage.database, name, partial(life.door, real))
+        while life.row().state in ACTIVE:
+            life.plan()
+            life.work()
+            with stage.database.write() as connection:
+                begin_again(connection, life.job)
+
+    row = life.row()
+    if life.cancelled is not None:
+        assert life.open() == life.cancelled
+        return
+    assert row.state == BackfillState.DONE
+    assert life.waiting == {}
+    assert row.total == row.settled
+    moved = set(stage.origins(life.gallery, V2))
+    assert moved == {name for name, i in stage.items(life.gallery).items() if i.blob and not i.deleted}
