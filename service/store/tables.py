@@ -115,7 +115,6 @@ item = Table(
     Column("created", Float, nullable=False),
     UniqueConstraint("gallery_id", "external_id"),
     Index(None, "gallery_id", "seq"),
-    # The order of pages.
     Index(None, "gallery_id", "id"),
     sqlite_autoincrement=True,
 )
@@ -223,7 +222,6 @@ evaluation = Table(
     Column("size", Integer, nullable=False),
     Column("labelled", Integer, nullable=False),
     Column("created", Float, nullable=False),
-    # How many entries name relevant items.
     Column("relevant", Integer, nullable=False, server_default=text("0")),
     CheckConstraint("kind in ('images', 'texts', 'embeddings')", name="kind"),
     Index(None, "gallery_id"),
@@ -310,18 +308,16 @@ backfill = Table(
     Column("item_limit", Integer),
     Column("origin", String(16)),
     Column("filter", JSON),
-    # How often an item is tried before it is given up.
     Column("attempts", Integer, nullable=False, server_default=text("3")),
     # Grows with each change that a user sees: the id of its event.
     Column("revision", Integer, nullable=False, server_default=text("0")),
     # Seconds it ran before it was last paused, and since when it runs; null while it does not.
     Column("active_seconds", Float, nullable=False, server_default=text("0")),
     Column("resumed", Float),
-    # The sweep that plans it now: it takes the items as they were at this number of the feed; null: all is planned.
+    # The sweep that plans it takes items as they were at this number of the feed (null: all is planned); the last key,
+    # or how many were planned, where the order is not by age; until when a process has said that it goes on with it.
     Column("sweep_seq", BigInteger),
-    # How far that is: by age the last key, in other orders how many items were planned.
     Column("sweep_at", BigInteger, nullable=False, server_default=text("0")),
-    # Until when a process has said that it goes on with it.
     Column("sweep_until", Float),
     CheckConstraint("kind in ('reencode', 'transform', 'supplied')", name="kind"),
     CheckConstraint(
