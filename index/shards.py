@@ -139,14 +139,16 @@ class Shards:
         before, after = self._ranked(self._order), self._ranked(_places(order))
         if before == after:
             return 0
-        renumbered = np.array([*map(after.index, before), len(before)], np.int16)
-        return int(np.count_nonzero(renumbered.take(self._first(before, slots)) != self._first(after, slots)))
+        before_S, after_S = self._first(before, slots), self._first(after, slots)
+        places = [*enumerate(map(after.index, before)), (len(before), len(after))]
+        return slots - sum(int(np.count_nonzero((before_S == was) & (after_S == will))) for was, will in places)
 
     def items_in(self, order: Sequence[str], slots: int) -> dict[str, int]:
         """Items per version that would serve them in this order, versions without any left out."""
         ranked = self._ranked(_places(order))
-        counted = np.bincount(self._first(ranked, slots), minlength=len(ranked) + 1).tolist()
-        return {version: items for version, items in zip(ranked, counted[:-1], strict=True) if items}
+        first_S = self._first(ranked, slots)
+        counted = {version: int(np.count_nonzero(first_S == place)) for place, version in enumerate(ranked)}
+        return {version: items for version, items in counted.items() if items}
 
     def configure(self, config: IndexConfig) -> None:
         """Have them indexed so from now on."""

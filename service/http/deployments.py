@@ -166,10 +166,11 @@ def _change(
     """
     with service.database.write(dry_run=context.dry_run) as connection:
         gallery_id = gallery_named(connection, name).id
-        before = etag(connection, gallery_id)
+        if context.dry_run:
+            response.headers["ETag"] = etag(connection, gallery_id)
         yield connection, gallery_id
-        after = etag(connection, gallery_id)
-    response.headers["ETag"] = before if context.dry_run else after
+        if not context.dry_run:
+            response.headers["ETag"] = etag(connection, gallery_id)
 
 
 def check_folder(service: Runtime, version: LoadedVersion) -> dict[str, Any]:
