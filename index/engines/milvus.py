@@ -29,7 +29,7 @@ from index.scan import scan
 from index.space import Vectors
 
 SEARCH_SECONDS, WRITE_SECONDS = 2.0, 60.0
-"""Time limits of a call that queries wait for, and of one that nobody waits for, or who wants every row compared."""
+"""Time limits of a call that queries wait for, and of one that nobody waits for, or of all for every row."""
 MIN_WIDTH, MAX_WIDTH = 2, 32_768
 """Milvus's limits of a vector."""
 MAX_KEYS = 4096
@@ -38,6 +38,8 @@ MESSAGE_BYTES = 32 << 20
 """What is sent or asked for at once: half of what Milvus takes in a request, 64 MB, a third of what it answers with."""
 MOST_QUERIES = 32
 """Of one search: its time limit is for these, however many queries a request has."""
+SEARCH_BYTES = 4 << 20
+"""Of every row so much is asked for at once: it is to come in the time of a search."""
 ROW_BYTES = 100
 """Of a row, beside its vector."""
 
@@ -193,10 +195,10 @@ class MilvusCollection:
         inner_product = self._table.metric is Metric.INNER_PRODUCT
         best = _nothing(len(queries_QW), c, self._table.width)
         scores_QC = np.full((len(queries_QW), c), np.inf, np.float32)
-        table = self._table if keys_N is None else self._searching
+        size = self._page if keys_N is not None else max(1, min(MOST, SEARCH_BYTES // self._row_bytes))
         where = "" if keys_N is None else _among(keys_N)
         deadline = time.monotonic() + WRITE_SECONDS
-        for page in table.pages(where, self._page, VECTOR) if len(queries_QW) else ():
+        for page in self._searching.pages(where, size, VECTOR) if len(queries_QW) else ():
             if time.monotonic() > deadline:
                 raise EngineUnavailable("Milvus does not give every row in time")
             rows_PW, (keys_P, numbers_P, _) = self._vectors(page), _entries(page)

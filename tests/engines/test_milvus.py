@@ -70,11 +70,11 @@ def put(collection: MilvusCollection, given_NW: np.ndarray, number: int = 1, fir
         collection.upsert(Entries(keys_N, np.full(len(part_NW), number), digests(part_NW)), part_NW)
 
 
-def fails(collection: MilvusCollection) -> float:
+def fails(collection: MilvusCollection, *, exact: bool = False) -> float:
     """Seconds that a search takes to fail."""
     started = time.monotonic()
     with pytest.raises(EngineUnavailable):
-        collection.search(rows(1), 2)
+        collection.search(rows(1), 2, exact=exact)
     return time.monotonic() - started
 
 
@@ -97,6 +97,8 @@ def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothin
         try:
             assert fails(collection) < 3
             assert fails(collection) < 0.1
+            time.sleep(0.1)
+            assert fails(collection, exact=True) < 3
         finally:
             milvus_server.thaw()
         until(lambda: answers(collection))
