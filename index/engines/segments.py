@@ -167,22 +167,24 @@ class SegmentedShard:
 
         `numbers_N`: of the items' last writes in the change feed, which say nothing about a row that never changes.
         """
-        known_N = np.zeros(len(keys_N), np.bool_)
+        left = np.arange(len(keys_N))
         for segment in self.segments:
-            known_N |= segment.sealed(keys_N, digests_N) != MISSING
+            left = left[segment.sealed(keys_N[left], digests_N[left]) == MISSING]
+        known_N = np.ones(len(keys_N), np.bool_)
+        known_N[left] = False
         return known_N
 
     def revive(self, keys_N: Keys, digests_N: Keys, numbers_N: Keys, slots_N: Keys, served_N: Mask) -> None:
         """Have the rows of these keys and digests live on, each in one segment; they are all `sealed`, and dead."""
-        left_N = np.ones(len(keys_N), np.bool_)
+        left = np.arange(len(keys_N))
         for segment in self.segments:
-            at_N = segment.sealed(keys_N, digests_N)
-            here_N = left_N & (at_N != MISSING)
-            at_H = at_N[here_N]
+            at_L = segment.sealed(keys_N[left], digests_N[left])
+            here_L = at_L != MISSING
+            at_H, mine_H = at_L[here_L], left[here_L]
             segment.alive_R[at_H] = True
-            segment.slots_R[at_H], segment.served_R[at_H] = slots_N[here_N], served_N[here_N]
+            segment.slots_R[at_H], segment.served_R[at_H] = slots_N[mine_H], served_N[mine_H]
             segment.refresh()
-            left_N &= ~here_N
+            left = left[~here_L]
 
     def copied(self) -> list[tuple[Keys, Callable[[], Keys]]]:
         """What is held, in parts: slots, and what gives the digests of those that files hold."""
