@@ -44,6 +44,7 @@ from service.http.auth import Guard, check_exposure
 from service.http.draining import Server
 from service.http.metrics import RequestMetrics
 from service.http.query_route import QueryRoute
+from service.http.whole_answers import WholeAnswers
 from service.logs import configure
 from service.registry.incoming import sweep
 from service.runtime import running
@@ -148,7 +149,7 @@ def serve(
     _let_others_run()
     # Nothing here asks where a request came from or by which scheme, so that nobody need believe a proxy.
     quiet: dict[str, Any] = {"access_log": False, "log_config": None, "proxy_headers": False}
-    config = uvicorn.Config(app, host=settings.host, port=settings.port, **quiet)
+    config = uvicorn.Config(app, host=settings.host, port=settings.port, http=WholeAnswers, **quiet)
     server = Server(config, app, shared=listener is not None, listening=listening)
     with suppress(KeyboardInterrupt):
         server.run(None if listener is None else [listener])

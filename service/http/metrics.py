@@ -48,6 +48,8 @@ class RequestMetrics:
             buckets=SECONDS,
             registry=self.registry,
         )
+        # By method, route and status; the library makes out anew for each request what its labels are.
+        self._of: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     async def measured(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, and count it."""
@@ -62,9 +64,14 @@ class RequestMetrics:
         try:
             await app(scope, receive, counted)
         finally:
-            route = _route(scope)
-            self._ended.labels(scope["method"], route, status).inc()
-            self._seconds.labels(route).observe(time.perf_counter() - began)
+            self._count((scope["method"], _route(scope), status), time.perf_counter() - began)
+
+    def _count(self, labels: tuple[str, str, int], seconds: float) -> None:
+        if (counted := self._of.get(labels)) is None:
+            counted = self._of[labels] = self._ended.labels(*labels), self._seconds.labels(labels[1])
+        ended, took = counted
+        ended.inc()
+        took.observe(seconds)
 
 
 def _route(scope: Scope) -> str:
