@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import socket
 import statistics
 import subprocess
@@ -54,14 +55,16 @@ RNG = np.random.default_rng(0)
 class Server:
     """A real service in a process of its own, and a client."""
 
-    def __init__(self, data: Path) -> None:
-        self.settings = Settings(data=data)
+    def __init__(self, data: Path, settings: Settings | None = None) -> None:
+        """`settings`: others than those of SQLite."""
+        self.settings = settings or Settings(data=data)
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "regraft", "serve", "--workers", "0", "--port", str(port), "--data", str(data)]
         self.log = (data.parent / "server.log").open("wb")
-        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log)
+        place = {"REGRAFT_DATABASE_URL": self.settings.database_url}
+        self.process = subprocess.Popen(command, stdout=self.log, stderr=self.log, env={**os.environ, **place})
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", timeout=600)
         while True:
             try:
@@ -201,14 +204,19 @@ def put(engine: Any, ids: list[int], vectors: np.ndarray, origin: str) -> None:
 
 @contextmanager
 def served(
-    body: Callable[[Net], tuple[str, int]], images: int, vectors: int, hidden: tuple[int, ...] = SMALL_EDGE
+    body: Callable[[Net], tuple[str, int]],
+    images: int,
+    vectors: int,
+    hidden: tuple[int, ...] = SMALL_EDGE,
+    database_url: str = "",
 ) -> Iterator[tuple[Server, Version, Version]]:
     """A service with one gallery `g` of v1, v2 current; v2 has the encoder `body`."""
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         v1 = write_version(root / "v1", "v1", 128, small, None)
         v2 = write_version(root / "v2", "v2", 256, body, v1, hidden)
-        server = Server(root / "data")
+        data = root / "data"
+        server = Server(data, Settings(data=data, database_url=database_url) if database_url else None)
         try:
             for version in (v1, v2):
                 server.register(version)

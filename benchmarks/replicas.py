@@ -3,8 +3,11 @@
     python benchmarks/replicas.py [ITEMS] [CLIENTS] [WRITES]
 
 A gallery of ITEMS embeddings of 128 numbers, CLIENTS that ask all the time. Then the delay of replication: one item is
-written at A, and B is asked for it at the moment of A's answer; beside it B's time where nothing was written. The
-PostgreSQL and the proxy are those of the tests, on the machine that runs all: read counts and ratios.
+written at A, and B is asked for it at the moment of A's answer; beside it B's time where nothing was written. And into
+an engine: in a gallery of pgvector, from A's answer until the engine covers that write; queries find it before. Both
+processes that are replaced are the same release: a schema that is newer than the program is what
+tests/engines/test_rolling_upgrade.py is about. The PostgreSQL and the proxy are those of the tests, on the machine that
+runs all: read counts and ratios.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from sqlalchemy import create_engine, text
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 
@@ -77,6 +81,7 @@ def main(items: str = "10000", clients: str = "8", writes: str = "300") -> None:
             counts = f"{len(took) + len(failed)} | {len(failed)} | {in_flight}"
             print(f"| {name} | {counts} | {p50:.1f} | {p99:.1f} | {1000 * max(took):.0f} |")
         delays(sites, queries, int(writes))
+        engine_delays(sites[0], queries, min(int(writes), 100))
 
 
 @contextmanager
@@ -131,6 +136,34 @@ def delays(sites: list[Site], queries: Any, writes: int) -> None:
     print(f"written at A, asked at B at the moment of A's answer, {writes} times: {missed} answers without it")
     print(f"that answer: p50 {new[0]:.1f}, p99 {new[1]:.1f} ms")
     print(f"the next, with nothing new: p50 {old[0]:.1f}, p99 {old[1]:.1f} ms")
+
+
+def engine_delays(site: Site, queries: Any, writes: int) -> None:
+    """What the engine takes until it covers what A has just acknowledged."""
+    http, took = site.http, []
+    http.post("/galleries", json={"name": "there", "index": {"kind": "pgvector"}}).raise_for_status()
+    http.post("/galleries/there/deployments", json={"version": "plain"}).raise_for_status()
+    with closing(create_engine(site.settings.database_url, isolation_level="AUTOCOMMIT").connect()) as connection:
+
+        def covered() -> int:
+            if connection.execute(text("select to_regclass('regraft_vectors.collection')")).scalar() is None:
+                return 0
+            return int(connection.execute(text("select max(covers) from regraft_vectors.collection")).scalar() or 0)
+
+        for n in range(writes + 1):
+            item = {"id": f"there{n}", "embedding": queries[n % len(queries)].tolist()}
+            http.post("/galleries/there/items", json={"items": [item]}).raise_for_status()
+            written = int(
+                connection.execute(
+                    text("select max(seq) from item join gallery on gallery.id = gallery_id where name = 'there'")
+                ).scalar_one()
+            )
+            began = time.perf_counter()
+            while covered() < written:
+                time.sleep(0.002)
+            took.append(time.perf_counter() - began)
+    p50, p99 = np.percentile(took[1:], [50, 99]) * 1000  # the first one makes the table
+    print(f"written at A, covered by pgvector, {writes} times: p50 {p50:.0f}, p99 {p99:.0f} ms")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,103 @@
+"""A backfill by 1, 2 and 4 worker processes on one PostgreSQL: items a second, and what keeps them from more.
+
+    python benchmarks/workers.py [IMAGES] [VECTORS] [ROUNDS]
+
+Re-encoding IMAGES with a small encoder, and transforming VECTORS of 128 numbers by an item edge. The workers are real
+processes with a thread each, started before and warmed by a backfill that is not counted. Rounds of the three numbers
+take turns; figures are medians. `busy`: cores that the workers, and the PostgreSQL, kept busy. PostgreSQL is pip's,
+without fsync, on the machine that runs all: with two cores no more than two can be had.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from backfill import Server, back, done_of, served
+from made_versions import SMALL_EDGE, small
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
+from staging import postgres
+
+NUMBERS = (1, 2, 4)
+
+
+def main(images: str = "768", vectors: str = "60000", rounds: str = "2") -> None:
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy |")
+    print(f"|{' --- |' * 6}")
+    with closing(postgres.Server()) as database:
+        for kind, sizes in (("reencode", (int(images), 0)), ("transform", (0, int(vectors)))):
+            with served(small, *sizes, SMALL_EDGE, database.create()) as (server, _, _):
+                show(kind, measured(server, database, kind, int(rounds)))
+
+
+def measured(server: Server, database: postgres.Server, kind: str, rounds: int) -> dict[int, list[tuple[float, ...]]]:
+    """Workers -> of each round items a second, and cores that workers and PostgreSQL kept busy."""
+    found = defaultdict(list)
+    for _ in range(rounds):
+        for number in NUMBERS:
+            with workers(server, number) as running:
+                run(server, database, kind, running)
+                found[number].append(run(server, database, kind, running))
+    return found
+
+
+@contextmanager
+def workers(server: Server, number: int) -> Iterator[list[int]]:
+    variables = {"REGRAFT_DATABASE_URL": server.settings.database_url, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "regraft", "worker", "--data", str(server.settings.data)]
+    made = [
+        subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env={**os.environ, **variables})
+        for _ in range(number)
+    ]
+    try:
+        yield [one.pid for one in made]
+    finally:
+        for one in made:
+            one.kill()
+            one.wait()
+
+
+def run(server: Server, database: postgres.Server, kind: str, running: Sequence[int]) -> tuple[float, float, float]:
+    started = server.post("/galleries/g/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 2048)
+    while not (first := done_of(server, started["id"])[0]):
+        time.sleep(0.005)
+    before, began = (busy(running), busy(database._pids())), time.perf_counter()  # noqa: SLF001
+    while (shown := done_of(server, started["id"]))[0] < started["total"]:
+        assert shown[1] == "running", shown
+        time.sleep(0.01)
+    seconds = time.perf_counter() - began
+    used = [after - then for after, then in zip((busy(running), busy(database._pids())), before, strict=True)]  # noqa: SLF001
+    while done_of(server, started["id"])[1] == "running":
+        time.sleep(0.01)
+    back(server.settings, "v2")
+    return (started["total"] - first) / seconds, used[0] / seconds, used[1] / seconds
+
+
+def busy(pids: Sequence[int]) -> float:
+    """Seconds of processor time of processes so far, and of those that they started and that have ended."""
+    ticks = 0
+    for pid in pids:
+        with suppress(FileNotFoundError, ProcessLookupError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def show(kind: str, found: dict[int, list[tuple[float, ...]]]) -> None:
+    speeds = {number: [statistics.median(each) for each in zip(*runs, strict=True)] for number, runs in found.items()}
+    for number, (speed, theirs, its) in speeds.items():
+        ratio = speed / speeds[NUMBERS[0]][0]
+        print(f"| {kind} | {number} | {speed:,.0f} | {ratio:.2f} | {theirs:.2f} | {its:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
