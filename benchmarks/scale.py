@@ -2,8 +2,9 @@
 
     python benchmarks/scale.py
 
-Prints the tables of docs/scale.md. `COSTS` are measured (docs/performance.md says by which command); everything else
-follows from them by the arithmetic here, and is an estimate. The simulation has a fixed seed and no clock.
+Prints the tables of docs/scale.md. `COSTS` are measured, or are said to be assumed; each says by which command, and
+docs/performance.md when. Everything else follows from them by the arithmetic here, and is an estimate. The simulation has
+a fixed seed and no clock.
 """
 
 from __future__ import annotations
@@ -21,29 +22,31 @@ DIM = 128
 class Costs:
     """Of one machine with two cores, for vectors of 128 numbers and two metadata fields."""
 
-    memory: float = 1_572.0
+    memory: float = 1_586.0
     """Bytes an item in each API process, vectors and index with it: benchmarks/million.py."""
     remote: float = 640.0
-    """Bytes an item in each API process where an engine holds the vectors: five fields (589), and 50 a row."""
+    """Bytes an item in each API process where an engine holds the vectors: what five fields take (589, a million items by
+    benchmarks/gallery_size.py), and the 50 a row that decision 0034 counts; benchmarks/engines.py says it at 50,000."""
     disk: float = 1_710.0
     """Bytes an item below indexes/ and in the database: benchmarks/million.py."""
     image: float = 20_000.0
     """Bytes of a stored image: an assumption."""
-    ingest: float = 44.9 / 1e6
-    """Seconds an item: arrays over HTTP."""
-    seal: float = 199.6 / 1e6
-    """Seconds an item until it is in an index."""
-    load: float = 6.4 / 1e6
-    """Seconds an item from kill -9 to the first answer."""
+    ingest: float = 46.2 / 1e6
+    """Seconds an item, arrays over HTTP, SQLite: benchmarks/million.py."""
+    seal: float = 216.0 / 1e6
+    """Seconds an item until it is in an index: benchmarks/million.py."""
+    load: float = 3.6 / 1e6
+    """Seconds an item from kill -9 to the first answer, from a snapshot: benchmarks/million.py."""
     encode: float = 0.005
     """Seconds an item of a real encoder on one core: an assumption; the part of a backfill that workers share."""
     commit: float = 1 / 11_414
-    """Seconds an item of a backfill whose encoder takes next to nothing (benchmarks/background.py): what the database
-    takes for what workers found, at most. No more items a second, however many workers."""
-    query: float = 0.0037
-    """Seconds of a query, p50, at a million items."""
+    """Seconds an item of a transform, whose computing takes next to nothing: what the database takes for what workers
+    found, at most. No more items a second, however many workers. One worker on SQLite, at full speed and at the priority
+    of the service (benchmarks/backfill.py queries); benchmarks/workers.py says it of PostgreSQL."""
+    query: float = 0.0038
+    """Seconds of a query, p50, at a million items: benchmarks/million.py."""
     growth: float = 0.2
-    """A query takes so many times more, as a power of the items: a graph's search grows slowly."""
+    """A query takes so many times more, as a power of the items: a graph's search grows slowly. An assumption."""
 
 
 COSTS = Costs()
