@@ -3,8 +3,8 @@
     python benchmarks/scale.py
 
 Prints the tables of docs/scale.md. `COSTS` are measured, or are said to be assumed; each says by which command, and
-docs/performance.md when. Everything else follows from them by the arithmetic here, and is an estimate. The simulation has
-a fixed seed and no clock.
+docs/performance.md when. Everything else follows from them by the arithmetic here, and is an estimate. The simulation
+has a fixed seed and no clock.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Costs:
     memory: float = 1_586.0
     """Bytes an item in each API process, vectors and index with it: benchmarks/million.py."""
     remote: float = 640.0
-    """Bytes an item in each API process where an engine holds the vectors: what five fields take (589, a million items by
-    benchmarks/gallery_size.py), and the 50 a row that decision 0034 counts; benchmarks/engines.py says it at 50,000."""
+    """Bytes an item in each API process where an engine holds the vectors: what five fields take (589, a million items
+    by benchmarks/gallery_size.py), and the 50 a row of decision 0034; benchmarks/engines.py says it at 50,000."""
     disk: float = 1_710.0
     """Bytes an item below indexes/ and in the database: benchmarks/million.py."""
     image: float = 20_000.0
@@ -41,8 +41,8 @@ class Costs:
     """Seconds an item of a real encoder on one core: an assumption; the part of a backfill that workers share."""
     commit: float = 1 / 11_414
     """Seconds an item of a transform, whose computing takes next to nothing: what the database takes for what workers
-    found, at most. No more items a second, however many workers. One worker on SQLite, at full speed and at the priority
-    of the service (benchmarks/backfill.py queries); benchmarks/workers.py says it of PostgreSQL."""
+    found, at most. No more items a second, however many workers. One worker on SQLite, at full speed and at the
+    priority of the service (benchmarks/backfill.py queries); benchmarks/workers.py says it of PostgreSQL."""
     query: float = 0.0038
     """Seconds of a query, p50, at a million items: benchmarks/million.py."""
     growth: float = 0.2
