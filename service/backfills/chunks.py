@@ -271,7 +271,7 @@ def write_moved(
     seq = take_seq(connection, gallery_id, count)
     for each in moved:
         arrays = (each.vectors, each.side, each.uncertainty)
-        put_embeddings(connection, version_id, ORIGIN[kind], each.item_ids, *arrays)
+        put_embeddings(connection, gallery_id, version_id, ORIGIN[kind], each.item_ids, *arrays)
         keys = listed(connection, each.item_ids)
         connection.execute(update(item).where(item.c.id == keys.key).values(seq=seq + keys.place))
         seq += len(each.item_ids)

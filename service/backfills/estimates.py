@@ -32,6 +32,7 @@ from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
 from service.store.embeddings import first_held
+from service.store.partitioned import of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
@@ -206,7 +207,7 @@ def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target:
     """Of everything that is stored, and of the target's part of it."""
     counted = (
         select(embedding.c.version_id, func.count(), func.count(embedding.c.side))
-        .join(item, item.c.id == embedding.c.item_id)
+        .join(item, of_item())
         .where(item.c.gallery_id == scope.gallery_id)
         .group_by(embedding.c.version_id)
     )
@@ -219,7 +220,7 @@ def _bytes_now(registry: Registry, connection: Connection, scope: Scope, target:
 
 def _already_held(connection: Connection, waiting: ColumnElement[bool], target: LoadedVersion) -> int:
     """Items whose embedding of the target is replaced, not added."""
-    held = select(func.count()).select_from(item.join(embedding, embedding.c.item_id == item.c.id))
+    held = select(func.count()).select_from(item.join(embedding, of_item()))
     return int(connection.execute(held.where(waiting, embedding.c.version_id == target.id)).scalar_one())
 
 

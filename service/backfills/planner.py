@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, and_, case, exists, fa
 from index.version import ENCODER, TEXT_ENCODER, EdgeKind
 from service.store.blob_keys import TEXT
 from service.store.embeddings import first_held, says_itself
+from service.store.partitioned import of_item
 from service.store.tables import backfill, backfill_chunk, backfill_failure, edge, embedding, item, version
 
 MAX_PAUSE_SECONDS = 300.0
@@ -63,8 +64,8 @@ def _reencodes(version_id: int) -> ColumnElement[bool]:
 
 def _transforms(version_id: int) -> ColumnElement[bool]:
     held, own = embedding.alias("held"), embedding.alias("own")
-    carried = exists().where(held.c.item_id == item.c.id, held.c.version_id.in_(forward_from(version_id)))
-    return and_(carried, ~exists().where(own.c.item_id == item.c.id, own.c.version_id == version_id))
+    carried = exists().where(of_item(held), held.c.version_id.in_(forward_from(version_id)))
+    return and_(carried, ~exists().where(of_item(own), own.c.version_id == version_id))
 
 
 QUALIFIES: dict[Kind, Callable[[int], ColumnElement[bool]]] = {
@@ -90,7 +91,7 @@ def read_version(kind: Kind, version_id: int, order: Order) -> ColumnElement[Any
 
 def stored_for(kind: Kind, version_id: int, order: Order) -> ColumnElement[bool]:
     """ON clause of `item` and the one embedding of it that such a backfill starts from."""
-    return and_(embedding.c.item_id == item.c.id, embedding.c.version_id == read_version(kind, version_id, order))
+    return and_(of_item(), embedding.c.version_id == read_version(kind, version_id, order))
 
 
 def waiting_items(
@@ -118,9 +119,7 @@ def pause_is_over() -> ColumnElement[bool]:
 def served_origin(order: Order, origin: str) -> ColumnElement[bool]:
     """Whether a row of `item` is served by an embedding of this origin."""
     served = embedding.alias("served")
-    return exists().where(
-        served.c.item_id == item.c.id, served.c.origin == origin, served.c.version_id == first_held(order)
-    )
+    return exists().where(of_item(served), served.c.origin == origin, served.c.version_id == first_held(order))
 
 
 def drained(connection: Connection) -> list[int]:

@@ -33,6 +33,7 @@ from service.logs import configure
 from service.registry.placement import order_to
 from service.registry.registry import Registry
 from service.settings import Settings
+from service.store import partitions
 from service.store.blob_references import open_blobs
 from service.store.database import Database, upgrade
 from service.store.leases import Leases
@@ -140,6 +141,7 @@ class Worker:
         return self._patiently(attempt)
 
     def _persist(self, chunk: Chunk, outcome: Outcome) -> dict[str, int]:
+        partitions.make(self._database, chunk.gallery_id, chunk.version_id)
         with self._database.write() as connection:
             return chunks.commit(connection, chunk, *outcome)
 

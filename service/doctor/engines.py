@@ -101,7 +101,7 @@ class _Examined:
     def _write_again(
         self, connection: Connection, collection: Collection, place: ShardKey, space: Space, keys: Keys
     ) -> None:
-        for block in feed_of(connection, keys.tolist()):
+        for block in feed_of(connection, self._row.id, keys.tolist()):
             mine = np.array(sorted({row[0] for row in block}))
             found = collection.entries(mine)  # of the same number, so that they would stay
             collection.delete(found.keys_N, found.numbers_N)

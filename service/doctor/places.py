@@ -8,8 +8,9 @@ from sqlalchemy import exists, false, select
 
 from service.doctor.findings import Context, Finding
 from service.registry.placement import places_in, route_to
+from service.store.partitioned import of_item
 from service.store.repository import live_items_by_version, versions_held
-from service.store.tables import embedding, item
+from service.store.tables import item
 
 
 def check(context: Context) -> list[Finding]:
@@ -63,5 +64,5 @@ def _reach(context: Context) -> list[Finding]:
 
 
 def _lost_items(gallery_id: int) -> Any:
-    held = exists().where(embedding.c.item_id == item.c.id)
+    held = exists().where(of_item())
     return select(item.c.external_id).where(item.c.gallery_id == gallery_id, item.c.deleted == false(), ~held)

@@ -18,6 +18,7 @@ from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
 from service.store.blobs import StoreUnreachable
+from service.store.partitioned import in_gallery, of_item
 from service.store.repository import IS_THERE, STREAMED, take_seq
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks
@@ -122,7 +123,7 @@ def _embeddings(connection: Connection) -> Iterator[list[StoredRow]]:
         *embedding.c,
         embedding.c.vector.label("stored"),
     )
-    joined = embedding.join(item, item.c.id == embedding.c.item_id).join(gallery, gallery.c.id == item.c.gallery_id)
+    joined = embedding.join(item, of_item()).join(gallery, gallery.c.id == item.c.gallery_id)
     statement = select(*columns).select_from(joined).where(IS_THERE).order_by(embedding.c.version_id)
     for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
         yield with_vectors(connection, all_of(StoredRow, block), "vector")
@@ -226,7 +227,8 @@ def _discard(context: Context, damaged: Sequence[Damaged], found: dict[str, Find
 
 
 def _holds_better(connection: Connection, row: StoredRow, bad: AbstractSet[tuple[int, int]]) -> bool:
-    held = connection.execute(select(embedding.c.version_id).where(embedding.c.item_id == row.item_id))
+    mine = (in_gallery(embedding, row.gallery_id), embedding.c.item_id == row.item_id)
+    held = connection.execute(select(embedding.c.version_id).where(*mine))
     return any((row.item_id, version_id) not in bad for version_id in held.scalars())
 
 
@@ -241,7 +243,11 @@ def _can_be_made_again(context: Context, connection: Connection, row: StoredRow,
 
 
 def _as_read(row: StoredRow) -> tuple[Any, ...]:
-    same = (embedding.c.item_id == row.item_id, embedding.c.version_id == row.version_id)
+    same = (
+        in_gallery(embedding, row.gallery_id),
+        embedding.c.item_id == row.item_id,
+        embedding.c.version_id == row.version_id,
+    )
     return (*same, embedding.c.vector == row.stored)
 
 

@@ -14,6 +14,7 @@ from service.http.ingest_batch import IngestBatch, ItemDraft
 from service.registry.registry import LoadedVersion
 from service.registry.storing import StoredItems, UpdateMode, store
 from service.runtime import Runtime
+from service.store import partitions
 from service.store.repository import NewItem, gallery_named, gallery_row, rows_of, take_seq
 
 
@@ -78,6 +79,7 @@ def store_batch(
         CurrentChanged: `current` is not the gallery's any more; nothing is written.
         ItemsRefused: no item is good, or the batch is atomic and one is bad.
     """
+    partitions.make(service.database, gallery_id, version.id)
     with service.database.write() as connection:
         first = take_seq(connection, gallery_id, len(items))
         row = gallery_row(connection, gallery_id)

@@ -159,7 +159,7 @@ def list_page(
         gallery = gallery_named(connection, name)
         rows = items_after(connection, gallery.id, after, limit + 1)
         page = rows[:limit]
-        held = embeddings_of(connection, [row.id for row in page])
+        held = embeddings_of(connection, gallery.id, [row.id for row in page])
     places = places_in(service.registry, gallery)
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
     described = (describe_item(service, places, row, held[row.id], with_text=with_text) for row in page)
@@ -203,7 +203,7 @@ def show(name: Name, item_id: ItemId, service: Service) -> ItemDetail:
     with service.database.read() as connection:
         gallery = gallery_named(connection, name)
         row = live_item(connection, gallery.id, item_id)
-        held = embeddings_of(connection, [row.id])[row.id]
+        held = embeddings_of(connection, gallery.id, [row.id])[row.id]
     embeddings = [EmbeddingInfo(version=service.registry.by_id(v).name, origin=origin) for v, origin in held.items()]
     described = describe_item(service, places_in(service.registry, gallery), row, held, with_text=True)
     return ItemDetail(**described, embeddings=embeddings)

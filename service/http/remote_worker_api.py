@@ -36,6 +36,7 @@ from service.registry.placement import order_to
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import Body, Name, Number
+from service.store import partitions
 from service.store.blob_keys import is_text
 from service.store.blobs import Blobs
 from service.store.sql_arrays import listed
@@ -109,6 +110,7 @@ def give(chunk: Number, lease: Lease, body: ResultIn, service: Service) -> WorkC
     target = service.registry.by_id(held.version_id)
     moved = checked(target, held.kind, body.moved)
     failed = [Failed(f.item, f.seq, f.reason, f.code, f.retry) for f in body.failed]
+    partitions.make(service.database, held.gallery_id, held.version_id)
     with service.database.write() as connection:
         counts = chunks.commit(connection, held, moved, failed)
         # Behind the lock of the gallery, which whoever replaces an edge takes as well.

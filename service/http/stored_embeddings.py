@@ -104,7 +104,7 @@ def read(
         rows = items_after(connection, gallery.id, after, limit + 1, *only)
         page = rows[:limit]
         held_ids = [] if named else sorted(versions_held(connection, gallery.id))
-        stored = vectors_of(connection, [row.id for row in page])
+        stored = vectors_of(connection, gallery.id, [row.id for row in page])
     wanted = {one.id: one for one in named or map(service.registry.by_id, held_ids)}
     places = places_in(service.registry, gallery)
     items = [

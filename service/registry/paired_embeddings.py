@@ -17,6 +17,7 @@ from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
+from service.store.partitioned import of_item
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -75,8 +76,8 @@ def both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, *c
                 )
             )
         )
-        .join(by_new, (by_new.c.item_id == item.c.id) & (by_new.c.version_id == new.id) & by_new.c.origin.in_(OWN))
-        .join(by_old, (by_old.c.item_id == item.c.id) & (by_old.c.version_id == old.id) & by_old.c.origin.in_(OWN))
+        .join(by_new, of_item(by_new) & (by_new.c.version_id == new.id) & by_new.c.origin.in_(OWN))
+        .join(by_old, of_item(by_old) & (by_old.c.version_id == old.id) & by_old.c.origin.in_(OWN))
         .where(item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
     )
 

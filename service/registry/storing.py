@@ -23,6 +23,7 @@ from service.errors import ItemExists, UnknownItem
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
+from service.store.partitioned import in_gallery
 from service.store.repository import NewItem, items_between, overwrite, rows_of, store_items
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
@@ -103,7 +104,7 @@ def store(
     one that is not there is.
     """
     rows = {row.external_id: row for row in rows_of(connection, gallery_id, [i.external_id for i in items])}
-    there = items_there(connection, rows.values(), version.id)
+    there = items_there(connection, gallery_id, rows.values(), version.id)
     if there or version is not current:
         registry.sync_edges()  # nobody removes one meanwhile: that takes the lock of every gallery
     for version_id in {held for known in there.values() for held in known.held}:
@@ -129,7 +130,7 @@ def store(
     stored.orphans = store_items(connection, gallery_id, version.id, whole, first_seq, rows)
     stored.orphans += [new.blob for new in items if new.external_id in stored.refused and new.blob is not None]
     updated = [(there[new.external_id], new) for new in stored.updated]
-    _add(connection, version.id, updated, first_seq + len(whole))
+    _add(connection, gallery_id, version.id, updated, first_seq + len(whole))
     if not rows and len(stored.new) == len(items):
         stored.added = _added(connection, gallery_id, current, version, items, first_seq)
     return stored
@@ -151,16 +152,16 @@ def _added(
     return AddedItems((version.name, new[0].origin), vectors, items, (first_seq, last_seq), current)
 
 
-def items_there(connection: Connection, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
-    """Those of the items that are live, by their ids, with the vectors they hold of one version."""
+def items_there(connection: Connection, gallery_id: int, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
+    """Those of the items of a gallery that are live, by their ids, with the vectors they hold of one version."""
     rows = {row.id: row for row in known if not row.deleted}
     if not rows:
         return {}
     vector = case((embedding.c.version_id == version_id, embedding.c.vector))
-    mine = embedding.c.item_id.in_(listed(connection, list(rows)).keys)
+    mine = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, list(rows)).keys))
     held: dict[int, dict[int, tuple[str, bytes | None]]] = {key: {} for key in rows}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, vector)
-    for key, held_id, origin, stored in connection.execute(select(*columns).where(mine)):
+    for key, held_id, origin, stored in connection.execute(select(*columns).where(*mine)):
         held[key][held_id] = origin, stored
     return {row.external_id: There(row, held[key]) for key, row in rows.items()}
 
@@ -187,17 +188,27 @@ def _is_same(known: There, new: NewItem, version_id: int) -> bool:
     return made_alike and vector is not None and is_same_vector(vector, new.vector)
 
 
-def _add(connection: Connection, version_id: int, updated: Sequence[tuple[There, NewItem]], first_seq: int) -> None:
+def _add(
+    connection: Connection,
+    gallery_id: int,
+    version_id: int,
+    updated: Sequence[tuple[There, NewItem]],
+    first_seq: int,
+) -> None:
     """Put embeddings, all of one origin, beside those the items hold, in the place of one by the same version."""
     if not updated:
         return
     changed = [(known, new) for known, new in updated if not _is_same(known, new, version_id)]
     other = listed(connection, [known.row.id for known, _ in changed if version_id in known.held]).keys
-    stale = (embedding.c.item_id.in_(other), embedding.c.origin == Origin.TRANSFORMED.value)
+    stale = (
+        in_gallery(embedding, gallery_id),
+        embedding.c.item_id.in_(other),
+        embedding.c.origin == Origin.TRANSFORMED.value,
+    )
     connection.execute(delete(embedding).where(*stale))
     if changed:
         keys, vectors = [known.row.id for known, _ in changed], np.stack([new.vector for _, new in changed])
-        put_embeddings(connection, version_id, changed[0][1].origin, keys, vectors)
+        put_embeddings(connection, gallery_id, version_id, changed[0][1].origin, keys, vectors)
     rows = [
         {
             "key": known.row.id,

@@ -313,7 +313,7 @@ class Replica:
             without = live.gallery.load(some).tolist()
             left += without
             progress.add(len(some.keys_N) - len(without))
-        for rows in feed_of(connection, left):
+        for rows in feed_of(connection, live.id, left):
             live.apply(some_left := sort(self._registry, [rows]))
             progress.add(len(some_left.items) + len(some_left.missing))
         if found is not None:

@@ -16,6 +16,7 @@ from sqlalchemy import Connection, Text, case, cast, false, func, select
 from index.contents import Contents, HeldColumns
 from index.kept_texts import joined_texts
 from index.query_plan import ShardKey
+from service.store.partitioned import of_item
 from service.store.tables import embedding, item
 from service.store.vector_codec import NO_DIGEST, STORED_DIGEST, digests_from_hex
 
@@ -50,7 +51,7 @@ def _block(connection: Connection, gallery_id: int, after: int, name_of: Callabl
         place = (embedding.c.version_id, embedding.c.origin)
         found = connection.execute(
             select(*place, cast(gathered(item.c.id), Text), joined(digest, ""))
-            .join_from(item, embedding, embedding.c.item_id == item.c.id)
+            .join_from(item, embedding, of_item())
             .where(*live, item.c.id <= keys[-1])
             .group_by(*place)
         )

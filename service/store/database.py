@@ -70,6 +70,8 @@ class Database:
         """Reads those vectors that lie in files; each connection knows it."""
         for engine in (self._writer, self._reader, self._finder):
             engine.update_execution_options(vectors=self.vectors)
+        self.partitions: set[tuple[int, int]] = set()
+        """Galleries and versions that have partitions, as far as this process knows, see `service.store.partitions`."""
         self.damaged = False
         """Whether a statement has found the file damaged; it can only be restored while nothing uses it."""
         for engine in (self._writer, self._reader, self._finder):

@@ -10,6 +10,7 @@ import time
 
 from sqlalchemy import Connection, delete, select, update
 
+from service.store.partitioned import in_gallery
 from service.store.repository import IS_THERE, take_seq
 from service.store.sql_arrays import listed
 from service.store.tables import (
@@ -85,7 +86,7 @@ def free_items(connection: Connection, gallery_id: int, after: int, limit: int) 
     if not keys:
         return None
     freed = listed(connection, keys).keys
-    connection.execute(delete(embedding).where(embedding.c.item_id.in_(freed)))
+    connection.execute(delete(embedding).where(in_gallery(embedding, gallery_id), embedding.c.item_id.in_(freed)))
     connection.execute(delete(item_traffic).where(item_traffic.c.item_id.in_(freed)))
     connection.execute(delete(item).where(item.c.id.in_(freed)))
     return keys[-1]

@@ -31,6 +31,7 @@ from sqlalchemy import (
 from index.item_id import is_writable
 from index.space import Vectors
 from index.version import Origin
+from service.store.partitioned import in_gallery, of_item, place_of_rows
 from service.store.rows import all_of
 from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
@@ -51,6 +52,7 @@ class HeldRow(NamedTuple):
 
 def put_embeddings(
     connection: Connection,
+    gallery_id: int,
     version_id: int,
     origin: str,
     item_ids: Sequence[int],
@@ -62,6 +64,7 @@ def put_embeddings(
 
     Args:
         connection: in a transaction.
+        gallery_id: the gallery of the items.
         version_id: their version.
         origin: `encoded`, `transformed` or `supplied`.
         item_ids: N items, all different.
@@ -72,17 +75,19 @@ def put_embeddings(
     if not item_ids:
         return
     keys = listed(connection, item_ids)
-    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(keys.keys))
-    connection.execute(delete(embedding).where(*mine))
-    rows: dict[str, ColumnElement[Any]] = {
+    mine = (embedding.c.version_id == version_id, in_gallery(embedding, gallery_id))
+    connection.execute(delete(embedding).where(*mine, embedding.c.item_id.in_(keys.keys)))
+    table, place = place_of_rows(connection, gallery_id)
+    rows = {
+        **place,
         "item_id": keys.key,
         "version_id": literal(version_id),
         "origin": literal(origin),
         **_numbers(vectors, side, keys.place),
     }
-    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values())))
+    connection.execute(insert(table).from_select(list(rows), select(*rows.values())))
     if uncertainty is not None:
-        unsure = update(embedding).where(embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
+        unsure = update(embedding).where(*mine, embedding.c.item_id == bindparam("key"))
         values = [{"key": key, "value": value} for key, value in zip(item_ids, uncertainty.tolist(), strict=True)]
         connection.execute(unsure.values(uncertainty=bindparam("value")), values)
 
@@ -97,15 +102,16 @@ def put_first_embeddings(
     side: Vectors | None = None,
 ) -> None:
     """Insert the embeddings of N items that hold none: those of the feed's numbers from `first_seq` on."""
-    place = item.c.seq - first_seq
-    rows: dict[str, ColumnElement[Any]] = {
+    table, place = place_of_rows(connection, gallery_id)
+    rows = {
+        **place,
         "item_id": item.c.id,
         "version_id": literal(version_id),
         "origin": literal(origin),
-        **_numbers(vectors, side, place),
+        **_numbers(vectors, side, item.c.seq - first_seq),
     }
     mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, first_seq + len(vectors) - 1))
-    connection.execute(insert(embedding).from_select(list(rows), select(*rows.values()).where(*mine)))
+    connection.execute(insert(table).from_select(list(rows), select(*rows.values()).where(*mine)))
 
 
 def _numbers(vectors: Vectors, side: Vectors | None, place: ColumnElement[int]) -> dict[str, ColumnElement[Any]]:
@@ -124,27 +130,31 @@ def _row_at(rows: bytes, count: int, place: ColumnElement[int]) -> ColumnElement
     return func.substr(literal(rows, LargeBinary), cast(place * width + 1, Integer), width)
 
 
-def remove_embeddings(connection: Connection, keys: Sequence[int]) -> None:
-    """Remove all embeddings of these items."""
-    connection.execute(delete(embedding).where(embedding.c.item_id.in_(listed(connection, keys).keys)))
+def remove_embeddings(connection: Connection, gallery_id: int, keys: Sequence[int]) -> None:
+    """Remove all embeddings of these items of a gallery."""
+    mine = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, keys).keys))
+    connection.execute(delete(embedding).where(*mine))
 
 
-def embeddings_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, str]]:
+def embeddings_of(connection: Connection, gallery_id: int, item_ids: Sequence[int]) -> dict[int, dict[int, str]]:
     """Item -> version id -> origin of each embedding these items hold, oldest version first."""
     held: dict[int, dict[int, str]] = {key: {} for key in item_ids}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin)
-    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    among = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    mine = select(*columns).where(*among)
     for key, version_id, origin in connection.execute(mine.order_by(embedding.c.version_id)):
         held[key][version_id] = origin
     return held
 
 
-def vectors_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dict[int, tuple[str, bytes]]]:
+def vectors_of(
+    connection: Connection, gallery_id: int, item_ids: Sequence[int]
+) -> dict[int, dict[int, tuple[str, bytes]]]:
     """Item -> version id -> (origin, vector) of each embedding these items hold, oldest version first."""
     held: dict[int, dict[int, tuple[str, bytes]]] = {key: {} for key in item_ids}
     columns = (embedding.c.item_id, embedding.c.version_id, embedding.c.origin, embedding.c.vector)
-    mine = select(*columns).where(embedding.c.item_id.in_(listed(connection, item_ids).keys))
-    rows = connection.execute(mine.order_by(embedding.c.version_id)).all()
+    among = (in_gallery(embedding, gallery_id), embedding.c.item_id.in_(listed(connection, item_ids).keys))
+    rows = connection.execute(select(*columns).where(*among).order_by(embedding.c.version_id)).all()
     vectors = read_vectors(connection, [row.vector for row in rows])
     for (key, version_id, origin, _), vector in zip(rows, vectors, strict=True):
         held[key][version_id] = origin, vector
@@ -154,7 +164,7 @@ def vectors_of(connection: Connection, item_ids: Sequence[int]) -> dict[int, dic
 def says_itself(version_id: int) -> ColumnElement[bool]:
     """Whether a row of `item` holds an embedding that the version itself made, and no transform of another's."""
     held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
-    mine = (held.c.item_id == item.c.id, held.c.version_id == version_id)
+    mine = (of_item(held), held.c.version_id == version_id)
     return exists().where(*mine, held.c.origin.in_((Origin.ENCODED.value, Origin.SUPPLIED.value)))
 
 
@@ -166,14 +176,14 @@ def first_held(order: Sequence[int], among: Select[int] | None = None) -> Column
     held = embedding.alias("held")  # a name of its own: the statement around it may read embeddings too
     places = {version_id: place for place, version_id in enumerate(order)}
     rank = case(places, value=held.c.version_id, else_=len(order)) if places else held.c.version_id
-    mine = select(held.c.version_id).where(held.c.item_id == item.c.id)
+    mine = select(held.c.version_id).where(of_item(held))
     mine = mine if among is None else mine.where(held.c.version_id.in_(among))
     return mine.order_by(rank).limit(1).correlate(item).scalar_subquery()
 
 
 HELD = (  # made once: SQLAlchemy takes longer to put it together than SQLite to answer it
     select(item.c.id, item.c.seq, item.c.external_id, item.c.blob, embedding.c.version_id, embedding.c.vector)
-    .join(embedding, embedding.c.item_id == item.c.id)
+    .join(embedding, of_item())
     .where(item.c.gallery_id == bindparam("gallery"), item.c.deleted == false())
     .where(item.c.external_id.in_(bindparam("ids", expanding=True)))
     .order_by(embedding.c.version_id)

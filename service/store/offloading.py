@@ -26,6 +26,7 @@ from service.errors import UnknownGallery
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.object_store import VECTOR_FILES
+from service.store.partitioned import in_gallery
 from service.store.repository import take_seq
 from service.store.sql_arrays import blocks, listed
 from service.store.tables import embedding, item
@@ -167,7 +168,8 @@ def _put_places(
         for key, place, digest in zip(items, places[these], noted, strict=True)
     ]
     # A statement a row: joined with a list of keys, SQLite would go through the list for every row of the version.
-    here = (embedding.c.item_id == bindparam("key"), embedding.c.version_id == file.version_id)
+    mine = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
+    here = (*mine, embedding.c.item_id == bindparam("key"))
     length = func.length(embedding.c.vector) == len(found.rows[0])
     point = update(embedding).where(*here, length).values(vector=bindparam("place"), digest=bindparam("noted"))
     return int(connection.execute(point, rows).rowcount)
@@ -194,16 +196,17 @@ def bring_home(database: Database, file: VectorFileRow, stop: threading.Event) -
             try:
                 with database.write() as connection:
                     take_seq(connection, file.gallery_id, 0)
-                    _put_vectors(connection, file.version_id, whole)
+                    _put_vectors(connection, file, whole)
             except UnknownGallery:
                 break
         brought += [key for key, _, _ in whole]
     return brought, damaged
 
 
-def _put_vectors(connection: Connection, version_id: int, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
+def _put_vectors(connection: Connection, file: VectorFileRow, whole: Sequence[tuple[int, bytes, bytes]]) -> None:
     """Put vectors where their places are."""
-    held = (embedding.c.item_id == bindparam("key"), embedding.c.version_id == version_id)
+    mine = (in_gallery(embedding, file.gallery_id), embedding.c.version_id == file.version_id)
+    held = (*mine, embedding.c.item_id == bindparam("key"))
     still = embedding.c.vector == bindparam("stored")
     rows = [{"key": key, "stored": stored, "held": vector} for key, stored, vector in whole]
     connection.execute(update(embedding).where(*held, still).values(vector=bindparam("held")), rows)

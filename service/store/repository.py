@@ -29,6 +29,7 @@ from index.space import Vectors
 from index.version import NAME
 from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
+from service.store.partitioned import in_gallery, of_item
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
@@ -159,7 +160,7 @@ def store_items(
         _insert(connection, gallery_id, version_id, alike, first_seq)
         first_seq += len(alike)
     if again:
-        remove_embeddings(connection, [row.id for row, _ in again])
+        remove_embeddings(connection, gallery_id, [row.id for row, _ in again])
         rows = [
             {"key": row.id, "metadata": n.metadata or {}, "blob": n.blob, "seq": first_seq + number, "deleted": False}
             for number, (row, n) in enumerate(again)
@@ -168,7 +169,7 @@ def store_items(
     keys = {n.external_id: row.id for row, n in again}
     for alike in _alike([n for _, n in again]):
         mine = [keys[n.external_id] for n in alike]
-        put_embeddings(connection, version_id, alike[0].origin, mine, *_arrays(alike))
+        put_embeddings(connection, gallery_id, version_id, alike[0].origin, mine, *_arrays(alike))
     return [row.blob for row, _ in again if row.blob is not None]
 
 
@@ -211,7 +212,7 @@ def delete_items(connection: Connection, gallery_id: int, external_ids: Sequence
     """
     first = take_seq(connection, gallery_id, len(external_ids))
     live = [row for row in rows_of(connection, gallery_id, external_ids) if not row.deleted]
-    remove_embeddings(connection, [row.id for row in live])
+    remove_embeddings(connection, gallery_id, [row.id for row in live])
     if live:
         tombstone = update(item).where(item.c.id == bindparam("key"))
         connection.execute(
@@ -258,7 +259,7 @@ def versions_held(connection: Connection, gallery_id: int) -> set[int]:
     # One item of each is enough, and is found at once where the look begins with the version: hence no plain
     # `gallery_id`, which has an index too.
     mine = (item.c.id == embedding.c.item_id, item.c.gallery_id + 0 == gallery_id, item.c.deleted == false())
-    held = exists().where(embedding.c.version_id == version.c.id, *mine)
+    held = exists().where(embedding.c.version_id == version.c.id, in_gallery(embedding, gallery_id), *mine)
     return set(connection.execute(select(version.c.id).where(held)).scalars())
 
 
@@ -278,7 +279,7 @@ _FEED = select(
     item.c.id,
     *(embedding.c.version_id, embedding.c.origin, embedding.c.vector),
     *(cast(item.c.metadata, Text), item.c.external_id, item.c.seq, item.c.deleted),
-).select_from(item.outerjoin(embedding, embedding.c.item_id == item.c.id))
+).select_from(item.outerjoin(embedding, of_item()))
 """Rows of items as the change feed gives them."""
 
 
@@ -313,10 +314,10 @@ def live_items(connection: Connection, gallery_id: int) -> int:
     return int(connection.execute(select(func.count(item.c.id)).where(*mine)).scalar_one())
 
 
-def feed_of(connection: Connection, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
-    """What `changes` tells of these items, in blocks."""
+def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Iterator[Sequence[FeedRow]]:
+    """What `changes` tells of these items of a gallery, in blocks."""
     for block in blocks(keys):
-        mine = _FEED.where(item.c.id.in_(listed(connection, block).keys))
+        mine = _FEED.where(item.c.gallery_id == gallery_id, item.c.id.in_(listed(connection, block).keys))
         if found := connection.execute(mine.order_by(item.c.id)).all():
             yield _with_vectors(connection, found)
 

@@ -34,6 +34,7 @@ from sqlalchemy import (
     update,
 )
 
+from service.store.partitioned import of_item
 from service.store.rows import all_of, first_of
 from service.store.sql_arrays import listed
 from service.store.tables import Id, embedding, gallery, item, metadata
@@ -192,7 +193,7 @@ def holders(connection: Connection, file: VectorFileRow, after: int, limit: int)
 def _holders(file: VectorFileRow) -> Select[int, bytes]:
     mine = (item.c.gallery_id == file.gallery_id, item.c.id.between(file.first_item, file.last_item))
     held = (embedding.c.version_id == file.version_id, lies_in(file.id))
-    return select(item.c.id, embedding.c.vector).join(embedding, embedding.c.item_id == item.c.id).where(*mine, *held)
+    return select(item.c.id, embedding.c.vector).join(embedding, of_item()).where(*mine, *held)
 
 
 def drop_file(connection: Connection, file_id: int) -> None:
@@ -240,12 +241,12 @@ def stored_here(
     mine = (item.c.gallery_id == gallery_id, item.c.id.in_(listed(connection, keys).keys), item.c.deleted == false())
     held = (embedding.c.version_id == version_id, item.c.seq <= upto, IS_HERE)
     columns = (item.c.id, item.c.seq, embedding.c.vector, embedding.c.digest)
-    found = select(*columns).join(embedding, embedding.c.item_id == item.c.id).where(*mine, *held).order_by(item.c.id)
+    found = select(*columns).join(embedding, of_item()).where(*mine, *held).order_by(item.c.id)
     return [(key, seq, bytes(vector), digest) for key, seq, vector, digest in connection.execute(found)]
 
 
 def held_here(connection: Connection, gallery_id: int, after: int, upto: int) -> list[tuple[int, int]]:
     """Item and version of each vector that the database holds, of items written behind one number, up to another."""
     written = (item.c.gallery_id == gallery_id, item.c.seq > after, item.c.seq <= upto, item.c.deleted == false())
-    found = select(item.c.id, embedding.c.version_id).join(embedding, embedding.c.item_id == item.c.id)
+    found = select(item.c.id, embedding.c.version_id).join(embedding, of_item())
     return [(key, version_id) for key, version_id in connection.execute(found.where(*written, IS_HERE))]

@@ -43,7 +43,7 @@ def test_everything_that_live_items_hold_comes_once(database: Database, monkeypa
             for g in galleries:
                 new = [NewItem(f"i{n}", documents[n], "supplied", vector)]
                 store_items(connection, g, 1, new, take_seq(connection, g, 1))
-        put_embeddings(connection, 2, "transformed", [1, 5], vectors[[0, 2]], None)
+        put_embeddings(connection, 1, 2, "transformed", [1, 5], vectors[[0, 2]], None)
         connection.execute(update(embedding).where(embedding.c.item_id == 3).values(digest=None))
         connection.execute(delete(embedding).where(embedding.c.item_id == 7))
         delete_items(connection, galleries[0], ["i4"])

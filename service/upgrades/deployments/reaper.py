@@ -14,27 +14,31 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, false, select, update
 
 from index.events import Event
 from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import places_in
 from service.registry.registry import Registry
+from service.store import partitions
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.deletion import deleted_galleries
 from service.store.embeddings import first_held
+from service.store.partitioned import in_gallery
 from service.store.repository import STREAMED, gallery_row, take_seq
 from service.store.sql_arrays import listed
 from service.store.tables import deployment, embedding, item
-from service.upgrades.deployments.retiring import holding
+from service.upgrades.deployments.retiring import EMPTIED, holding
 from service.upgrades.gallery_removal import free_gallery, free_small_gallery
 
 logger = logging.getLogger(__name__)
 
 BLOCK = 5_000
 """Embeddings freed in one transaction."""
+SETTLE_SECONDS = 30.0
+"""Between looks for embeddings that lie in no partition of their own."""
 AGAIN_SECONDS = 10.0
 """Pause before what failed is tried again."""
 
@@ -81,7 +85,7 @@ class Reaper:
 
     def _run(self) -> None:
         while True:
-            self._left.wait()
+            self._left.wait(None if self._database.watched else SETTLE_SECONDS)
             self._left.clear()
             if self._stop.is_set():
                 return
@@ -92,12 +96,13 @@ class Reaper:
     def _go_on(self) -> bool:
         """Free all that is left, each whatever becomes of the others; whether nothing failed."""
         try:
+            settled = partitions.settle(self._database)
             left = self._unfinished()
         except Exception:
             self._errors.log(Event("freeing_failed"))
             return False
         went = [self._errors.attempt(Event("freeing_failed", gallery_id=number), work) for number, work in left]
-        return all(went)
+        return all(went) and settled
 
     def _unfinished(self) -> list[tuple[int, Callable[[], object]]]:
         """The gallery and what frees it, of each retired version and deleted gallery."""
@@ -115,18 +120,62 @@ def free(
     database: Database, registry: Registry, gallery_id: int, version_id: int, stop: threading.Event | None = None
 ) -> None:
     """Free a retired version's embeddings until all are gone, or `stop` is set."""
+    try:
+        if _emptied(database, gallery_id, version_id):
+            whole = _tell(database, gallery_id, version_id, stop)
+        else:
+            whole = _free(database, registry, gallery_id, version_id, stop)
+    except UnknownGallery:
+        return  # it took everything with it
+    if whole:
+        partitions.drop(database, gallery_id, version_id)
+
+
+def _emptied(database: Database, gallery_id: int, version_id: int) -> bool:
+    """Whether the embeddings went with their retirement, and only the replicas have still to hear of it."""
+    emptied = select(deployment.c.id).where(*_retired(gallery_id, version_id), deployment.c.to_free == EMPTIED)
+    with database.lookup() as connection:
+        return connection.execute(emptied.limit(1)).first() is not None
+
+
+def _tell(database: Database, gallery_id: int, version_id: int, stop: threading.Event | None) -> bool:
+    """Have replicas look again at all items, block by block: which of them held something nobody knows any more."""
+    after: int | None = 0
+    while after is not None:
+        if stop is not None and stop.is_set():
+            return False
+        with database.write() as connection:
+            after = _tell_block(connection, gallery_id, version_id, after)
+    return True
+
+
+def _tell_block(connection: Connection, gallery_id: int, version_id: int, after: int) -> int | None:
+    """Returns the last key; None: there was none behind `after`."""
+    take_seq(connection, gallery_id, 0)
+    mine = (item.c.gallery_id == gallery_id, item.c.id > after, item.c.deleted == false())
+    keys = list(connection.execute(select(item.c.id).where(*mine).order_by(item.c.id).limit(BLOCK)).scalars())
+    if not keys:
+        connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=None))
+        return None
+    seq, told = take_seq(connection, gallery_id, len(keys)), listed(connection, keys)
+    connection.execute(update(item).where(item.c.id == told.key).values(seq=seq + told.place))
+    return int(keys[-1])
+
+
+def _free(
+    database: Database, registry: Registry, gallery_id: int, version_id: int, stop: threading.Event | None
+) -> bool:
+    """Whether all went."""
     # Looked for once, and while nobody waits: looked for in each block, the items of all blocks before are seen again.
     keys = _held_by(database, gallery_id, version_id)
     for start in range(0, max(len(keys), 1), BLOCK):
         if stop is not None and stop.is_set():
-            return
+            return False
         block = keys[start : start + BLOCK].tolist()
-        try:
-            with database.write() as connection:
-                last = start + BLOCK >= len(keys)
-                _free_block(connection, registry, gallery_id, version_id, block, last=last)
-        except UnknownGallery:
-            return  # it took everything with it
+        with database.write() as connection:
+            last = start + BLOCK >= len(keys)
+            _free_block(connection, registry, gallery_id, version_id, block, last=last)
+    return True
 
 
 def _held_by(database: Database, gallery_id: int, version_id: int) -> NDArray[np.int64]:
@@ -147,9 +196,13 @@ def _free_block(
     among = item.c.id.in_(listed(connection, keys).keys)
     idle = list(connection.execute(select(item.c.id).where(among, served.is_distinct_from(version_id))).scalars())
     freed = listed(connection, idle)
-    mine = (embedding.c.version_id == version_id, embedding.c.item_id.in_(freed.keys))
-    count = connection.execute(delete(embedding).where(*mine)).rowcount
+    mine = (in_gallery(embedding, gallery_id), embedding.c.version_id == version_id)
+    count = connection.execute(delete(embedding).where(*mine, embedding.c.item_id.in_(freed.keys))).rowcount
     connection.execute(update(item).where(item.c.id == freed.key).values(seq=seq + freed.place))
-    left = None if last else deployment.c.to_free - count
-    retired = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
-    connection.execute(update(deployment).where(*retired, deployment.c.to_free.is_not(None)).values(to_free=left))
+    left = None if last else case((deployment.c.to_free > count, deployment.c.to_free - count), else_=1)
+    connection.execute(update(deployment).where(*_retired(gallery_id, version_id)).values(to_free=left))
+
+
+def _retired(gallery_id: int, version_id: int) -> tuple[ColumnElement[bool], ...]:
+    mine = (deployment.c.gallery_id == gallery_id, deployment.c.version_id == version_id)
+    return (*mine, deployment.c.to_free.is_not(None))

@@ -11,12 +11,16 @@ from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, waiting_items
 from service.registry.placement import order_to, places_in
 from service.registry.registry import LoadedVersion, Registry
+from service.store import partitions
 from service.store.embeddings import first_held
+from service.store.partitioned import of_item
 from service.store.rows import BackfillRow, DeploymentRow, GalleryRow, all_of
 from service.store.tables import backfill, backfill_failure, deployment, embedding, item
 from service.upgrades.deployments.history import DeploymentState, on_its_way
 from service.upgrades.deployments.lifecycle import TransitionContext, TransitionRequest, begin_retired, lock, move
 
+EMPTIED = -1
+"""`to_free` of a retirement whose embeddings went at once, and of which the replicas have still to hear."""
 ENDED = (DeploymentState.SUPERSEDED, DeploymentState.ROLLED_BACK)
 
 
@@ -65,8 +69,9 @@ def retire(
         move(transition, DeploymentState.RETIRED)
     if not retired:  # items brought these embeddings along: retired already, or never deployed here
         retired = [begin_retired(connection, registry, gallery, version, done)]
+    emptied = held and partitions.empty(connection, gallery_id, version.id)
     for transition in retired:
-        transition.change(to_free=held)
+        transition.change(to_free=EMPTIED if emptied else held)
     return [transition.row.id for transition in retired]
 
 
@@ -129,7 +134,7 @@ def _count(connection: Connection, which: ColumnElement[bool]) -> int:
 
 def holding(gallery_id: int, version_id: int, *which: ColumnElement[bool]) -> Select[int]:
     """Keys of the gallery's items, of those that `which` holds for, that hold an embedding of a version."""
-    held = exists().where(embedding.c.item_id == item.c.id, embedding.c.version_id == version_id)
+    held = exists().where(of_item(), embedding.c.version_id == version_id)
     return select(item.c.id).where(item.c.gallery_id == gallery_id, held, *which)
 
 

@@ -17,6 +17,7 @@ from service.registry.paired_embeddings import OWN
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database import Database
+from service.store.partitioned import in_gallery, of_item
 from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -91,9 +92,9 @@ def _queries(database: Database, new: LoadedVersion, asked: DomainIn) -> Vectors
 
 
 def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, asked: DomainIn) -> list[bytes]:
-    mine = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN))
+    mine = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
     live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    held = item.join(embedding, embedding.c.item_id == item.c.id)
+    held = item.join(embedding, of_item())
     ids = connection.execute(select(item.c.id).select_from(held).where(*live, *mine).order_by(item.c.id)).scalars()
     drawn = np.random.default_rng(asked.seed).permutation(np.fromiter(ids, np.int64))[: asked.sample].tolist()
     rows: list[bytes] = []

@@ -18,6 +18,7 @@ from service.registry.stored_contents import embed, read_inputs
 from service.store.blobs import Blobs
 from service.store.database import Database
 from service.store.embeddings import says_itself
+from service.store.partitioned import in_gallery
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
@@ -53,7 +54,7 @@ def make_pairs(
             break
         with database.read() as connection:
             rows = list(_rows(connection, block, label))
-            held = {version.name: _held(connection, version, block) for version in versions}
+            held = {version.name: _held(connection, gallery_id, version, block) for version in versions}
         made = _embedded(blobs, decoder, versions, rows, held)
         whole = [row for row in rows if all(row[0] in made[version.name] for version in versions)][: count - len(names)]
         names += [name for _, name, _, _ in whole]
@@ -89,10 +90,13 @@ def _rows(connection: Connection, block: Sequence[int], label: str | None) -> It
             yield row.id, row.external_id, row.blob, None if label is None else label_text(row.metadata, label)
 
 
-def _held(connection: Connection, version: LoadedVersion, block: Sequence[int]) -> dict[int, Vectors]:
+def _held(
+    connection: Connection, gallery_id: int | None, version: LoadedVersion, block: Sequence[int]
+) -> dict[int, Vectors]:
     """What a version itself said of items, by their keys."""
     mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(block), embedding.c.origin.in_(OWN))
-    rows = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*mine)).all()
+    where = mine if gallery_id is None else (*mine, in_gallery(embedding, gallery_id))
+    rows = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*where)).all()
     held = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
     good = {key: vector for key, vector in held if is_whole(vector, version.card.dim)}
     return dict(zip(good, from_bytes(list(good.values()), version.card.dim), strict=True))

@@ -24,6 +24,7 @@ from index.version import Origin
 from service.registry.placement import places_in
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import first_held
+from service.store.partitioned import of_item
 from service.store.rows import GalleryRow
 from service.store.tables import embedding, item
 from service.upgrades.gates.measuring import forwarded, reach
@@ -42,7 +43,7 @@ Place = tuple[LoadedVersion, str]
 def live_places(connection: Connection, registry: Registry, gallery: GalleryRow) -> dict[Place, int]:
     """Live items by the version and origin of the embedding that serves them."""
     order = places_in(registry, gallery).order
-    served = (embedding.c.item_id == item.c.id) & (embedding.c.version_id == first_held(order))
+    served = of_item() & (embedding.c.version_id == first_held(order))
     counted = (
         select(embedding.c.version_id, embedding.c.origin, func.count())
         .select_from(item.join(embedding, served))

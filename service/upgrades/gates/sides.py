@@ -23,6 +23,7 @@ from index.version import Origin
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import Input, Inputs, embed, embeds, read_inputs, time_each
 from service.store.blobs import Blobs
+from service.store.partitioned import in_gallery
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes
@@ -195,7 +196,9 @@ def _entries(
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
         rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
         for version in versions:
-            drawn.stored[version.name] |= _stored(connection, version, block, {i for i in rows if rows[i].blob})
+            drawn.stored[version.name] |= _stored(
+                connection, gallery_id, version, block, {i for i in rows if rows[i].blob}
+            )
         for number in block:
             row = rows[number]
             label, part = (field_text(row.metadata, name) for name in (options.label, options.slice))
@@ -212,10 +215,10 @@ def _readable(blob: str | None, new: LoadedVersion) -> str | None:
 
 
 def _stored(
-    connection: Connection, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
+    connection: Connection, gallery_id: int, version: LoadedVersion, ids: Sequence[int], with_image: set[int]
 ) -> dict[int, EmbeddedRow]:
     """Embeddings by a version; one that an edge made counts only where there is no image to embed."""
-    mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
+    mine = (in_gallery(embedding, gallery_id), embedding.c.version_id == version.id, embedding.c.item_id.in_(ids))
     rows = [
         row
         for row in connection.execute(

@@ -42,7 +42,8 @@ def path(served: Any) -> str:
     with served.runtime.database.write() as connection:
         rows = rows_of(connection, gallery_named(connection, path.rpartition("/")[2]).id, ["b"])
         vectors = np.ones((1, 6), np.float32)
-        put_embeddings(connection, served.runtime.registry.named("v2").id, "transformed", [rows[0].id], vectors)
+        v2 = served.runtime.registry.named("v2").id
+        put_embeddings(connection, rows[0].gallery_id, v2, "transformed", [rows[0].id], vectors)
     return path
 
 

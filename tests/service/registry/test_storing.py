@@ -49,7 +49,9 @@ def hold(served: Any, path: str, version: str, origin: str, name: str = "a") -> 
     registered = served.runtime.registry.named(version)
     with served.runtime.database.write() as connection:
         row = live_item(connection, gallery_named(connection, path.rpartition("/")[2]).id, name)
-        put_embeddings(connection, registered.id, origin, [row.id], np.ones((1, registered.card.dim), np.float32))
+        put_embeddings(
+            connection, row.gallery_id, registered.id, origin, [row.id], np.ones((1, registered.card.dim), np.float32)
+        )
 
 
 @pytest.mark.parametrize(("current", "active"), [("v1", "v1"), ("v2", "v2")])

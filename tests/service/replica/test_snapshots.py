@@ -73,7 +73,7 @@ class World(ReplicatedWorld):
                 mine = item.c.external_id == name
                 key = connection.execute(select(item.c.id).where(mine, item.c.deleted.is_(False))).scalar()
                 if key is not None:
-                    put_embeddings(connection, version, "transformed", [key], vector)
+                    put_embeddings(connection, 1, version, "transformed", [key], vector)
                     connection.execute(update(item).where(item.c.id == key).values(seq=first + number))
 
     def deploy(self, version: int) -> None:

@@ -45,9 +45,9 @@ def started(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[in
     read: list[int] = []
     feed_of = replica.feed_of
 
-    def noting(connection: Any, keys: Sequence[int]) -> Any:
+    def noting(connection: Any, gallery_id: int, keys: Sequence[int]) -> Any:
         read.extend(keys)
-        return feed_of(connection, keys)
+        return feed_of(connection, gallery_id, keys)
 
     monkeypatch.setattr(replica, "feed_of", noting)
     return world.new_replica().find("g").gallery, sorted(read)

@@ -121,7 +121,7 @@ def test_a_replaced_item_keeps_its_key_and_nothing_else(connection: Connection) 
 
 
 def put(connection: Connection, item_id: int, version_id: int, origin: str = "transformed") -> None:
-    put_embeddings(connection, version_id, origin, [item_id], np.full((1, 2), 5, np.float32))
+    put_embeddings(connection, 1, version_id, origin, [item_id], np.full((1, 2), 5, np.float32))
 
 
 def test_every_item_gets_its_own_row_whatever_the_order_of_the_keys(connection: Connection) -> None:
@@ -130,7 +130,7 @@ def test_every_item_gets_its_own_row_whatever_the_order_of_the_keys(connection: 
     vectors = np.random.default_rng(1).normal(size=(300, 3)).astype(np.float32)
     side = np.arange(600, dtype=np.float32).reshape(300, 2)
 
-    put_embeddings(connection, 2, "encoded", keys.tolist(), vectors, side, np.linspace(0, 1, 300))
+    put_embeddings(connection, 1, 2, "encoded", keys.tolist(), vectors, side, np.linspace(0, 1, 300))
 
     rows = connection.execute(select(embedding).where(embedding.c.version_id == 2).order_by(embedding.c.item_id)).all()
     order = np.argsort(keys)
@@ -147,7 +147,7 @@ def test_embeddings_of_one_item_and_version_replace_each_other(connection: Conne
     put(connection, 1, 2)
     put(connection, 1, 1, "supplied")
     put(connection, 1, 2, "encoded")
-    put_embeddings(connection, 2, "encoded", [], np.empty((0, 2), np.float32))
+    put_embeddings(connection, 1, 2, "encoded", [], np.empty((0, 2), np.float32))
 
     rows = connection.execute(select(embedding.c.version_id, embedding.c.origin).order_by(embedding.c.version_id)).all()
     assert rows == [(1, "supplied"), (2, "encoded")]

@@ -119,7 +119,7 @@ class TestDeploy:
         def put(rows: slice) -> None:
             with served.runtime.database.write() as connection:
                 seq = take_seq(connection, gallery_id, 20)
-                put_embeddings(connection, plain, "supplied", keys[rows], vectors[rows])
+                put_embeddings(connection, gallery_id, plain, "supplied", keys[rows], vectors[rows])
                 mine = update(item).where(item.c.gallery_id == gallery_id)
                 connection.execute(mine.values(seq=seq + item.c.id - keys[0]))
 

@@ -153,6 +153,6 @@ def hold_v2(served: Any, path: str) -> None:
         late = select(item).join(gallery).where(item.c.external_id == "late", gallery.c.name == path.rpartition("/")[2])
         row = connection.execute(late).one()
         version_id = served.runtime.registry.named("v2").id
-        put_embeddings(connection, version_id, "transformed", [row.id], np.eye(6, dtype=np.float32)[:1])
+        put_embeddings(connection, row.gallery_id, version_id, "transformed", [row.id], np.eye(6, dtype=np.float32)[:1])
         seq = take_seq(connection, row.gallery_id, 1)
         connection.execute(update(item).where(item.c.id == row.id).values(seq=seq))
