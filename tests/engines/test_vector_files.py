@@ -65,7 +65,7 @@ class Site:
         with self.database.write() as connection:
             take_seq(connection, gallery, 1)
             keys = {row.external_id: row.id for row in rows_of(connection, gallery, there)}
-            put_embeddings(connection, V2, "transformed", [keys[one] for one in there], vectors[: len(there)])
+            put_embeddings(connection, gallery, V2, "transformed", [keys[one] for one in there], vectors[: len(there)])
         for one, row in zip(there, vectors, strict=False):
             self.held[gallery, one][V2] = row.tobytes()
 
@@ -88,7 +88,7 @@ class Site:
                 found = held_by(connection, gallery, IDS)
                 assert {one: {row.version_id: row.vector for row in rows} for one, rows in found.items()} == wanted
                 keys = {row.id: row.external_id for row in rows_of(connection, gallery, list(wanted))}
-                stored = vectors_of(connection, list(keys))
+                stored = vectors_of(connection, gallery, list(keys))
                 assert {keys[key]: {v: row for v, (_, row) in held.items()} for key, held in stored.items()} == wanted
 
     def far(self) -> int:
