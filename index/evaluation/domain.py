@@ -40,7 +40,7 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class DomainCheck:
+class DomainCoverage:
     """So many of `queries` are out of the domain; `low` and `high` bound their share (95 %, Wilson).
 
     `expected` is the share of held-out pairs; `nearest` the median likeness of a query to its nearest pair, `least` the
@@ -86,12 +86,12 @@ def read_domain(folder: Path, dim: int, expected: str | None = None) -> Domain:
     return Domain(arrays["reference"], float(arrays["least"][0]))
 
 
-def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCheck:
+def check_domain(domain: Domain, queries_QM: Vectors, space: Space) -> DomainCoverage:
     """How many queries, at least one, are out of a domain."""
     nearest_Q = _nearest(queries_QM, domain.reference_RM, space)
     outside, count = int((nearest_Q < domain.least).sum()), len(nearest_Q)
     low, high = _wilson(outside, count)
-    return DomainCheck(count, outside, low, high, OUTSIDE, float(np.median(nearest_Q)), domain.least)
+    return DomainCoverage(count, outside, low, high, OUTSIDE, float(np.median(nearest_Q)), domain.least)
 
 
 def as_json(domain: Domain) -> dict[str, Any]:

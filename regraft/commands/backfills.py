@@ -130,19 +130,9 @@ def estimate(
     url: Url = URL,
     api_key: ApiKey = None,
 ) -> None:
-    """Say what a backfill would take, without starting it."""
-    with connect(url, api_key) as client:
-        shown = client.estimate_backfill(
-            name,
-            version=version,
-            kind=kind,
-            rate=rate,
-            share=share,
-            limit=limit,
-            origin=origin,
-            filter=None if filter is None else read_filter(filter),
-        )
-    print_estimate(shown)
+    """Say what a backfill would take, without starting it: `start --dry-run` by a shorter name."""
+    scope = {"version": version, "kind": kind, "share": share, "limit": limit, "origin": origin, "filter": filter}
+    start(name, **scope, rate=rate, dry_run=True, url=url, api_key=api_key)
 
 
 @backfill.command("list")

@@ -45,10 +45,10 @@ def connect(url: str, api_key: str | None) -> Iterator[Client]:
         try:
             yield client
         except Problem as problem:
-            unknown = re.fullmatch(r"there is no gallery '(.+)'", problem.detail)
-            if unknown is None:
+            if problem.code != "unknown_gallery":
                 raise
-            near = nearest(unknown[1], [found.name for found in client.galleries()])
+            named = re.search("'(.+)'", problem.detail)
+            near = named and nearest(named[1], [found.name for found in client.galleries()])
             raise InvalidArgument(f"{problem.detail}{near or '; `regraft gallery list` lists them'}") from problem
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from regraft import backfill_routes
 from regraft.client import Client
-from regraft.models import BackfillInfo
+from regraft.models import BackfillEstimate, BackfillInfo
 from staging.answers import filled
 
 BACKFILL = filled(
@@ -148,3 +148,19 @@ def test_a_backfill_that_waits_for_embeddings_can_have_a_curve(run, service):
 
     sent = json.loads(service.requests[-1].content)
     assert (sent["kind"], sent["curve"]) == ("supplied", {"evaluation": 2, "metric": "mAP@1.0"})
+
+
+def test_estimate_asks_what_start_asks_without_starting(run, service):
+    service.answers["POST /v1/galleries/g/backfills"] = filled(BackfillEstimate, {"items": 4})
+    for command in (("estimate",), ("start", "--dry-run")):
+        run("backfill", *command, "g", "--rate", 100, "--share", 0.5, "--kind", "transform")
+
+    estimated, started = ((r.url.params, r.content) for r in service.requests)
+    assert estimated == started
+    assert estimated[0]["dry_run"] == "true"
+
+
+def test_a_backfill_that_is_still_planned_says_so(run, service):
+    service.answers["POST /v1/galleries/g/backfills"] = {**BACKFILL, "state": "running", "planning": True}
+
+    assert "is running, being planned (" in run("backfill", "start", "g")[1]

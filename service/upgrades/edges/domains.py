@@ -10,7 +10,7 @@ from pydantic import Field
 from sqlalchemy import Connection, false, select
 
 from index.errors import InvalidArgument, RegraftError
-from index.evaluation.domain import DomainCheck, check_domain, read_domain
+from index.evaluation.domain import DomainCoverage, check_domain, read_domain
 from index.space import Vectors, check_vectors
 from index.version import EDGE_DOMAIN
 from service.registry.paired_embeddings import OWN
@@ -44,7 +44,7 @@ class DomainIn(Body):
     seed: Seed = 0
 
 
-def check(database: Database, registry: Registry, asked: DomainIn, given: NDArray[Any] | None = None) -> DomainCheck:
+def check(database: Database, registry: Registry, asked: DomainIn, given: NDArray[Any] | None = None) -> DomainCoverage:
     """Compare queries by the edge's new version with the pairs it was fitted on.
 
     `given`: queries (Q, M); without them those of the gallery's items that hold embeddings which the version itself
