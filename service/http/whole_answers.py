@@ -1,4 +1,4 @@
-"""HTTP by uvicorn, with head and body of an answer in one system call; two of them take a tenth of a small query."""
+"""HTTP by uvicorn, with head and body of an answer in one system call, where uvicorn makes two."""
 
 from __future__ import annotations
 
