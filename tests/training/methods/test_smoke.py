@@ -41,7 +41,7 @@ METHODS = {
     "bt2": EdgeKind.TRUNCATE,
     "hbct": EdgeKind.IDENTITY,
 }
-SLOW = {"l2", "lwf", "contrast", "hot_refresh", "hoc"}
+SLOW = {"l2", "lwf", "contrast", "hot_refresh", "hoc", "advbct"}
 """They ship what bct ships, by the same path."""
 
 
