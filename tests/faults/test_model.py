@@ -50,7 +50,7 @@ def live(run: Run, steps: int) -> None:
     run.finish()
 
 
-@pytest.mark.parametrize("seed", [0, 4])
+@pytest.mark.parametrize("seed", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], Run], seed: int) -> None:
     run = lives(seed)
 

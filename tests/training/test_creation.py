@@ -66,6 +66,7 @@ class Tiny(nn.Module):
         return self.classifier(self.trunk(images).mean(dim=(2, 3)))
 
 
+@pytest.mark.slow
 def test_a_torchvision_model_gives_what_torchvision_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights=None: Tiny())
     whole = Tiny()

@@ -211,6 +211,7 @@ def test_a_checkpoint_of_another_training_does_not_count(undisturbed: Path, tmp_
     assert weights(out) == weights(undisturbed)
 
 
+@pytest.mark.slow
 def test_bfloat16_trains_weights_in_float32(tmp_path: Path) -> None:
     recipe = replace(BCT, method="hot_refresh", options={}, precision="bf16-mixed")
     seen: list[torch.dtype] = []

@@ -48,7 +48,7 @@ def created(
 @pytest.mark.parametrize(
     ("build", "pool", "entrances"),
     [
-        (sentences, None, {"texts"}),
+        pytest.param(sentences, None, {"texts"}, marks=pytest.mark.slow),
         pytest.param(bert, "cls", {"texts"}, marks=pytest.mark.slow),
         (clip, None, {"images", "texts"}),
         pytest.param(siglip, None, {"images", "texts"}, marks=pytest.mark.slow),

@@ -173,7 +173,7 @@ def furnish(served: Any, pictures: list[bytes]) -> Real:
     [
         pytest.param(True, ("--mode", "positive", "--phases", "fuzzing"), id="with keys, what is legal"),
         pytest.param(True, (), id="with keys", marks=pytest.mark.slow),
-        pytest.param(False, ("--phases", "fuzzing"), id="without a key"),
+        pytest.param(False, ("--phases", "fuzzing"), id="without a key", marks=pytest.mark.slow),
     ],
 )
 def test_the_service_answers_as_it_describes(
