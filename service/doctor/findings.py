@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
 from service.registry.registry import Registry
@@ -52,3 +54,21 @@ class Context:
         """Every gallery's row."""
         with self.database.lookup() as connection:
             return all_galleries(connection)
+
+
+def remove_orphans(
+    context: Context, orphan: Finding, stored: Mapping[str, float], known: AbstractSet[str], advice: str, *, fix: bool
+) -> Finding:
+    """Have a finding count what is stored (key -> age in seconds) and not known, and with `fix` remove it.
+
+    `advice`: where nothing that is stored is known. A setting that was forgotten must not cost everything there is.
+    """
+    lost = [key for key, age in stored.items() if key not in known and age > ORPHAN_SECONDS]
+    for key in lost:
+        orphan.add(key)
+    if lost and stored.keys().isdisjoint(known):
+        orphan.severity, orphan.fixable, orphan.advice = "warning", False, advice
+    elif fix:
+        context.blobs.remove(lost)
+        orphan.fixed = len(lost)
+    return orphan

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
-
-from service.doctor.findings import ORPHAN_SECONDS, Context, Finding
+from service.doctor.findings import Context, Finding, remove_orphans
 from service.store.blob_references import references
 from service.store.blobs import StoreUnreachable
 from service.store.deletion import deleted_galleries
@@ -44,19 +41,6 @@ def check(context: Context, fix: bool) -> list[Finding]:
         freed = {str(gallery_id) for gallery_id in deleted_galleries(connection)}
     # What lies in the folder of a gallery that is being freed goes with it.
     stored = {key: age for key, age in stored.items() if key.partition("/")[0] not in freed}
-    return [_orphans(context, stored, referred, fix), *missing.values()]
-
-
-def _orphans(context: Context, stored: Mapping[str, float], referred: AbstractSet[str], fix: bool) -> Finding:
     orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
-    lost = [key for key, age in stored.items() if key not in referred and age > ORPHAN_SECONDS]
-    for key in lost:
-        orphan.add(key)
-    if lost and stored.keys().isdisjoint(referred):
-        # A setting that was forgotten must not cost every image there is.
-        orphan.severity, orphan.fixable = "warning", False
-        orphan.advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
-    elif fix:
-        context.blobs.remove(lost)
-        orphan.fixed = len(lost)
-    return orphan
+    advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
+    return [remove_orphans(context, orphan, stored, referred, advice, fix=fix), *missing.values()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from service.doctor.findings import ORPHAN_SECONDS, Context, Finding
+from service.doctor.findings import Context, Finding, remove_orphans
 from service.store.blobs import StoreUnreachable
 from service.store.vector_files import files
 
@@ -29,20 +29,8 @@ def check(context: Context, fix: bool) -> list[Finding]:
                     damaged.add(file.key)
     except StoreUnreachable:  # told by who looks at the images
         return []
-    return [missing, damaged, _unknown(context, stored, {file.key for file in known}, fix=fix)]
-
-
-def _unknown(context: Context, stored: dict[str, float], known: set[str], *, fix: bool) -> Finding:
-    unknown = Finding("vector_file_unknown", "info", "files of vectors that no row names", "--fix removes them")
-    unknown.fixable = True
-    lost = [key for key, age in stored.items() if key not in known and age > ORPHAN_SECONDS]
-    for key in lost:
-        unknown.add(key)
-    if lost and stored.keys().isdisjoint(known):
-        # A setting that was forgotten must not cost every file there is.
-        unknown.severity, unknown.fixable = "warning", False
-        unknown.advice = "no row names any file here: is it the store of this database? --fix leaves them"
-    elif fix:
-        context.blobs.remove(lost)
-        unknown.fixed = len(lost)
-    return unknown
+    what = "files of vectors that no row names"
+    unknown = Finding("vector_file_unknown", "info", what, "--fix removes them", fixable=True)
+    advice = "no row names any file here: is it the store of this database? --fix leaves them"
+    keys = {file.key for file in known}
+    return [missing, damaged, remove_orphans(context, unknown, stored, keys, advice, fix=fix)]

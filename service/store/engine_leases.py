@@ -6,11 +6,11 @@ keeps processes from doing the same work.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
-from sqlalchemy import Column, Connection, Float, String, Table, delete, insert, or_, select, update
+from sqlalchemy import Column, Connection, Float, String, Table, delete, select
 
+from service.store.job_leases import take_row
 from service.store.rows import all_of
 from service.store.tables import Id, metadata
 
@@ -40,18 +40,8 @@ class EngineLeaseRow(NamedTuple):
 
 def take_lease(connection: Connection, gallery_id: int, kind: str, name: str, owner: str, seconds: float) -> bool:
     """Be, or go on being, who brings a gallery's rows to an engine; False: another process is."""
-    now = time.time()
-    mine = (engine_lease.c.gallery_id == gallery_id, engine_lease.c.kind == kind)
-    free = or_(engine_lease.c.owner == owner, engine_lease.c.until < now)
-    taken = connection.execute(update(engine_lease).where(*mine, free).values(owner=owner, until=now + seconds))
-    if taken.rowcount:
-        return True
-    if connection.execute(select(engine_lease.c.owner).where(*mine)).first() is not None:
-        return False
-    connection.execute(
-        insert(engine_lease).values(gallery_id=gallery_id, kind=kind, name=name, owner=owner, until=now + seconds)
-    )
-    return True
+    key = {"gallery_id": gallery_id, "kind": kind}
+    return take_row(connection, engine_lease, key, owner, seconds, name=name)
 
 
 def engine_leases(connection: Connection) -> list[EngineLeaseRow]:

@@ -21,6 +21,7 @@ from service.logs import RecurringErrors
 from service.settings import VectorStore
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.job_leases import take_job
 from service.store.offloading import bring_home, drop_unused, move_out, sweep
 from service.store.repository import galleries_now
 from service.store.vector_files import (
@@ -30,7 +31,6 @@ from service.store.vector_files import (
     files,
     held_here,
     note_live,
-    take_job,
     vector_file,
 )
 from service.store.vector_parquet import parquet
@@ -100,12 +100,8 @@ class Offloader:
     def _run(self) -> None:
         pause = PAUSE_SECONDS
         while not self._stop.wait(pause):
-            pause = PAUSE_SECONDS
-            try:
-                self.look()
-            except Exception:
-                self._errors.log(Event("vectors_not_moved"))
-                pause = AGAIN_SECONDS
+            went = self._errors.attempt(Event("vectors_not_moved"), self.look)
+            pause = PAUSE_SECONDS if went else AGAIN_SECONDS
 
     def look(self) -> None:
         """Do all that is due now, if no other process does."""

@@ -29,7 +29,6 @@ from sqlalchemy import (
     func,
     insert,
     literal,
-    or_,
     select,
     update,
 )
@@ -66,15 +65,6 @@ vector_file = Table(
     sqlite_autoincrement=True,
 )
 
-job_lease = Table(
-    "job_lease",
-    metadata,
-    # A job that one process at a time does; which one, and until when.
-    Column("name", String(32), primary_key=True),
-    Column("owner", String(64), nullable=False),
-    Column("until", Float, nullable=False),
-)
-
 
 class VectorFileRow(NamedTuple):
     """A file of vectors; what its fields mean is in the table."""
@@ -104,19 +94,6 @@ def lies_in(file_id: int) -> ColumnElement[bool]:
 
 IS_HERE = func.length(embedding.c.vector) != PLACE.itemsize
 """Whether a row of `embedding` holds its vector itself."""
-
-
-def take_job(connection: Connection, name: str, owner: str, seconds: float) -> bool:
-    """Be, or go on being, who does a job; False: another process is."""
-    now = time.time()
-    free = or_(job_lease.c.owner == owner, job_lease.c.until < now)
-    taken = update(job_lease).where(job_lease.c.name == name, free).values(owner=owner, until=now + seconds)
-    if connection.execute(taken).rowcount:
-        return True
-    if connection.execute(select(job_lease.c.owner).where(job_lease.c.name == name)).first() is not None:
-        return False
-    connection.execute(insert(job_lease).values(name=name, owner=owner, until=now + seconds))
-    return True
 
 
 def any_file(connection: Connection) -> bool:
