@@ -30,8 +30,9 @@ from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason
 from service.store.audit import ChangeContext
-from service.upgrades.edges.changes import Dependent, accept, check_free, find, remove
+from service.upgrades.edges.changes import accept, check_free, find, remove
 from service.upgrades.edges.claims import VerifyIn, verify
+from service.upgrades.edges.dependents import Dependent
 
 router = APIRouter(route_class=CheckedRoute, tags=["edges"])
 

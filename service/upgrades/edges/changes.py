@@ -11,7 +11,7 @@ import logging
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -29,14 +29,15 @@ from service.errors import UnknownGallery
 from service.registry.brought import edge_key
 from service.registry.calibrations import forget_edge
 from service.registry.edge_records import EdgeRecord, delete_edge, insert_edge
-from service.registry.placement import preference, route_to
-from service.registry.registry import LoadedVersion, Registry
+from service.registry.placement import preference
+from service.registry.registry import Registry
 from service.replica.replica import Replica
 from service.store.audit import ChangeContext, record
 from service.store.database import Database
 from service.store.repository import all_galleries, take_seq
 from service.store.rows import GalleryRow
 from service.store.tables import backfill, version
+from service.upgrades.edges.dependents import Counts, Dependent, Uncounted, without
 
 logger = logging.getLogger(__name__)
 
@@ -69,35 +70,6 @@ class EdgeInUse(RegraftError):
 
     status = 409
     code = "edge_in_use"
-
-
-@dataclass(frozen=True)
-class Rerouted:
-    """Items of one version that queries reach along the edge; `after` is the route without it, None: there is none."""
-
-    version: str
-    items: int
-    before: tuple[str, ...]
-    after: tuple[str, ...] | None
-
-
-@dataclass(frozen=True)
-class Dependent:
-    """What removing an edge does to a gallery.
-
-    Attributes:
-        gallery: its name.
-        version: its current version.
-        routes: what is reached along the edge now.
-        moved: items that another embedding they hold serves then.
-        lost: items that no route reaches any more.
-    """
-
-    gallery: str
-    version: str
-    routes: tuple[Rerouted, ...]
-    moved: int
-    lost: int
 
 
 @dataclass(frozen=True)
@@ -197,28 +169,47 @@ def remove(
     """
     if force and not reason.strip():
         raise InvalidArgument("force needs a reason: say why these items may become unreachable", pointer="/reason")
+    counts = Counts(registry, replica, key)
     with _changing:
-        with database.write(dry_run=context.dry_run) as connection:
-            galleries = _lock_galleries(connection)
-            registry.sync()
-            declared = find(registry, key)
-            graph = Graph(edge for edge in registry.graph().edges if edge.key != key)
-            found = [_without(registry, replica, gallery, key, graph) for gallery in galleries]
-            touched = tuple(d for d in found if d.routes or d.moved or d.lost)
-            removal = Removal(declared, touched, _applied_by(connection, declared))
-            if not context.dry_run:
-                _check(removal, force)
-                delete_edge(connection, declared.id)
-                forget_edge(connection, key)
-                _tell(connection, registry, galleries, graph)
-                done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
-                done["lost"] = sum(d.lost for d in touched)
-                record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
+        removal: Removal | None = None
+        while removal is None:
+            try:
+                removal = _remove(database, registry, key, context, counts, force=force, reason=reason)
+            except Uncounted as late:
+                counts.count(late.galleries)
         if not context.dry_run:
-            forget_files(registry, declared)
+            forget_files(registry, removal.edge)
     if not context.dry_run:
         logger.warning(Event("edge_removed", edge=key, forced=force, reason=reason))
         _refresh(registry, replica)
+    return removal
+
+
+def _remove(
+    database: Database,
+    registry: Registry,
+    key: EdgeKey,
+    context: ChangeContext,
+    counts: Counts,
+    *,
+    force: bool,
+    reason: str,
+) -> Removal:
+    """The transaction of it. Raises Uncounted: galleries have to be counted first, while nobody waits."""
+    with database.write(dry_run=context.dry_run) as connection:
+        galleries = _lock_galleries(connection)
+        registry.sync()
+        declared = find(registry, key)
+        touched = counts.of(galleries)
+        removal = Removal(declared, touched, _applied_by(connection, declared))
+        if not context.dry_run:
+            _check(removal, force)
+            delete_edge(connection, declared.id)
+            forget_edge(connection, key)
+            _tell(connection, registry, galleries, without(registry, key))
+            done = {"edge": declared.id, "forced": force, "moved": sum(d.moved for d in touched)}
+            done["lost"] = sum(d.lost for d in touched)
+            record(connection, context.who, "edge_removed", "/".join(key), reason, **done)
     return removal
 
 
@@ -248,28 +239,6 @@ def _tell(connection: Connection, registry: Registry, galleries: Sequence[Galler
         current = registry.current_of(gallery)
         if preference(registry, current) != preference(registry, current, graph):
             take_seq(connection, gallery.id, 1)
-
-
-def _without(registry: Registry, replica: Replica, gallery: GalleryRow, key: EdgeKey, graph: Graph) -> Dependent:
-    """What becomes of a gallery with the edges of `graph`, which are all but the one of this key; counted in memory."""
-    replica.refresh(gallery.id)
-    live, current = replica.get(gallery.id).gallery, registry.current_of(gallery)
-    order = [held.name for held in preference(registry, current, graph)]
-    routes, now = [], live.items_by_version()
-    for name, items in now.items():
-        before = route_to(registry, current, registry.named(name))
-        if before is not None and key in before.signature:
-            after = route_to(registry, current, registry.named(name), graph)
-            routes.append(Rerouted(name, items, before.kinds, None if after is None else after.kinds))
-    lost = _unreached(registry, current, live.items_by_version(order), graph) - _unreached(registry, current, now)
-    return Dependent(gallery.name, current.name, tuple(routes), live.moving(order), lost)
-
-
-def _unreached(
-    registry: Registry, current: LoadedVersion, items_by_version: Mapping[str, int], graph: Graph | None = None
-) -> int:
-    counted = items_by_version.items()
-    return sum(items for name, items in counted if route_to(registry, current, registry.named(name), graph) is None)
 
 
 def _applied_by(connection: Connection, declared: EdgeRecord) -> tuple[int, ...]:

@@ -10,8 +10,12 @@ from sqlalchemy import select
 
 from index.errors import NoRoute
 from index.version import Version
+from service.replica.loaded import LoadedGallery
+from service.replica.replica import Replica
 from service.runtime import running
+from service.store.rows import GalleryRow
 from service.store.tables import calibration
+from service.upgrades.edges import dependents
 from staging.edges import EYE, bare_edge, edges, moved_to, remove, routes, send, zipped
 from staging.served import problem
 from staging.waiting import until
@@ -76,6 +80,35 @@ class TestRemove:
             "lost": 3,
         }
         assert before == edges(served)
+
+    @pytest.mark.parametrize("writes", [0, 1, 3])
+    def test_a_gallery_is_loaded_before_the_transaction_whoever_writes_meanwhile(
+        self, served: Any, needing: str, monkeypatch: pytest.MonkeyPatch, writes: int
+    ) -> None:
+        replica, writing, opened, left = served.runtime.replica, served.runtime.database._turn, [], list(range(writes))
+        number = replica.find(needing.rpartition("/")[2]).id
+        replica.cache.drop(number)
+        count, open_one = dependents.Counts._counted, Replica._open
+
+        def noting(self: Replica, gallery_id: int) -> LoadedGallery:
+            opened.append(writing.locked())
+            return open_one(self, gallery_id)
+
+        def counted(self: Any, gallery: GalleryRow, live: LoadedGallery) -> Any:
+            found = count(self, gallery, live)
+            if gallery.id == number and left and not writing.locked():
+                item = {"id": f"late{left.pop()}", "embedding": [0, 0, 1]}
+                assert served.http.post(f"{needing}/items", json={"version": "bare", "items": [item]}).is_success
+            return found
+
+        monkeypatch.setattr(Replica, "_open", noting)
+        monkeypatch.setattr(dependents.Counts, "_counted", counted)
+        told = remove(served, "bare2", "bare", "matrix", dry_run=True).json()["dependents"][-1]
+
+        assert True not in opened
+        assert opened
+        assert told["lost"] == 3 + writes - len(left)
+        assert told["routes"][0]["items"] == told["lost"]
 
     def test_items_move_to_another_embedding_they_hold_and_back_when_the_edge_returns(
         self, served: Any, worker: SteppedWorker, more: dict[str, Version], many: dict[str, bytes]
