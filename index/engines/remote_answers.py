@@ -4,7 +4,8 @@ An engine may take seconds, and whoever searches a gallery holds its lock. So a 
 answered before, and where there is nothing yet it notes what is to be asked and ends by `Unanswered`. Who began it
 leaves the lock, has everything asked at once, and begins again. Which candidates count is decided then, by what the
 gallery is then: an answer is older than that, so it may tell of rows that went, which fall out, but must not lack rows
-that came to lie there since. Where some did it is asked again.
+that came to lie there since. Where some did it is asked again. How many candidates should do changes with every row
+that goes, so an answer is taken however deep it is: who has too few left of it asks for more.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from time import perf_counter
+from typing import NamedTuple
+
+import numpy as np
 
 from index.engines.base import Keys
 from index.engines.remote import Candidates, Collection, EngineUnavailable
@@ -25,8 +29,31 @@ MOST_THREADS = 16
 MOST_STALE = 3
 """Where so many answers of a request were too old, rows come faster than the engine answers: writers wait for once."""
 
-Question = tuple[RemoteRows, int, bool, bytes, bytes | None]
-"""The table of the rows there, and what they are searched for: candidates wanted, exact, queries and keys."""
+MOST_ROUNDS = 8
+"""The same where a request was answered so often: questions change faster than the engine answers."""
+
+Question = tuple[RemoteRows, bool, bytes, bool]
+"""The table of the rows there, and what they are searched for: exact or not, queries, and whether among some keys."""
+
+
+class Told(NamedTuple):
+    """An answer, and how many candidates were asked for."""
+
+    depth: int
+    candidates: Candidates
+
+
+class _Kept(NamedTuple):
+    """An answer to a question: among which keys, if any, and how many times rows had come to lie there before."""
+
+    told: Told
+    keys_N: Keys | None
+    added: int
+
+    def is_for(self, keys_N: Keys | None, least: int) -> bool:
+        """Whether it is deep enough, and of all of these keys."""
+        among = keys_N is None or self.keys_N is None or bool(np.isin(keys_N, self.keys_N).all())
+        return among and self.told.depth >= least
 
 
 class Unanswered(Exception):
@@ -41,11 +68,10 @@ class Answers:
     """Those to one request; see the module. Used by one thread, which has `ask` use others."""
 
     def __init__(self) -> None:
-        # By question the answer, and how many rows had come to lie there when it was asked.
-        self._told: dict[Question, tuple[int, Candidates]] = {}
+        self._kept: defaultdict[Question, list[_Kept]] = defaultdict(list)
         self._away: dict[RemoteRows, EngineUnavailable] = {}
-        self._due: dict[Question, Callable[[], None]] = {}
-        self._stale = 0
+        self._due: dict[tuple[Question, int, bytes | None], Callable[[], None]] = {}
+        self._stale = self._rounds = 0
         self.seconds: defaultdict[RemoteRows, float] = defaultdict(float)
         """What the questions about each table took."""
 
@@ -56,10 +82,11 @@ class Answers:
         queries_QW: Vectors,
         c: int,
         *,
+        least: int,
         keys_N: Keys | None = None,
         exact: bool = False,
-    ) -> Candidates:
-        """As `Collection.search`, of the collection whose rows these are.
+    ) -> Told:
+        """As `Collection.search`, of the collection whose rows these are; `least`: candidates, c where it is asked now.
 
         Raises:
             Unanswered: it was not asked yet, and is about to be.
@@ -67,16 +94,17 @@ class Answers:
         """
         if (error := self._away.get(rows)) is not None:
             raise EngineUnavailable(error.message)
-        keys = None if keys_N is None else keys_N.tobytes()
-        question = rows, c, exact, queries_QW.tobytes(), keys
-        told = self._told.get(question)
-        if told is not None and told[0] == rows.added:
-            return told[1]
+        question = rows, exact, queries_QW.tobytes(), keys_N is not None
+        known = [kept for kept in self._kept[question] if kept.is_for(keys_N, least)]
+        for kept in reversed(known):
+            if kept.added == rows.added:
+                return kept.told
         search = partial(collection.search, queries_QW, c, keys_N=keys_N, exact=exact)
-        self._stale += told is not None
-        if self._stale >= MOST_STALE:
-            return search()
-        self._due[question] = partial(self._ask, question, rows.added, search)
+        self._stale += bool(known)
+        if self._stale >= MOST_STALE or self._rounds >= MOST_ROUNDS:
+            return Told(c, search())
+        keys = None if keys_N is None else keys_N.tobytes()
+        self._due[question, c, keys] = partial(self._ask, question, c, keys_N, rows.added, search)
         raise Unanswered(self)
 
     def check(self) -> None:
@@ -87,16 +115,19 @@ class Answers:
     def ask(self) -> None:
         """Ask all that is due, at once."""
         due, self._due = self._due, {}
+        self._rounds += 1
         first, *others = due.values()
         begun = [_threads().submit(ask) for ask in others]
         first()
         for asked in begun:
             asked.result()
 
-    def _ask(self, question: Question, added: int, search: Callable[[], Candidates]) -> None:
+    def _ask(
+        self, question: Question, c: int, keys_N: Keys | None, added: int, search: Callable[[], Candidates]
+    ) -> None:
         rows, started = question[0], perf_counter()
         try:
-            self._told[question] = added, search()
+            self._kept[question].append(_Kept(Told(c, search()), keys_N, added))
         except EngineUnavailable as error:
             self._away[rows] = error
         self.seconds[rows] += perf_counter() - started

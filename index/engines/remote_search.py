@@ -14,7 +14,7 @@ import math
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
 from index.engines.remote import Candidates, Collection, EngineUnavailable
-from index.engines.remote_answers import Answers, Unanswered
+from index.engines.remote_answers import Answers, Told, Unanswered
 from index.engines.remote_rows import RemoteRows
 from index.scan import Mask, Rows
 from index.space import Lorentz, Space, Vectors
@@ -38,8 +38,8 @@ PATIENCE_SECONDS = 1.0
 """So long a collection may tell of other rows than this process knows, before it is not believed: feeds are faster."""
 
 
-Ask = Callable[..., Candidates]
-"""`Collection.search`, or what stands for it."""
+Ask = Callable[..., Told]
+"""`Answers.search`, or what stands for it where the engine is waited for."""
 
 
 class _Wanted(NamedTuple):
@@ -90,7 +90,7 @@ class RemoteSearch:
         if not wanted or not len(queries_QD):
             return Hits(scores_QK, slots_QK, Scanned(), k)
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
-        ask = self._collection.search if answers is None else partial(answers.search, self._collection, self._rows)
+        ask = self._wait if answers is None else partial(answers.search, self._collection, self._rows)
         asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact, ask)
         few = among <= self._collection.capabilities.max_keys and among <= RESTRICTED * self._rows.held()
         depth = self._depth(wanted, among)
@@ -104,6 +104,9 @@ class RemoteSearch:
             slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[right.at_G[best_1K[0]]]
         self._disagreed = None
         return Hits(scores_QK, slots_QK, Scanned(among) if few or exact else Scanned(0, among, depth), k)
+
+    def _wait(self, queries_QW: Vectors, c: int, *, least: int, **how: Any) -> Told:
+        return Told(c, self._collection.search(queries_QW, c, **how))
 
     def _depth(self, wanted: int, among: int) -> int:
         """The candidates to ask for first, where any row is found as soon as any other."""
@@ -138,18 +141,19 @@ class RemoteSearch:
         """What is right of some queries' candidates: asked for more of them until enough are, or there are no more."""
         found: dict[int, _Right] = {}
         left_Q, most = queries_P, self._collection.capabilities.max_k
+        depth, deep = min(depth, most), min(least, most)
         while len(left_Q):
-            depth = min(depth, most)
-            candidates = asked.ask(asked.queries_QW[left_Q], depth, keys_N=keys_N, exact=asked.exact)
-            again = []
+            told = asked.ask(asked.queries_QW[left_Q], depth, least=deep, keys_N=keys_N, exact=asked.exact)
+            candidates, again = told.candidates, []
             for query, ended, (at_G, rows_GW) in zip(
-                left_Q.tolist(), _ended(candidates, depth), self._right(candidates, asked.live_R), strict=True
+                left_Q.tolist(), _ended(candidates, told.depth), self._right(candidates, asked.live_R), strict=True
             ):
                 right = found[query] = _Right(at_G, rows_GW, True)
                 if len(at_G) < least or not (ended or self._is_sure(asked, query, right)):
                     found[query] = _Right(at_G, rows_GW, False)
-                    again += [] if ended or depth == most else [query]
-            left_Q, depth = np.array(again, np.int64), GROWS * depth
+                    again += [] if ended or told.depth == most else [query]
+            left_Q, depth = np.array(again, np.int64), min(GROWS * told.depth, most)
+            deep = depth
         return [found[query] for query in queries_P.tolist()]
 
     def _is_sure(self, asked: _Wanted, query: int, right: _Right) -> bool:

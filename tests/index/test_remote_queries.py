@@ -16,6 +16,7 @@ from index.engines import remote_answers
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import digests
 from index.engines.remote import Capabilities, EngineUnavailable, Entries
+from index.filter import parse_filter
 from index.gallery import Gallery
 from index.metadata import Item
 from index.space import Cosine
@@ -45,7 +46,7 @@ class Remote:
         self.settle(range(ITEMS))
 
     def put(self, keys: Any) -> None:
-        items = {key: Item(f"i{key}", "{}", key + 1) for key in keys}
+        items = {key: Item(f'{{"n": {key}}}', f"i{key}", key + 1) for key in keys}
         placed = {
             (name, "encoded"): (mine := [key for key in keys if key % 3 == n], VECTORS[mine])
             for n, name in enumerate(VERSIONS)
@@ -145,6 +146,22 @@ def test_rows_that_come_faster_than_the_engine_answers_end_in_an_answer(
     remote.before(monkeypatch, lambda: [setattr(one, "added", one.added + 1) for one in tables])
 
     assert remote.ask() == best(ITEMS)
+
+
+@pytest.mark.parametrize("most", [ITEMS, ITEMS // 2])
+def test_an_answer_is_good_however_many_rows_leave_while_the_engine_gives_it(
+    remote: Remote, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Which rows may be found, and how many candidates should do, is something else with every row that leaves."""
+    where = parse_filter({"field": "n", "range": {"lt": most}}) if most < ITEMS else None
+    leaving = iter(np.argsort(QUERY.sum(axis=0) @ VECTORS[:most].T).tolist())
+    asked: list[int] = []
+    remote.before(monkeypatch, lambda: (asked.append(next(leaving)), remote.gallery.apply({}, removed=asked)))
+
+    found = remote.ask(filter=where)
+    assert len(asked) == len(VERSIONS)
+    right = np.argsort(-(QUERY @ VECTORS[:most].T), axis=1).tolist()
+    assert found == [[key for key in row if key not in asked][:K] for row in right]
 
 
 def test_of_collections_that_are_away_the_answer_says_so(remote: Remote) -> None:
