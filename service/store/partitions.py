@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import copy_context
 from functools import partial
 
@@ -86,7 +86,13 @@ def empty(connection: Connection, gallery_id: int, version_id: int) -> bool:
     return True
 
 
-def drop(database: Database, gallery_id: int, version_id: int) -> None:
+def empty_ones(connection: Connection, among: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those of these galleries and versions that have a partition, with nothing in it."""
+    there = set(connection.execute(_PARTITIONS, {"prefix": "embedding_"}).scalars())
+    return [place for place in among if (name := _name(*place)) in there and _is_empty(connection, name)]
+
+
+def drop(database: Database, gallery_id: int, version_id: int, attempts: int = ATTEMPTS) -> None:
     """Drop a partition that is empty, if it can be had soon; one that stays costs nothing but its name."""
     if database.watched:
         return
@@ -95,12 +101,11 @@ def drop(database: Database, gallery_id: int, version_id: int) -> None:
     def drop_empty(connection: Connection) -> None:
         take_seq(connection, gallery_id, 0)  # nobody stores anything in it meanwhile
         name = _name(gallery_id, version_id)
-        there = _exists(connection, gallery_id, version_id)
-        if there and connection.execute(text(f"select 1 from {name} limit 1")).first() is None:  # noqa: S608 - numbers
+        if _exists(connection, gallery_id, version_id) and _is_empty(connection, name):
             connection.execute(text(f"drop table {name}"))
 
     try:
-        _tried(database, drop_empty)
+        _tried(database, drop_empty, attempts)
     except UnknownGallery:
         return  # it takes its partitions with it
 
@@ -161,6 +166,10 @@ def _attach(connection: Connection, gallery_id: int, version_id: int) -> None:
 
 def _name(gallery_id: int, version_id: int | str) -> str:
     return f"embedding_{gallery_id}_{version_id}"
+
+
+def _is_empty(connection: Connection, name: str) -> bool:
+    return connection.execute(text(f"select 1 from {name} limit 1")).first() is None  # noqa: S608 - numbers
 
 
 def _exists(connection: Connection, gallery_id: int, version_id: int) -> bool:

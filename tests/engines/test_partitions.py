@@ -208,7 +208,12 @@ def test_a_retired_version_goes_at_once_or_block_by_block_where_somebody_reads_i
     assert {row[0] for row in places(database)} == {"embedding_1_2", "embedding_2_1"}
     assert (names(database), unfinished(database)) == (left, [])
     assert known(served) == {"v2": 10}
+    reaper.drop_left(database)  # as every half a minute
+    assert names(database) == WHOLE - {"embedding_1_1"}
+    partitions.make(database, 1, 1)
+    reaper.drop_left(database)
     add(served, "g", "v1", 4)  # the same embeddings again
+    reaper.drop_left(database)
     assert partitions.settle(database)
     assert names(database) == WHOLE
 

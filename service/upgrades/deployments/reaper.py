@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import ColumnElement, Connection, case, delete, false, select, update
+from sqlalchemy import ColumnElement, Connection, case, delete, false, func, select, update
 
 from index.events import Event
 from service.errors import UnknownGallery
@@ -27,9 +27,10 @@ from service.store.database import Database
 from service.store.deletion import deleted_galleries
 from service.store.embeddings import first_held
 from service.store.partitioned import in_gallery
-from service.store.repository import STREAMED, gallery_row, take_seq
-from service.store.sql_arrays import listed
+from service.store.repository import gallery_row, take_seq
+from service.store.sql_arrays import key_range, listed
 from service.store.tables import deployment, embedding, item
+from service.upgrades.deployments.history import DeploymentState
 from service.upgrades.deployments.retiring import EMPTIED, holding
 from service.upgrades.gallery_removal import free_gallery, free_small_gallery
 
@@ -97,6 +98,7 @@ class Reaper:
         """Free all that is left, each whatever becomes of the others; whether nothing failed."""
         try:
             settled = partitions.settle(self._database)
+            drop_left(self._database)
             left = self._unfinished()
         except Exception:
             self._errors.log(Event("freeing_failed"))
@@ -129,6 +131,20 @@ def free(
         return  # it took everything with it
     if whole:
         partitions.drop(database, gallery_id, version_id)
+
+
+def drop_left(database: Database) -> None:
+    """Drop the empty partitions of retired versions whose drop met a reader, or was cut off."""
+    if database.watched:
+        return
+    columns = (deployment.c.gallery_id, deployment.c.version_id)
+    last = select(func.max(deployment.c.id)).group_by(*columns)
+    over = (deployment.c.state == DeploymentState.RETIRED, deployment.c.to_free.is_(None))
+    with database.lookup() as connection:
+        retired = connection.execute(select(*columns).where(deployment.c.id.in_(last), *over).order_by(*columns))
+        left = partitions.empty_ones(connection, [(row.gallery_id, row.version_id) for row in retired])
+    for place in left:
+        partitions.drop(database, *place, attempts=1)
 
 
 def _emptied(database: Database, gallery_id: int, version_id: int) -> bool:
@@ -166,22 +182,23 @@ def _free(
     database: Database, registry: Registry, gallery_id: int, version_id: int, stop: threading.Event | None
 ) -> bool:
     """Whether all went."""
-    # Looked for once, and while nobody waits: looked for in each block, the items of all blocks before are seen again.
-    keys = _held_by(database, gallery_id, version_id)
-    for start in range(0, max(len(keys), 1), BLOCK):
+    # Each block is looked for from where the last one ended, while nobody waits.
+    keys = _next_holding(database, gallery_id, version_id, None)
+    whole = False
+    while not whole:
         if stop is not None and stop.is_set():
             return False
-        block = keys[start : start + BLOCK].tolist()
+        following = _next_holding(database, gallery_id, version_id, int(keys[-1])) if len(keys) else keys
+        whole = not len(following)
         with database.write() as connection:
-            last = start + BLOCK >= len(keys)
-            _free_block(connection, registry, gallery_id, version_id, block, last=last)
+            _free_block(connection, registry, gallery_id, version_id, keys.tolist(), last=whole)
+        keys = following
     return True
 
 
-def _held_by(database: Database, gallery_id: int, version_id: int) -> NDArray[np.int64]:
+def _next_holding(database: Database, gallery_id: int, version_id: int, behind: int | None) -> NDArray[np.int64]:
     with database.read() as connection:
-        found = connection.execute(holding(gallery_id, version_id), execution_options=STREAMED)
-        return np.sort(np.fromiter(found.scalars(), np.int64))
+        return key_range(connection, item.c.id, holding(gallery_id, version_id), BLOCK, behind)
 
 
 def _free_block(

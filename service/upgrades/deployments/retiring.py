@@ -5,7 +5,7 @@ This is the decision, in one transaction; the embeddings then go block by block,
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, Connection, Select, and_, exists, false, func, select, true
+from sqlalchemy import ColumnElement, Connection, and_, exists, false, func, select, true
 
 from index.errors import RegraftError
 from service.backfills.planner import ACTIVE, QUALIFIES, Kind, read_version, waiting_items
@@ -59,7 +59,7 @@ def retire(
     under_way = select(deployment.c.id).where(*mine, deployment.c.to_free.is_not(None)).order_by(deployment.c.id)
     if not ended and (numbers := list(connection.execute(under_way).scalars())):
         return numbers
-    held = connection.execute(_held(gallery_id, version.id)).scalar_one()
+    held = _count(connection, holding(gallery_id, version.id))
     if not ended and not held:
         raise NothingToRetire(f"no deployment of version {version.name!r} has ended here", pointer="/version")
     checked = {"embeddings": held, "bytes": held * 4 * (version.card.dim + version.card.side_dim)}
@@ -132,11 +132,6 @@ def _count(connection: Connection, which: ColumnElement[bool]) -> int:
     return int(connection.execute(select(func.count()).select_from(item).where(which)).scalar_one())
 
 
-def holding(gallery_id: int, version_id: int, *which: ColumnElement[bool]) -> Select[int]:
-    """Keys of the gallery's items, of those that `which` holds for, that hold an embedding of a version."""
-    held = exists().where(of_item(), embedding.c.version_id == version_id)
-    return select(item.c.id).where(item.c.gallery_id == gallery_id, held, *which)
-
-
-def _held(gallery_id: int, version_id: int) -> Select[int]:
-    return select(func.count()).select_from(holding(gallery_id, version_id).subquery())
+def holding(gallery_id: int, version_id: int) -> ColumnElement[bool]:
+    """Which rows of `item` are the gallery's and hold an embedding of a version."""
+    return and_(item.c.gallery_id == gallery_id, exists().where(of_item(), embedding.c.version_id == version_id))

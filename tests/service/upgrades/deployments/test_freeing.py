@@ -63,10 +63,18 @@ def test_every_item_is_looked_at_once_however_many_blocks_there_are(
         seen.append((list(about[-1]), last, left(served, moved)[1]))
         free_block(connection, *about, last=last)
 
+    ranges, read = [], freeing.key_range
+
+    def watched_range(*about: Any) -> Any:
+        ranges.append(read(*about))
+        return ranges[-1]
+
     monkeypatch.setattr(freeing, "BLOCK", 6)
     monkeypatch.setattr(freeing, "_free_block", watched)
+    monkeypatch.setattr(freeing, "key_range", watched_range)
 
     assert retire(served, moved).json()["embeddings"] == 20
+    assert [len(keys) for keys in ranges] == [6, 6, 6, 2, 0]
 
     assert [len(keys) for keys, _, _ in seen] == [6, 6, 6, 2]
     keys = [key for block, _, _ in seen for key in block]
