@@ -30,8 +30,8 @@ logger = logging.getLogger(__name__)
 MIN_APPROXIMATE = 10_000
 """A scan of fewer rows takes no longer than what surrounds it."""
 SAMPLES, SAMPLED = 2048, 0.25
-"""So many rows, but no larger a share, stand for queries while an index over the others is measured, which takes a few
-hundredths of what building it does. With fewer, the margin for chance asks for a larger effort."""
+"""So many rows, but no larger a share, stand for queries while an index over the others is measured, which takes three
+or four seconds. With fewer, the margin for chance asks for a larger effort."""
 REMEMBERED = 256
 """Ways to search that are remembered, of so many different depths and numbers of rows."""
 BESIDE_BYTES = 5 * 8 + 3

@@ -9,9 +9,9 @@ Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted, C candi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,17 @@ REFINED = 2
 """So many times the candidates wanted are scored exactly, where the index keeps codes or the space rounds."""
 SURE = 2.0
 """Standard errors of the sample by which its recall is to be above the aim."""
+FILTERED_SAMPLE = 512
+"""Queries of the sample for the other SHARES: dear ones, whose efforts lie far apart."""
+FIRST_LOOK = 256
+"""Queries of the sample that an effort is tried with, and then as many again, until it is plain what it reaches."""
 MARGIN = 1.25
 """Standard deviations by which a part may give more of a list than on average before it is searched more thoroughly."""
 SAME = 1e-6
 """Scores that differ by so small a share are of rows that are equally near: which of them is found is chance."""
 
+Recalls = NDArray[np.float64]
+"""Of each query (Q,)."""
 Efforts = Sequence[Sequence[int]]
 """For each of SHARES for each of PARTS the least effort that reaches the recall aim."""
 
@@ -61,7 +67,8 @@ class Tuned:
         needed = _between(share, [efforts[column] for efforts in self.efforts])
         if k <= AIM_K:
             return needed
-        return max(needed * math.sqrt(k / AIM_K), self.index.least(REFINED * k * part / share))
+        # Twice what they are more: one more, as pages ask for to see whether there is another, is no list of its own.
+        return max(needed * math.sqrt(k / AIM_K), needed + self.index.least(REFINED * (k - AIM_K) * part / share))
 
 
 def tune(
@@ -74,7 +81,8 @@ def tune(
     for share in SHARES:
         allowed_R = None if share == 1 else random.random(len(rows_RW)) < share
         least = measured[-1][-1] if measured else 0
-        efforts, recall = _reaching(index, space, rows_RW, queries_QD, aim, allowed_R, least)
+        asked_QD = queries_QD if share == 1 else queries_QD[:FILTERED_SAMPLE]
+        efforts, recall = _reaching(index, space, rows_RW, asked_QD, aim, allowed_R, least)
         if not measured:
             reached = recall
             if efforts is None:
@@ -106,6 +114,23 @@ def search_index(
     return space.score(scanned_QK), at_QK
 
 
+class _Answers:
+    """What a search finds for the first queries of a sample, (Q, K) each, and for more of them when they are wanted."""
+
+    def __init__(self, search: Callable[[Vectors], tuple[Vectors, Rows]], queries_QD: Vectors) -> None:
+        self._search, self._queries_QD = search, queries_QD
+        self._parts: list[tuple[Vectors, Rows]] = []
+        self._known = 0
+
+    def first(self, queries: int, depth: int) -> tuple[Vectors, Rows]:
+        """Scores and row numbers of so many queries, the best of each."""
+        if queries > self._known:
+            self._parts.append(self._search(self._queries_QD[self._known : queries]))
+            self._known = queries
+        scores_QK, at_QK = (np.concatenate(found)[:queries, :depth] for found in zip(*self._parts, strict=True))
+        return scores_QK, at_QK
+
+
 def _reaching(
     index: Approximate,
     space: Space,
@@ -115,7 +140,7 @@ def _reaching(
     allowed_R: Mask | None,
     least: int,
 ) -> tuple[Sequence[int] | None, float]:
-    """The first effort that reaches the aim as each of PARTS among some rows, and the best recall as the first.
+    """The first effort that reaches the aim as each of PARTS among some rows, and its recall as the first, or the best.
 
     A larger part takes no less than a smaller one, so that they are measured in that order.
     """
@@ -128,19 +153,38 @@ def _reaching(
     depths_P = [depth_of(k, part) for part in PARTS]
     for effort in (effort for effort in index.efforts if effort >= max(least, index.least(min(depths_P)))):
         wanted = max(depth for depth in depths_P if effort >= index.least(depth))
-        scores_QK, at_QK = search_index(index, space, rows_RW, queries_QD, wanted, effort, among)
+        search = partial(search_index, index, space, rows_RW, k=wanted, effort=effort, among=among)
+        answers = _Answers(search, queries_QD)
         while (depth := depths_P[-1 - len(found)]) <= wanted:
             part = PARTS[-1 - len(found)]
-            right, answer = (right_QK[:, :depth], right_at_QK[:, :depth]), (scores_QK[:, :depth], at_QK[:, :depth])
-            recall_Q = hits(right, answer, higher_is_better=space.higher_is_better) @ _weights(k, part)
+
+            def recalls(queries: int, depth: int = depth, part: float = part, answers: _Answers = answers) -> Recalls:
+                right = right_QK[:queries, :depth], right_at_QK[:queries, :depth]
+                answered = answers.first(queries, depth)
+                return hits(right, answered, higher_is_better=space.higher_is_better) @ _weights(k, part)
+
+            reached, recall = _reaches(aim, recalls, len(queries_QD))
             if part == 1:
-                best = max(best, float(recall_Q.mean()))
-            if recall_Q.mean() - SURE * recall_Q.std() / math.sqrt(len(queries_QD)) < aim:
+                best = recall if reached else max(best, recall)
+            if not reached:
                 break
             found.append(effort)
             if part == 1:
                 return found[::-1], best
     return None, best
+
+
+def _reaches(aim: float, recalls: Callable[[int], Recalls], most: int) -> tuple[bool, float]:
+    """Whether a recall is above the aim, by as few of the `most` queries as make it plain; and the recall of those."""
+    queries = min(FIRST_LOOK, most)
+    while True:
+        recall_Q = recalls(queries)
+        mean, error = float(recall_Q.mean()), SURE * float(recall_Q.std()) / math.sqrt(queries)
+        if mean - error >= aim:
+            return True, mean
+        if mean + error < aim or queries == most:
+            return False, mean
+        queries = min(2 * queries, most)
 
 
 def hits(right: tuple[Vectors, Rows], found: tuple[Vectors, Rows], *, higher_is_better: bool) -> Mask:

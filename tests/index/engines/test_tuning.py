@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from index.engines.approximate import build
 from index.engines.base import MISSING
-from index.engines.tuning import _weights, depth_of, hits, most_of
+from index.engines.config import IndexKind, Storage
+from index.engines.tuning import Tuned, _reaches, _weights, depth_of, hits, most_of
 
 
 def test_found_is_a_row_itself_or_another_that_is_as_near() -> None:
@@ -41,3 +46,30 @@ def test_more_of_a_list_than_expected_is_rare(part: float) -> None:
     given = np.random.default_rng(1).binomial(10, part, 10_000)
     assert 1 <= most <= 10
     assert (given > most).mean() < 0.15
+
+
+def test_one_more_than_ten_takes_little_more_and_a_hundred_twice_their_number() -> None:
+    rows = np.eye(8, dtype=np.float32)
+    index = build(IndexKind.HNSW, Storage.FLOAT32, rows, inner_product=True, stopped=lambda: False)
+    assert index is not None
+    tuned = Tuned(index, [[12, 12, 12, 12], [40, 40, 40, 40], [200, 200, 200, 200]], 0.99)
+
+    assert [math.ceil(tuned.effort_for(1.0, 1.0, k)) for k in (1, 10, 11, 100)] == [12, 12, 14, 192]
+    assert tuned.effort_for(0.1, 1.0, 10) < tuned.effort_for(0.1, 1.0, 11) < 1.2 * tuned.effort_for(0.1, 1.0, 10)
+
+
+@pytest.mark.parametrize(
+    ("mean", "spread", "reached", "looked_at"),
+    [(1.0, 0.0, True, 256), (0.5, 0.1, False, 256), (0.991, 0.05, False, 2048), (0.991, 0.0155, True, 1024)],
+)
+def test_an_effort_is_tried_until_it_is_plain_what_it_reaches(
+    mean: float, spread: float, reached: bool, looked_at: int
+) -> None:
+    asked: list[int] = []
+
+    def recalls(queries: int) -> NDArray[np.float64]:
+        asked.append(queries)
+        return mean + spread * np.tile([1.0, -1.0], queries // 2)
+
+    assert _reaches(0.99, recalls, 2048) == (reached, pytest.approx(mean))
+    assert asked == [queries for queries in (256, 512, 1024, 2048) if queries <= looked_at]
