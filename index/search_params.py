@@ -28,7 +28,7 @@ FIELDS = {
 
 
 def _read_filter(value: object) -> Filter | None:
-    return None if value is None else parse_filter(value)
+    return value if value is None or isinstance(value, Filter) else parse_filter(value)
 
 
 def _read_cursor(value: object) -> str | None:

@@ -18,7 +18,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from index.errors import InvalidFilter
 from index.filter import parse_filter
 from service.http.arrow import ARROW, is_wanted, pyarrow
 from service.http.auth import Exchange, Guard
@@ -147,17 +146,12 @@ async def _response(service: Runtime, rounds: Rounds, asked: RawQuery) -> Respon
         response = await rounds.answer(service, live, from_fields(service, live, body), write)
         if response is not None:
             return response
-    work = partial(respond, service, name, lambda live: from_fields(service, live, body), key, write)
-    slow = not SLOW.isdisjoint(body) or ("filter" in body and not _is_filterable(live, body["filter"]))
+    where = None if body.get("filter") is None else parse_filter(body["filter"])
+    checked = body if where is None else {**body, "filter": where}
+    work = partial(respond, service, name, lambda live: from_fields(service, live, checked), key, write)
+    # The first filter by its keys looks at every item.
+    slow = not SLOW.isdisjoint(body) or (where is not None and not live.gallery.filterable(where))
     return await (service.in_thread(work) if slow else service.in_searcher(work))
-
-
-def _is_filterable(live: LoadedGallery, given: object) -> bool:
-    """Whether it needs no look at every item, as the first filter by its keys does; one that is wrong is told soon."""
-    try:
-        return live.gallery.filterable(parse_filter(given))
-    except InvalidFilter:
-        return True
 
 
 def _is_small(live: LoadedGallery, body: Mapping[str, Any]) -> bool:

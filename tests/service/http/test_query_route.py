@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from index import filter as filters
 from index.gallery import Gallery
 from regraft.models import SearchResponse
 from service.http import query_route
@@ -63,6 +64,17 @@ def test_small_queries_are_answered_on_the_event_loop(
 
     assert answer.status_code == 200
     assert ran[-1].startswith("search") is not small
+
+
+def test_a_filter_is_read_once(served: Any, filled: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ask(served, filled).status_code == 200  # what the gallery knows of the catalog is known from then on
+    read, parse = [], filters._parse
+    monkeypatch.setattr(filters, "_parse", lambda *given: (read.append(given), parse(*given))[1])
+
+    answer = ask(served, filled, filter={"field": "name", "eq": "é"})
+
+    assert len(answer.json()["results"][0]["matches"]) == 3
+    assert len(read) == 1
 
 
 def test_a_gallery_that_another_process_deletes_is_gone_at_once(served: Any, filled: str) -> None:
