@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from contextlib import suppress
 from functools import partial
 
 from sqlalchemy import func, select
@@ -17,7 +18,9 @@ from service.backfills.embedder import Embedder
 from service.backfills.orders import uncertain_of
 from service.backfills.planner import BackfillState, drained
 from service.backfills.ranges import RANGE
-from service.backfills.sweeps import begin_again, go_on, left_alone, let_go, take
+from service.backfills.supplied import SUPPLIED, count
+from service.backfills.sweeps import begin_again, go_on, keeping_lease, left_alone, let_go, take
+from service.errors import UnknownGallery
 from service.logs import RecurringErrors
 from service.registry.placement import order_to
 from service.registry.registry import Registry
@@ -66,9 +69,13 @@ def plan_left(
 def plan(
     database: Database, registry: Registry, embedder: Embedder, job: BackfillRow, stop: threading.Event | None = None
 ) -> BackfillState | None:
-    """Bring the sweep of a backfill to its end; returns as `go_on` does."""
-    uncertain = partial(uncertain_of, database, registry, embedder, job)
-    return go_on(database, job, order_to(registry, job.version_id), uncertain, stop)
+    """Bring the sweep of a backfill, whose lease is the caller's, to its end; returns as `go_on` does."""
+    with keeping_lease(database, job), suppress(UnknownGallery):
+        if job.kind == SUPPLIED:
+            return count(database, job)
+        uncertain = partial(uncertain_of, database, registry, embedder, job)
+        return go_on(database, job, order_to(registry, job.version_id), uncertain, stop)
+    return None
 
 
 class Planner:

@@ -16,6 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +42,6 @@ from index.evaluation.ordering import Waiting, backfill_order
 from service.backfills.attempts import still_waiting, to_try_again
 from service.backfills.planner import BackfillState, Kind, Order, drained, most, served_origin, turn, waiting_items
 from service.backfills.ranges import RANGE, Keys, Scored, first, keys_by_age, pieces, told
-from service.errors import UnknownGallery
 from service.store.database import Database
 from service.store.leases import Leases
 from service.store.repository import take_seq
@@ -119,6 +119,17 @@ def let_go(connection: Connection, job: BackfillRow) -> None:
     connection.execute(_at(job).values(sweep_until=None))
 
 
+@contextmanager
+def keeping_lease(database: Database, job: BackfillRow) -> Iterator[None]:
+    """Around the work on a sweep whose lease is the caller's."""
+    leases: Leases[BackfillRow] = Leases(partial(_extend, database), LEASE_SECONDS)
+    leases.hold(job)
+    try:
+        yield
+    finally:
+        leases.close()
+
+
 def go_on(
     database: Database,
     job: BackfillRow,
@@ -135,17 +146,13 @@ def go_on(
     keys at once, in arrays: eight bytes an item, three times while they are put in order.
 
     Returns:
-        The state of the backfill: running, with new chunks, or done. None: it was paused, cancelled or deleted
-        meanwhile, another process goes on with it, or `stop` was set.
+        The state of the backfill: running, with new chunks, or done. None: it was paused or cancelled meanwhile,
+        another process goes on with it, or `stop` was set.
+
+    Raises:
+        UnknownGallery: its gallery was deleted.
     """
-    leases: Leases[BackfillRow] = Leases(partial(_extend, database), LEASE_SECONDS)
-    leases.hold(job)
-    try:
-        return _Sweep(database, job, order, uncertain, stop or threading.Event()).run()
-    except UnknownGallery:
-        return None
-    finally:
-        leases.close()
+    return _Sweep(database, job, order, uncertain, stop or threading.Event()).run()
 
 
 @dataclass

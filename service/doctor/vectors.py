@@ -14,6 +14,7 @@ import numpy as np
 from sqlalchemy import Connection, delete, false, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
+from service.backfills.supplied import counting
 from service.doctor.findings import Context, Finding
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
@@ -196,10 +197,11 @@ def _mend(context: Context, rows: Iterable[Damaged], found: dict[str, Finding], 
         for block in blocks(mine, BLOCK):
             with suppress(UnknownGallery), context.database.write() as connection:
                 first = take_seq(connection, gallery_id, len(block))
-                for seq, (row, code) in enumerate(block, first):
-                    if change(connection, row):
-                        found[code].fixed += 1
-                        _tell_replicas(connection, row, seq)
+                with counting(connection, gallery_id, sorted({row.external_id for row, _ in block})):
+                    for seq, (row, code) in enumerate(block, first):
+                        if change(connection, row):
+                            found[code].fixed += 1
+                            _tell_replicas(connection, row, seq)
 
 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:

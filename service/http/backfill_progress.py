@@ -154,7 +154,7 @@ def look(service: Runtime, number: int) -> Look:
 
 def describe(registry: Registry, gallery_name: str, row: RetryingBackfill, curve: Curve | None) -> BackfillInfo:
     """What a user sees of a backfill and its curve."""
-    remaining = row.total - row.settled
+    remaining = max(row.total - row.settled, 0)  # some may come before all are counted
     active = _active_seconds(row)
     planning = row.sweep_seq is not None and row.state in ACTIVE
     speed = row.settled / active if row.settled and active > 0 else None

@@ -19,7 +19,7 @@ from service.backfills.estimates import estimate, estimate_supplied
 from service.backfills.orders import Scope, check_told
 from service.backfills.planner import ACTIVE, BackfillState, Kind, forward_from, turn
 from service.backfills.records import backfill_row, backfill_rows
-from service.backfills.supplied import SUPPLIED, settle
+from service.backfills.supplied import SUPPLIED, end_if_all_came
 from service.backfills.sweeps import fresh
 from service.http.backfill_progress import describe, look
 from service.http.request_context import RequestContext
@@ -107,8 +107,7 @@ def create(
             service.curves.open(connection, row.id, begun)
     if begun is not None:
         service.curves.keep(row.id, begun)
-    if row.sweep_seq is not None:
-        service.planner.plan(row)
+    service.planner.plan(row)
     response.headers["Location"] = f"/v1/backfills/{row.id}"
     return look(service, row.id).shown
 
@@ -153,7 +152,7 @@ def start(
     gallery_id: int,
     asked: BackfillIn,
 ) -> BackfillRow:
-    """Add a backfill and return its row; whoever called it plans it, if it has a sweep.
+    """Add a backfill and return its row; whoever called it plans it.
 
     Raises:
         NoCurrentVersion, NotCurrent: the target is not the gallery's current version.
@@ -187,12 +186,9 @@ def start(
         "origin": asked.origin,
         "filter": asked.filter,
         "attempts": asked.attempts,
-        **({} if asked.kind == SUPPLIED else fresh(seq)),
+        **fresh(seq),
     }
-    row = one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
-    if asked.kind == SUPPLIED:
-        settle(connection, row.id)
-    return row
+    return one_of(BackfillRow, connection.execute(insert(backfill).values(values).returning(backfill)))
 
 
 def _chunk_size(asked: BackfillIn) -> int:
@@ -283,7 +279,7 @@ def _turned(
         turned = turn(connection, number, before, after)
         row = backfill_row(connection, number)
         if turned and row.kind == SUPPLIED and after is BackfillState.RUNNING:
-            settle(connection, number)  # all may have come while it was paused
+            end_if_all_came(connection, row)  # while it was paused
             row = backfill_row(connection, number)
         if not turned and row.state != after:
             raise BackfillEnded(f"backfill {number} is {row.state}")

@@ -6,10 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sqlalchemy import update
 
+from service.backfills import supplied
+from service.backfills.completion import Planner
+from service.doctor.examination import Doctor
 from service.store.embeddings import put_embeddings
 from service.store.repository import gallery_named, rows_of
+from service.store.tables import embedding
 from staging.served import problem
+from staging.waiting import until
 
 pytestmark = pytest.mark.usefixtures("alone")
 
@@ -70,6 +76,31 @@ def test_it_counts_what_comes_goes_and_is_added_and_is_done_with_the_last(served
     assert served.http.post(f"{path}/retire", json={"version": "v1", "reason": "moved"}).status_code == 200
 
 
+@pytest.mark.parametrize("small", [True, False])
+def test_how_many_are_missing_is_counted_beside_writes(
+    served: Any, path: str, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    writing, count_missing, counts = served.runtime.database._turn, supplied.count_missing, []
+
+    def beside(*about: Any) -> int:
+        found = count_missing(*about)
+        counts.append((found, writing.locked()))
+        put(served, path, "b", "c")
+        post(served, path, "f", version="v1")
+        served.http.delete(f"{path}/items/d")
+        return found
+
+    monkeypatch.setattr(supplied, "count_missing", beside)
+    monkeypatch.setattr(Planner, "_is_small", lambda *_: small)
+    number = served.backfill(path, kind="supplied")
+
+    until(lambda: not served.http.get(f"/backfills/{number}").json()["planning"])
+    assert counts == [(4, False)]
+    assert counted(served, number) == ("running", 5, 2, 1, 2)
+    put(served, path, "e", "f")
+    assert counted(served, number) == ("done", 5, 4, 1, 0)
+
+
 def test_the_last_missing_item_may_be_deleted_and_a_pause_ends_nothing(served: Any, path: str) -> None:
     number = served.backfill(path, kind="supplied")
     put(served, path, *"bcd")
@@ -81,6 +112,18 @@ def test_the_last_missing_item_may_be_deleted_and_a_pause_ends_nothing(served: A
 
     assert (resumed["state"], resumed["remaining"]) == ("done", 0)
     assert counted(served, served.backfill(path, kind="supplied")) == ("done", 0, 0, 0, 0)
+
+
+def test_what_the_doctor_removes_is_waited_for_again(served: Any, path: str) -> None:
+    number = served.backfill(path, kind="supplied")
+    with served.runtime.database.write() as connection:
+        (a,) = rows_of(connection, gallery_named(connection, path.rpartition("/")[2]).id, ["a"])
+        mine = (embedding.c.item_id == a.id, embedding.c.version_id == served.runtime.registry.named("v2").id)
+        connection.execute(update(embedding).where(*mine).values(vector=b"1234"))
+
+    Doctor(served.runtime.settings, served.runtime.database).examine(fix=True)
+
+    assert counted(served, number) == ("running", 5, 0, 0, 5)
 
 
 def test_an_estimate_counts_and_options_that_bound_it_are_refused(served: Any, path: str) -> None:
