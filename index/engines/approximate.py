@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.engines.config import IndexKind, Storage
 from index.scan import Mask, Rows
@@ -87,6 +89,13 @@ class Approximate(ABC):
         """The float32 rows it keeps (R, W), without a copy; None where it has no such array."""
         return None
 
+    def arrange(self) -> Rows | None:
+        """Number the rows anew, as they are best searched: the old number of each (R,), None where they stay.
+
+        What `rows` gave before is gone then.
+        """
+        return None
+
     def write(self, path: Path) -> None:
         """Write it to a file."""
         _faiss().write_index(self.index, str(path))
@@ -99,7 +108,8 @@ class Hnsw(Approximate):
 
     @property
     def efforts(self) -> Sequence[int]:
-        return 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
+        fine = (*range(4, 16), *range(16, 32, 2))
+        return *fine, 32, 40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048
 
     def cost(self, effort: float) -> float:
         return effort * NODE_COST
@@ -112,6 +122,33 @@ class Hnsw(Approximate):
 
     def rows(self) -> Vectors | None:
         return _flat_rows(self.index.storage)
+
+    def arrange(self) -> Rows | None:
+        """Rows that are linked lie beside each other: a search waits for memory less (Coleman 2022, 2104.03221)."""
+        order_R = self._breadth_first()
+        self.index.permute_entries(order_R)
+        return order_R
+
+    def _breadth_first(self) -> Rows:
+        """All rows, from the one that searches begin at, along the links of the lowest layer."""
+        hnsw = self.index.hnsw
+        links, starts_R = (_faiss().rev_swig_ptr(one.data(), one.size()) for one in (hnsw.neighbors, hnsw.offsets))
+        lowest = np.arange(hnsw.nb_neighbors(0), dtype=np.uint64)
+        new_R = np.ones(self.index.ntotal, np.bool_)
+        order = deque([np.array([hnsw.entry_point], np.int64)])
+        new_R[hnsw.entry_point] = False
+        found = []
+        while order:
+            found.append(at_N := order.popleft())
+            for start in range(0, len(at_N), ADDED_ROWS):
+                linked = links[starts_R[at_N[start : start + ADDED_ROWS], np.newaxis] + lowest].ravel()
+                linked = linked[linked >= 0]
+                linked = linked[new_R[linked]]
+                _, first = np.unique(linked, return_index=True)
+                if len(first):
+                    order.append(linked[np.sort(first)].astype(np.int64))
+                    new_R[order[-1]] = False
+        return np.concatenate([*found, np.flatnonzero(new_R)])
 
 
 class Ivf(Approximate):
@@ -160,6 +197,7 @@ def build(
 ) -> Approximate | None:
     """An index over these rows, on as many threads as FAISS may use; takes seconds for each hundred thousand rows.
 
+    They are to come in random order: a graph links a row with those before it, and the first ones in its upper layers.
     `stopped` is asked now and then; once it holds, there is no index.
     """
     faiss = _faiss()
@@ -180,13 +218,26 @@ def build(
     else:
         index = faiss.IndexHNSWSQ(width, code, LINKS, metric)
         index.train(rows_RW)
+    layers_R = None
     if kind is not IndexKind.IVF:
         index.hnsw.efConstruction = BUILD_EFFORT
+        layers_R = _layers(len(rows_RW))
     for start in range(0, len(rows_RW), ADDED_ROWS):
         if stopped():
             return None
+        if layers_R is not None:
+            faiss.copy_array_to_vector(layers_R[: start + ADDED_ROWS], index.hnsw.levels)
         index.add(rows_RW[start : start + ADDED_ROWS])
     return _wrapped(index)
+
+
+def _layers(rows: int) -> NDArray[np.int32]:
+    """How many layers of a graph each row is in, as many as Malkov draws them, those in most of them first (R,).
+
+    FAISS does the same with what is added at once; where it drew layers for each block of rows, the upper layers were
+    linked last, and a graph took a quarter more effort for one recall.
+    """
+    return 1 + np.floor(np.log(rows / np.arange(1, rows + 1)) / math.log(LINKS)).astype(np.int32)
 
 
 def read(path: Path) -> Approximate:

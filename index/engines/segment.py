@@ -11,8 +11,10 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.engines import gpu
 from index.engines.approximate import Selection, build
@@ -26,6 +28,8 @@ from index.scan import Mask, Rows
 from index.space import Space, Vectors
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=np.generic)
 
 MIN_APPROXIMATE = 10_000
 """A scan of fewer rows takes no longer than what surrounds it."""
@@ -198,9 +202,23 @@ class Segment:
         self.tuned = Tuned(index, efforts, recall)
         self._ways.clear()
         self._on_gpu = None
+        return True
+
+    def arrange(self) -> None:
+        """Have rows lie as the index searches them best, which nobody does yet."""
+        if self.tuned is None:
+            return
+        index = self.tuned.index
         if (kept_RW := index.rows()) is not None:
             self.rows_RW = kept_RW  # once, not beside a copy
-        return True
+        if (order_R := index.arrange()) is None:
+            return
+        arranged_RW = index.rows()
+        self.rows_RW = self.rows_RW[order_R] if arranged_RW is None else arranged_RW
+        self._order_R = np.argsort(order_R)[self._order_R]
+        self.keys_R, self.slots_R = self.keys_R[order_R], self.slots_R[order_R]
+        self.alive_R, self.served_R = self.alive_R[order_R], self.served_R[order_R]
+        self.refresh()
 
     def _allowed(self, allowed_S: Mask | None) -> Mask | None:
         whole = self._live == len(self.keys_R)
@@ -269,19 +287,27 @@ class Segment:
 
 
 def merged(segments: Sequence[Segment]) -> Segment:
-    """One segment of the rows of several that are not dead now."""
-    alive = [one.alive_R.copy() for one in segments]
-    rows_RW, keys_R, slots_R, served_R = (
-        np.concatenate([getattr(one, name)[alive_R] for one, alive_R in zip(segments, alive, strict=True)])
-        for name in ("rows_RW", "keys_R", "slots_R", "served_R")
+    """One segment of the rows of several that are not dead now, in random order: as graphs are built best.
+
+    `index_by` takes the last for those that queries are like.
+    """
+    alive = [np.flatnonzero(one.alive_R) for one in segments]
+    places = np.random.default_rng(0).permutation(sum(map(len, alive)))
+    split = np.split(places, np.cumsum([len(at) for at in alive])[:-1])
+
+    def together(parts: Sequence[NDArray[T]]) -> NDArray[T]:
+        made = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
+        for part, at, to in zip(parts, alive, split, strict=True):
+            made[to] = part[at]
+        return made
+
+    return Segment(
+        segments[0].space,
+        together([one.rows_RW for one in segments]),
+        together([one.keys_R for one in segments]),
+        together([one.slots_R for one in segments]),
+        together([one.served_R for one in segments]),
     )
-    # Some of them last, at random: `index_by` measures with those.
-    count, sampled = len(keys_R), _sampled(len(keys_R))
-    chosen, last = np.random.default_rng(0).choice(count, sampled, replace=False), np.arange(count - sampled, count)
-    at, to = np.setdiff1d(chosen, last), np.setdiff1d(last, chosen)
-    for array in (rows_RW, keys_R, slots_R, served_R):
-        array[np.concatenate([at, to])] = array[np.concatenate([to, at])]
-    return Segment(segments[0].space, rows_RW, keys_R, slots_R, served_R)
 
 
 def _told(config: IndexConfig, recall: float) -> dict[str, object]:

@@ -59,6 +59,7 @@ class Job:
             return True
         if not made.index_by(self.config, self.queries_QD, stopped):
             return False
+        made.arrange()
         self.made = made if self.files is None else self.files.keep(made)
         return True
 
