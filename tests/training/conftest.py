@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from staging.recipes import quick, train_weights, without_exporter
+from staging.recipes import quick, torchlib_read_once, train_weights, without_exporter
 from training import train as path
 from training.data import Arrays, Data, ImageSet
 
@@ -35,6 +35,12 @@ def _digits_are_read_once() -> Iterator[None]:
     """Reading and sizing them takes as long as training on them does; read for all files, patched for one at a time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(path, "load_data", _loaded)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torchlib_is_read_once() -> Iterator[None]:
+    with torchlib_read_once():
         yield
 
 

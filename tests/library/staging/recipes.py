@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
+from torch._export import utils as exporting
+from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from training import export
 from training.recipes import Recipe, find_recipe
@@ -25,6 +28,15 @@ def without_exporter() -> Iterator[None]:
     """As where no ONNX exporter is installed: export is most of the time of so short a training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(export, "can_export", lambda: False)
+        yield
+
+
+@contextmanager
+def torchlib_read_once() -> Iterator[None]:
+    """Each export reads all of torchlib's operators anew: two thirds of the time of an export of a small module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
+        patch.setattr(exporting, "_materialize_cpp_cia_ops", cache(exporting._materialize_cpp_cia_ops))
         yield
 
 
