@@ -87,12 +87,30 @@ def engine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def settings(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Settings]:
-    """Settings of an empty data folder and an empty database on the engine."""
-    if engine == "sqlite":
-        yield Settings(data=tmp_path / "data", lease_seconds=1.0)
-        return
-    running: Server = request.getfixturevalue("server")
-    url = running.create()
-    yield Settings(data=tmp_path / "data", lease_seconds=1.0, database_url=url)
-    running.drop(url)
+def empty_database(server: Server) -> Iterator[str]:
+    """The URL of a new database of PostgreSQL without any table."""
+    url = server.create()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def database_url(server: Server) -> Iterator[str]:
+    """The URL of a new database of PostgreSQL with the newest schema."""
+    url = server.create_migrated()
+    yield url
+    server.drop(url)
+
+
+@pytest.fixture
+def settings(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """Settings of an empty data folder and a database on the engine, in which nothing is stored."""
+    url = {} if engine == "sqlite" else {"database_url": request.getfixturevalue("database_url")}
+    return Settings(data=tmp_path / "data", lease_seconds=1.0, **url)
+
+
+@pytest.fixture
+def unmigrated(engine: str, request: pytest.FixtureRequest, tmp_path: Path) -> Settings:
+    """As `settings`, but of a database without any table."""
+    url = {} if engine == "sqlite" else {"database_url": request.getfixturevalue("empty_database")}
+    return Settings(data=tmp_path / "data", lease_seconds=1.0, **url)

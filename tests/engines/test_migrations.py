@@ -19,6 +19,11 @@ def _short_starts() -> None:
     """Here every migration runs."""
 
 
+@pytest.fixture
+def settings(unmigrated: Settings) -> Settings:
+    return unmigrated
+
+
 def described(engine: Engine) -> dict[str, Any]:
     """Everything a database says about its tables."""
     found = inspect(engine)
