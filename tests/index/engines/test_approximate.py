@@ -31,7 +31,8 @@ def test_of_a_graph_that_is_built_in_blocks_the_first_rows_are_in_the_upper_laye
 ) -> None:
     monkeypatch.setattr(approximate, "ADDED_ROWS", 50)
     monkeypatch.setattr(approximate, "LINKS", 7)
-    layers = faiss.vector_to_array(built(IndexKind.HNSW, Storage.FLOAT32).index.hnsw.levels)
+    graph = built(IndexKind.HNSW, Storage.FLOAT32)
+    layers = faiss.vector_to_array(graph.index.hnsw.levels)
     assert layers.tolist() == sorted(layers.tolist(), reverse=True)
     assert np.bincount(layers).tolist() == [0, ROWS - ROWS // 7, ROWS // 7 - ROWS // 49, ROWS // 49 - 1, 1]
 
