@@ -10,7 +10,6 @@ Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,7 +24,8 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
 from index.engines.flat import FlatShard
-from index.engines.segment import Segment, merged
+from index.engines.merging import base_of, due, merged
+from index.engines.segment import Segment
 from index.engines.snapshot import SegmentFiles, remove
 from index.scan import Mask
 from index.space import Space, Vectors
@@ -36,10 +36,6 @@ SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
 REMEMBERED, FEWEST_ASKED = 256, 64
 """So many queries are remembered; so many of them, if they differ, say how good an index is, fewer are no sample."""
-MERGED_TOGETHER = 4
-"""So many segments of about one size become one."""
-MOST_DEAD = 0.3
-"""A segment with a larger share of dead rows is written anew."""
 
 
 @dataclass
@@ -54,10 +50,11 @@ class Job:
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Merge what counts, index it and write it down; False: it was stopped, and there is nothing to swap in."""
-        self.made = made = merged(self.replaced)
+        base = base_of(self.replaced, self.config)
+        self.made = made = merged(self.replaced, base)
         if not made.keys_R.size:
             return True
-        if not made.index_by(self.config, self.queries_QD, stopped):
+        if not made.index_by(self.config, self.queries_QD, stopped, base):
             return False
         made.arrange()
         self.made = made if self.files is None else self.files.keep(made)
@@ -228,10 +225,10 @@ class SegmentedShard:
         if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
-        due = self._due()
-        if not due:
+        replaced = due(self.segments, self.config, at_rest=settled)
+        if not replaced:
             return None
-        return Job(due, self.config, self._asked_lately(), self._files)
+        return Job(replaced, self.config, self._asked_lately(), self._files)
 
     def _asked_lately(self) -> Vectors | None:
         """What an index is to be measured with, None: too few. A query that is repeated is one query."""
@@ -293,19 +290,6 @@ class SegmentedShard:
             segment.kill(keys_N[~new_N])
             new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
         return ~new_N
-
-    def _due(self) -> tuple[Segment, ...]:
-        """The segments to be made one, or made anew, first."""
-        tiers: dict[int, list[Segment]] = {}
-        for segment in self.segments:
-            tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
-        for _, alike in sorted(tiers.items()):
-            if len(alike) >= MERGED_TOGETHER:
-                return tuple(alike)
-        for segment in self.segments:
-            if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
-                return (segment,)
-        return ()
 
 
 def _digests(segment: Segment, alive_R: Mask) -> Keys:

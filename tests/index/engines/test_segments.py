@@ -26,7 +26,6 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
     monkeypatch.setattr(segment, "SAMPLES", 256)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
 
 
 def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:
