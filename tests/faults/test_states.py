@@ -6,7 +6,8 @@ server listens on loopback). A request that a kill cut off was done or was not: 
 
     pytest tests/faults/test_states.py -s --model-minutes 120
 
-draws new lives until the time is over; `--model-seed` begins with another one.
+draws new lives until the time is over; `--model-seed` begins with another one. With `-m slow` it does the same while
+vectors are moved into files (`REGRAFT_VECTORS=objects`) and home again.
 """
 
 from __future__ import annotations
@@ -18,12 +19,25 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
-from staging.life import LONG, live, staged
+from staging.file_life import FileLife, FileSite
+from staging.life import LONG, Life, live, staged
 from staging.processes import LEASE_SECONDS
 from staging.stage import Stage
 from staging.world import World
 
 LIVES, STEPS = 1, 25
+
+
+def lives_of(stage: Stage, world: World, request: pytest.FixtureRequest, kind: type[Life] = Life) -> None:
+    """One life, or as many as there is time for; prints what happened in them."""
+    minutes, first = request.config.getoption("--model-minutes"), request.config.getoption("--model-seed")
+    end, lives = time.monotonic() + 60 * minutes, 0
+    while lives < LIVES or time.monotonic() < end:
+        live(stage, world, first + lives, LONG if minutes else STEPS, kind)
+        lives += 1
+    print(f"\n{lives} lives:", *(f"  {count} {what}" for what, count in sorted(stage.counts.items())), sep="\n")
+    assert stage.counts["items moved by workers"] > LIVES
+    assert stage.counts["load answered"] > LIVES
 
 
 @pytest.fixture
@@ -33,12 +47,14 @@ def stage(tmp_path: Path, world: World) -> Iterator[Stage]:
 
 
 def test_any_life_of_a_gallery_is_as_the_model_says(stage: Stage, world: World, request: pytest.FixtureRequest) -> None:
-    minutes, first = request.config.getoption("--model-minutes"), request.config.getoption("--model-seed")
-    end, lives = time.monotonic() + 60 * minutes, 0
-    while lives < LIVES or time.monotonic() < end:
-        live(stage, world, first + lives, LONG if minutes else STEPS)
-        lives += 1
-    print(f"\n{lives} lives:", *(f"  {count} {what}" for what, count in sorted(stage.counts.items())), sep="\n")
+    lives_of(stage, world, request)
 
-    assert stage.counts["items moved by workers"] > LIVES
-    assert stage.counts["load answered"] > LIVES
+
+@pytest.mark.slow
+def test_any_life_is_as_the_model_says_while_vectors_are_moved_into_files_and_home_by_who_is_killed_at_it(
+    tmp_path: Path, world: World, request: pytest.FixtureRequest
+) -> None:
+    settings = Settings(data=tmp_path / "data", lease_seconds=LEASE_SECONDS, vectors="objects")
+    with staged(settings, world, FileSite) as stage:
+        lives_of(stage, world, request, FileLife)
+        assert stage.counts["files"] > LIVES

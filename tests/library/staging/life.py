@@ -315,11 +315,11 @@ class Life(Living):
 
 
 @contextmanager
-def staged(settings: Settings, world: World) -> Iterator[Stage]:
+def staged(settings: Settings, world: World, kind: type[Site] = Site) -> Iterator[Stage]:
     """A server that knows every version."""
     with TestClient(create_app(settings), base_url="http://127.0.0.1/v1") as http:
         world.register(http)
-    with closing(Site(settings.data, settings)) as site, closing(Stage(site)) as stage:
+    with closing(kind(settings.data, settings)) as site, closing(Stage(site)) as stage:
         yield stage
 
 

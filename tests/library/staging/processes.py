@@ -30,6 +30,9 @@ LEASE_SECONDS = 0.5
 class Site:
     """A data folder, and the processes that work on it; with other settings than SQLite and short leases, if given."""
 
+    SERVE: tuple[str, ...] = ("-m", "regraft", "serve", "--workers", "0", "--port")
+    """What starts a server at the port that comes behind it."""
+
     def __init__(self, data: Path, settings: Settings | None = None) -> None:
         self.settings = settings or Settings(data=data, lease_seconds=LEASE_SECONDS)
         self.database = Database(self.settings.database_url)
@@ -44,6 +47,7 @@ class Site:
             REGRAFT_DATA=str(self.settings.data),
             REGRAFT_DATABASE_URL=self.settings.database_url,
             REGRAFT_BLOBS_URL=self.settings.blobs_url,
+            REGRAFT_VECTORS=self.settings.vectors,
             REGRAFT_PGVECTOR_URL=self.settings.pgvector_url,
             REGRAFT_MILVUS_URI=self.settings.milvus_uri,
             REGRAFT_LEASE_SECONDS=str(self.settings.lease_seconds),
@@ -68,7 +72,7 @@ class Site:
 
     def server(self, *options: str) -> Forked:
         """A real server that answers, and is done with what another had left to free."""
-        process = self.launch("-m", "regraft", "serve", "--workers", "0", "--port", str(self.port), *options)
+        process = self.launch(*self.SERVE, str(self.port), *options)
         until(self.answers, process)
         until(lambda: not self.reaper(), process)
         return process

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select
 from service.store.database import Database
 from service.store.repository import gallery_named
 from service.store.tables import backfill, deployment, embedding, item, version
+from service.store.vector_reader import read_vectors
 
 
 @dataclass
@@ -56,9 +57,10 @@ def _items(
     connection: Connection, versions: Mapping[int, str], gallery_id: int, rows: Sequence[Any]
 ) -> dict[str, Seen]:
     seen = {row.id: Seen(row.metadata) for row in rows}
-    for row in connection.execute(select(embedding).join(item).where(item.c.gallery_id == gallery_id)):
+    held = connection.execute(select(embedding).join(item).where(item.c.gallery_id == gallery_id)).all()
+    for row, vector in zip(held, read_vectors(connection, [row.vector for row in held]), strict=True):
         assert row.item_id in seen, "a deleted item holds an embedding"
-        seen[row.item_id].held[versions[row.version_id]] = row.origin, np.frombuffer(row.vector, "<f4")
+        seen[row.item_id].held[versions[row.version_id]] = row.origin, np.frombuffer(vector, "<f4")
     return {row.external_id: seen[row.id] for row in rows}
 
 

@@ -1,0 +1,90 @@
+"""The life of a gallery whose vectors are moved into files and home again, by a server that is killed at it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+from hypothesis import strategies as st
+from sqlalchemy import func, select
+
+from service.store.blob_references import open_blobs
+from service.store.tables import embedding
+from service.store.vector_files import IS_HERE, vector_file
+from staging.life import Life
+from staging.lives import NAME, step
+from staging.processes import Site
+from staging.waiting import until
+
+WAIT_SECONDS = 2.0
+"""So long a step waits for something to move."""
+
+
+class FileSite(Site):
+    """Its server moves vectors as soon as it can."""
+
+    SERVE = ("tests/faults/moving_server.py",)
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        open_blobs(self.database, self.settings.blobs_url)  # so that vectors are read here too
+
+    def far(self) -> int:
+        """Vectors that lie in files."""
+        with self.database.lookup() as connection:
+            return int(connection.execute(select(func.count()).select_from(embedding).where(~IS_HERE)).scalar_one())
+
+    def files(self) -> dict[int, str]:
+        """The state of each file that has a row."""
+        with self.database.lookup() as connection:
+            return {row.id: row.state for row in connection.execute(select(vector_file.c.id, vector_file.c.state))}
+
+
+class FileLife(Life):
+    """The life of one gallery whose vectors lie in files, or in the database, or on their way."""
+
+    @property
+    def site(self) -> FileSite:
+        found = self.stage.site
+        assert isinstance(found, FileSite)
+        return found
+
+    @step(names=st.lists(NAME, min_size=2, max_size=3, unique=True), seconds=st.floats(0, 0.2))
+    def kill_who_moves(self, names: list[str], seconds: float) -> None:
+        """What was just written, or is brought home: so long after that began."""
+        self.store.__wrapped__(self, names=names, doom=None)
+        before, end = (self.site.files(), self.site.far()), time.monotonic() + WAIT_SECONDS
+        while (moving := (self.site.files(), self.site.far())) == before and time.monotonic() < end:
+            time.sleep(0.005)
+        time.sleep(seconds)
+        self.stage.end_server(signal.SIGKILL)
+        self._count_files()
+        if moving != before:
+            self.stage.counts["servers killed while they moved vectors"] += 1
+
+    @step(store=st.sampled_from(("objects", "objects", "sql")), how=st.sampled_from((signal.SIGKILL, signal.SIGTERM)))
+    def turn_over(self, store: Any, how: signal.Signals) -> None:
+        """Have the server keep vectors elsewhere from its next start on."""
+        self.site.settings = self.site.settings.model_copy(update={"vectors": store})
+        self.stage.end_server(how)
+
+    @step()
+    def let_move(self) -> None:
+        """Until something lies in files, or all is at home."""
+        settled = (lambda: not self.site.far()) if self.site.settings.vectors == "sql" else self.site.far
+        until(settled, seconds=30)
+        self.stage.counts["times that vectors were moved"] += 1
+        self._count_files()
+
+    def finish(self) -> None:
+        """At last everything is brought home."""
+        self._count_files()
+        self.stage.counts["vectors in files at the end"] += self.site.far()
+        self.turn_over.__wrapped__(self, store="sql", how=signal.SIGKILL)
+        until(lambda: not self.site.far(), seconds=30)
+        super().finish()
+
+    def _count_files(self) -> None:
+        """Numbers are given once; the row of one goes with it."""
+        self.stage.counts["files"] = max(self.stage.counts["files"], *self.site.files(), 0)
