@@ -27,15 +27,15 @@ from service.backfills.planner import (
     stored_for,
     waiting_items,
 )
-from service.backfills.ranges import RANGE, Keys
 from service.backfills.supplied import count_missing, missing_items
 from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.database import Database
+from service.store.drawing import Drawing
 from service.store.embeddings import first_held
 from service.store.partitioned import of_item
 from service.store.rows import all_of
-from service.store.sql_arrays import key_range, listed
+from service.store.sql_arrays import listed
 from service.store.tables import embedding, item
 from service.store.vector_reader import with_vectors
 
@@ -175,22 +175,16 @@ def _sample(
     size: int,
     passed: Mapping[int, int] | None,
 ) -> Sequence[SampledRow]:
-    keys = np.sort(np.fromiter(passed, np.int64)) if passed else _keys(connection, waiting)
-    drawn = np.random.default_rng(0).choice(keys, min(len(keys), size), replace=False)
+    if passed is None:
+        drawn = Drawing(connection, waiting, 0).first(size)
+    else:
+        drawn = np.random.default_rng(0).choice(sorted(passed), min(len(passed), size), replace=False).tolist()
     columns = (item.c.id, item.c.seq, item.c.blob, embedding.c.version_id, embedding.c.vector, embedding.c.side)
-    mine = item.c.id.in_(listed(connection, drawn.tolist()).keys)
+    mine = item.c.id.in_(listed(connection, drawn).keys)
     found = connection.execute(
         select(*columns).select_from(item.join(embedding, stored)).where(mine).order_by(item.c.id)
     )
     return with_vectors(connection, all_of(SampledRow, found), "vector")
-
-
-def _keys(connection: Connection, among: ColumnElement[bool]) -> Keys:
-    """Of all these items: eight bytes each."""
-    parts: list[Keys] = []
-    while not parts or len(parts[-1]) == RANGE:
-        parts.append(key_range(connection, item.c.id, among, RANGE, int(parts[-1][-1]) if parts else None))
-    return np.concatenate(parts)
 
 
 def _live(scope: Scope) -> tuple[Any, ...]:

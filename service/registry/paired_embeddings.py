@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, Select, false, select
+from sqlalchemy import ColumnElement, Connection, Select, and_, false, select
 
 from index.filter import value_at
 from index.space import Vectors
 from index.version import Origin
 from service.registry.registry import LoadedVersion
+from service.store.drawing import Drawing
+from service.store.embeddings import says_itself
 from service.store.partitioned import of_item
 from service.store.rows import all_of
-from service.store.sql_arrays import blocks
+from service.store.sql_arrays import BLOCK, blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
 from service.store.vector_reader import with_vectors
@@ -60,26 +62,19 @@ class PicturedRow(NamedTuple):
     blob: str
 
 
-def both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, *columns: Any) -> Select[Any]:
-    """SELECT of columns of live items, of one gallery or all, that hold embeddings by both versions."""
+def _both_held(new: LoadedVersion, old: LoadedVersion, gallery_id: int | None, keys: Sequence[int]) -> Select[Any]:
+    """SELECT of what items hold by both versions."""
     by_new, by_old = embedding.alias("by_new"), embedding.alias("by_old")
-    return (
-        select(
-            *(
-                columns
-                or (
-                    item.c.id,
-                    item.c.external_id,
-                    item.c.metadata,
-                    by_new.c.vector.label("new"),
-                    by_old.c.vector.label("old"),
-                )
-            )
-        )
-        .join(by_new, of_item(by_new) & (by_new.c.version_id == new.id) & by_new.c.origin.in_(OWN))
-        .join(by_old, of_item(by_old) & (by_old.c.version_id == old.id) & by_old.c.origin.in_(OWN))
-        .where(item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
-    )
+    about = (item.c.id, item.c.external_id, item.c.metadata)
+    found = select(*about, by_new.c.vector.label("new"), by_old.c.vector.label("old"))
+    for held, version in ((by_new, new), (by_old, old)):
+        found = found.join(held, of_item(held) & (held.c.version_id == version.id) & held.c.origin.in_(OWN))
+    return found.where(item.c.id.in_(keys), *_live(gallery_id))
+
+
+def _live(gallery_id: int | None) -> tuple[ColumnElement[bool], ...]:
+    """Of one gallery, or of all."""
+    return (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
 
 
 def draw_held(
@@ -97,10 +92,10 @@ def draw_held(
     Returns:
         The items, in the order drawn, and how many hold both embeddings, with the field or without.
     """
-    ids = np.fromiter(connection.execute(both_held(new, old, gallery_id, item.c.id).order_by(item.c.id)).scalars(), int)
+    drawing = Drawing(connection, and_(*_live(gallery_id), says_itself(new.id), says_itself(old.id)), seed)
     rows: list[PairRow] = []
-    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist()):
-        there = connection.execute(both_held(new, old, gallery_id).where(item.c.id.in_(block)))
+    for block in drawing.in_blocks(BLOCK):
+        there = connection.execute(_both_held(new, old, gallery_id, block))
         found = {row.id: row for row in with_vectors(connection, all_of(PairRow, there), "new", "old")}
         wanted = (found[i] for i in block if i in found and (label is None or _labelled(found[i], label)))
         rows += [row for row in wanted if is_whole(row.new, new.card.dim) and is_whole(row.old, old.card.dim)]
@@ -110,7 +105,7 @@ def draw_held(
     by_new = from_bytes([row.new for row in rows], new.card.dim)
     by_old = from_bytes([row.old for row in rows], old.card.dim)
     labels = None if label is None else [label_text(row.metadata, label) for row in rows]
-    return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), len(ids)
+    return PairedEmbeddings([row.external_id for row in rows], by_new, by_old, labels), drawing.found
 
 
 def label_text(metadata: Mapping[str, Any], label: str) -> str:
@@ -124,11 +119,9 @@ def _labelled(row: PairRow, label: str) -> bool:
 
 def pictured(connection: Connection, gallery_id: int, limit: int, seed: int) -> list[PicturedRow]:
     """Up to `limit` live items of a gallery that have an image, drawn by `seed`."""
-    has_image = (item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
-    ids = np.fromiter(connection.execute(select(item.c.id).where(*has_image).order_by(item.c.id)).scalars(), int)
-    drawn = np.random.default_rng(seed).permutation(ids)[:limit].tolist()
+    has_image = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), item.c.blob.is_not(None))
     found: list[PicturedRow] = []
-    for block in blocks(drawn):
+    for block in blocks(Drawing(connection, has_image, seed).first(limit)):
         there = connection.execute(select(item.c.external_id, item.c.blob).where(item.c.id.in_(block)))
         found += all_of(PicturedRow, there)
     return found

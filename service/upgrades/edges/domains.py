@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from sqlalchemy import Connection, false, select
+from sqlalchemy import Connection, and_, false, select
 
 from index.errors import InvalidArgument, RegraftError
 from index.evaluation.domain import DomainCoverage, check_domain, read_domain
@@ -17,7 +16,9 @@ from service.registry.paired_embeddings import OWN
 from service.registry.registry import LoadedVersion, Registry
 from service.schemas import Body, KindName, Name, Seed
 from service.store.database import Database
-from service.store.partitioned import in_gallery, of_item
+from service.store.drawing import Drawing
+from service.store.embeddings import says_itself
+from service.store.partitioned import in_gallery
 from service.store.repository import gallery_named
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -93,12 +94,9 @@ def _queries(database: Database, new: LoadedVersion, asked: DomainIn) -> Vectors
 
 def _drawn(connection: Connection, gallery_id: int, new: LoadedVersion, asked: DomainIn) -> list[bytes]:
     mine = (embedding.c.version_id == new.id, embedding.c.origin.in_(OWN), in_gallery(embedding, gallery_id))
-    live = (item.c.gallery_id == gallery_id, item.c.deleted == false())
-    held = item.join(embedding, of_item())
-    ids = connection.execute(select(item.c.id).select_from(held).where(*live, *mine).order_by(item.c.id)).scalars()
-    drawn = np.random.default_rng(asked.seed).permutation(np.fromiter(ids, np.int64))[: asked.sample].tolist()
+    able = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), says_itself(new.id))
     rows: list[bytes] = []
-    for block in blocks(drawn):
+    for block in blocks(Drawing(connection, able, asked.seed).first(asked.sample)):
         found = connection.execute(select(embedding.c.vector).where(embedding.c.item_id.in_(block), *mine)).scalars()
         rows += [row for row in read_vectors(connection, found.all()) if is_whole(row, new.card.dim)]
     return rows

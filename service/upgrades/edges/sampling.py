@@ -17,8 +17,9 @@ from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import embed, read_inputs
 from service.store.blobs import Blobs
 from service.store.database import Database
+from service.store.drawing import Drawing
 from service.store.embeddings import says_itself
-from service.store.partitioned import in_gallery
+from service.store.partitioned import of_item
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
 from service.store.vector_codec import from_bytes, is_whole
@@ -44,12 +45,10 @@ def make_pairs(
         StoreUnreachable: images and texts are out of reach.
     """
     new, old = versions
-    with database.read() as connection:
-        ids = _drawn(connection, versions, gallery_id, seed)
     names: list[str] = []
     labels: list[str] = []
     parts: dict[str, list[Vectors]] = {new.name: [], old.name: []}
-    for block in blocks(ids, BATCH):
+    for block in _drawn(database, versions, gallery_id, seed, count):
         if len(names) >= count:
             break
         with database.read() as connection:
@@ -72,14 +71,21 @@ Row = tuple[int, str, str | None, str | None]
 
 
 def _drawn(
-    connection: Connection, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int
-) -> list[int]:
+    database: Database, versions: tuple[LoadedVersion, LoadedVersion], gallery_id: int | None, seed: int, count: int
+) -> Iterator[Sequence[int]]:
+    """Items of which something is missing that can be made, a batch at a time; nobody reads in between."""
     both = and_(*(says_itself(version.id) for version in versions))
     able = (or_(says_itself(version.id), embeddable(version.id)) for version in versions)
-    where = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
-    found = connection.execute(select(item.c.id).where(*where, *able, ~both).order_by(item.c.id)).scalars()
-    drawn: list[int] = np.random.default_rng(seed).permutation(np.fromiter(found, np.int64)).tolist()
-    return drawn
+    mine = (item.c.deleted == false(), *(() if gallery_id is None else (item.c.gallery_id == gallery_id,)))
+    among, seen = and_(*mine, *able, ~both), set[int]()
+    while True:
+        with database.read() as connection:
+            drawn = Drawing(connection, among, seed).first(len(seen) + count)
+        more = [key for key in drawn if key not in seen]  # drawn again, the first are the same
+        if not more:
+            return
+        yield from blocks(more, BATCH)
+        seen.update(more)
 
 
 def _rows(connection: Connection, block: Sequence[int], label: str | None) -> Iterator[Row]:
@@ -94,9 +100,10 @@ def _held(
     connection: Connection, gallery_id: int | None, version: LoadedVersion, block: Sequence[int]
 ) -> dict[int, Vectors]:
     """What a version itself said of items, by their keys."""
-    mine = (embedding.c.version_id == version.id, embedding.c.item_id.in_(block), embedding.c.origin.in_(OWN))
-    where = mine if gallery_id is None else (*mine, in_gallery(embedding, gallery_id))
-    rows = connection.execute(select(embedding.c.item_id, embedding.c.vector).where(*where)).all()
+    mine = (embedding.c.version_id == version.id, embedding.c.origin.in_(OWN), item.c.id.in_(block))
+    where = mine if gallery_id is None else (*mine, item.c.gallery_id == gallery_id)
+    held_by = select(embedding.c.item_id, embedding.c.vector).join(item, of_item())
+    rows = connection.execute(held_by.where(*where)).all()
     held = zip((row.item_id for row in rows), read_vectors(connection, [row.vector for row in rows]), strict=True)
     good = {key: vector for key, vector in held if is_whole(vector, version.card.dim)}
     return dict(zip(good, from_bytes(list(good.values()), version.card.dim), strict=True))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, false, select
+from sqlalchemy import Connection, and_, false, select
 
 from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
@@ -27,6 +27,7 @@ from service.registry.registry import LoadedVersion, Registry
 from service.registry.stored_contents import embed as embed_inputs
 from service.registry.stored_contents import read_inputs, time_each
 from service.store.blobs import Blobs
+from service.store.drawing import Drawing
 from service.store.rows import EvaluationRow, all_of, first_of
 from service.store.sql_arrays import blocks
 from service.store.tables import evaluation, evaluation_embedding, evaluation_entry, item
@@ -155,10 +156,9 @@ def draw(
     Raises:
         InvalidArgument: there are fewer than two.
     """
-    able = (item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
-    ids = np.fromiter(connection.execute(select(item.c.id).where(*able).order_by(item.c.id)).scalars(), np.int64)
+    able = and_(item.c.gallery_id == gallery_id, item.c.deleted == false(), embeddable(target.id))
     drawn: list[Entry] = []
-    for block in blocks(np.random.default_rng(seed).permutation(ids).tolist(), READ_BLOCK):
+    for block in Drawing(connection, able, seed).in_blocks(READ_BLOCK):
         rows = connection.execute(select(item.c.id, item.c.blob, item.c.metadata).where(item.c.id.in_(block)))
         found = {row.id: row for row in rows if label is None or value_at(row.metadata, label) is not None}
         drawn += [Entry(i, found[i].blob, field_text(found[i].metadata, label), None) for i in block if i in found]

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, false, select
+from sqlalchemy import Connection, and_, false, select
 
 from index.decoding import Decoder
 from index.encoder import BATCH, Embedded
@@ -23,6 +24,7 @@ from index.version import Origin
 from service.registry.registry import LoadedVersion
 from service.registry.stored_contents import Input, Inputs, embed, embeds, read_inputs, time_each
 from service.store.blobs import Blobs
+from service.store.drawing import Drawing
 from service.store.partitioned import in_gallery
 from service.store.sql_arrays import blocks
 from service.store.tables import embedding, item
@@ -188,24 +190,21 @@ def _entries(
     connection: Connection, gallery_id: int, versions: Sequence[LoadedVersion], options: DrawOptions, drawn: Drawn
 ) -> Iterator[Entry]:
     """Live items in the order drawn; their stored embeddings are noted on the way."""
-    live, (_, new) = (item.c.gallery_id == gallery_id, item.c.deleted == false()), versions
-    ids = np.fromiter(connection.execute(select(item.c.id).where(*live).order_by(item.c.id)).scalars(), np.int64)
-    drawn_ids = np.random.default_rng(options.seed).permutation(ids)
-    rest = drawn_ids[~np.isin(drawn_ids, options.first)] if options.first else drawn_ids
-    for block in blocks([*options.first, *rest.tolist()], READ_BLOCK):
+    live, first = and_(item.c.gallery_id == gallery_id, item.c.deleted == false()), set(options.first)
+    rest = Drawing(connection, live, options.seed).in_blocks(READ_BLOCK)
+    others = ([key for key in block if key not in first] for block in rest)
+    for block in chain(blocks(options.first, READ_BLOCK), others):
         columns = (item.c.id, item.c.blob, item.c.metadata, item.c.external_id)
         rows = {row.id: row for row in connection.execute(select(*columns).where(item.c.id.in_(block)))}
+        labels = {key: field_text(row.metadata, options.label) for key, row in rows.items()}
+        taken = [key for key in block if options.label is None or labels[key] is not None]
+        drawn.unlabelled += len(block) - len(taken)
         for version in versions:
-            drawn.stored[version.name] |= _stored(
-                connection, gallery_id, version, block, {i for i in rows if rows[i].blob}
-            )
-        for number in block:
-            row = rows[number]
-            label, part = (field_text(row.metadata, name) for name in (options.label, options.slice))
-            if options.label is not None and label is None:
-                drawn.unlabelled += 1
-            else:
-                yield Entry(row.id, _readable(row.blob, new), label, part, row.external_id)
+            with_image = {key for key in taken if rows[key].blob}
+            drawn.stored[version.name] |= _stored(connection, gallery_id, version, taken, with_image)
+        for row in map(rows.__getitem__, taken):
+            part = field_text(row.metadata, options.slice)
+            yield Entry(row.id, _readable(row.blob, versions[1]), labels[row.id], part, row.external_id)
 
 
 def _readable(blob: str | None, new: LoadedVersion) -> str | None:
