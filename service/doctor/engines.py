@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import numpy as np
 from sqlalchemy import Connection
 
+from index.contents import Contents, HeldColumns
 from index.engines.base import Keys
 from index.engines.remote import Collection, EngineUnavailable, held_there, metric_of
 from index.errors import InvalidArgument
@@ -23,8 +25,9 @@ from service.store.contents import contents
 from service.store.repository import feed_of, index_of
 from service.store.rows import GalleryRow
 
-Wanted = dict[ShardKey, list[tuple[Keys, Keys, Keys]]]
-"""By version and origin blocks of keys, digests and numbers, each (N,)."""
+Range = tuple[int, int | None]
+"""Keys behind the one and up to the other; None: all behind."""
+NONE = np.empty(0, np.int64)
 
 
 def check(context: Context, fix: bool) -> list[Finding]:
@@ -50,7 +53,7 @@ def check(context: Context, fix: bool) -> list[Finding]:
         for row in context.galleries():
             if index_of(row).kind.elsewhere:
                 try:
-                    _Examined(context, engines, row).compare(missing, unknown, fix=fix)
+                    _Examined(context, engines, row, fix=fix).compare(missing, unknown)
                 except (EngineUnavailable, InvalidArgument) as error:
                     away.add(f"{row.name}: {error.message}")
     return [away, missing, unknown]
@@ -59,48 +62,58 @@ def check(context: Context, fix: bool) -> list[Finding]:
 class _Examined:
     """One gallery beside its collections."""
 
-    def __init__(self, context: Context, engines: Engines, row: GalleryRow) -> None:
+    def __init__(self, context: Context, engines: Engines, row: GalleryRow, *, fix: bool) -> None:
         self._registry: Registry = context.registry
-        self._database, self._row, self._kind = context.database, row, index_of(row).kind
+        self._database, self._row, self._kind, self._fix = context.database, row, index_of(row).kind, fix
         self._engine, self._open = engines.get(self._kind), partial(engines.of(row), self._kind)
+        self._collections: dict[ShardKey, tuple[Collection, Space]] = {}
+        self._missing: Counter[ShardKey] = Counter()
+        self._unknown: Counter[ShardKey] = Counter()
 
-    def compare(self, missing: Finding, unknown: Finding, *, fix: bool) -> None:
+    def compare(self, missing: Finding, unknown: Finding) -> None:
+        """Go through both, some keys at a time."""
+        versions = {version.name for version in self._registry.all()}  # others were deleted, and are swept
+        places = {place for place in self._engine.places(name_of(self._row)) if place[0] in versions}
+        behind = -1
         with self._database.read() as connection:
-            wanted = self._wanted(connection)
-            versions = {version.name for version in self._registry.all()}  # others were deleted, and are swept
-            there = {place for place in self._engine.places(name_of(self._row)) if place[0] in versions}
-            for place in sorted({*wanted, *there}):
-                collection, space = self._collection(place)
-                blocks = wanted.get(place, [])
-                lost = list(_lost(collection, blocks))
-                strays = list(
-                    _strays(collection, np.concatenate([np.empty(0, np.int64), *(keys for keys, *_ in blocks)]))
-                )
-                for finding, parts in ((missing, [len(part) for part in lost]), (unknown, [len(s[0]) for s in strays])):
-                    if sum(parts):
-                        finding.add(f"{self._row.name}: {sum(parts)} of {'/'.join(place)}", sum(parts))
-                        finding.fixed += sum(parts) if fix else 0
-                for keys, numbers in strays if fix else ():
-                    collection.delete(keys, numbers)
-                for keys in lost if fix else ():
-                    self._write_again(connection, collection, place, space, keys)
+            for block in contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
+                last, places = int(block.keys_N[-1]), places | set(block.held)
+                for place in sorted(places):
+                    self._compare_some(connection, place, block, (behind, last))
+                behind = last
+        for place in sorted(places):
+            self._sweep(place, NONE, (behind, None))
+        for finding, counted in ((missing, self._missing), (unknown, self._unknown)):
+            for place, count in sorted((+counted).items()):
+                finding.add(f"{self._row.name}: {count} of {'/'.join(place)}", count)
+                finding.fixed += count if self._fix else 0
 
-    def _wanted(self, connection: Connection) -> Wanted:
-        """What the database holds."""
-        found: Wanted = {}
-        for block in contents(connection, self._row.id, lambda number: self._registry.by_id(number).name):
-            for place, (items, digests) in block.held.items():
-                found.setdefault(place, []).append((block.keys_N[items], digests, block.seqs_N[items]))
-        return found
+    def _compare_some(self, connection: Connection, place: ShardKey, block: Contents, keys: Range) -> None:
+        items, digests = block.held.get(place, HeldColumns(NONE, NONE))
+        known = block.keys_N[items]
+        self._sweep(place, known, keys)
+        lost = _lost(self._collection(place)[0], known, digests, block.seqs_N[items])
+        self._missing[place] += len(lost)
+        if self._fix and len(lost):
+            self._write_again(connection, place, lost)
+
+    def _sweep(self, place: ShardKey, known: Keys, among: Range) -> None:
+        """Count what nobody knows, and remove it if it is to be mended."""
+        collection = self._collection(place)[0]
+        for keys, numbers in _strays(collection, known, among):
+            self._unknown[place] += len(keys)
+            if self._fix:
+                collection.delete(keys, numbers)
 
     def _collection(self, place: ShardKey) -> tuple[Collection, Space]:
-        card = self._registry.named(place[0]).card
-        space = space_from_json(dict(card.space))
-        return self._open(place, space.width(card.dim), metric_of(space)), space
+        if place not in self._collections:
+            card = self._registry.named(place[0]).card
+            space = space_from_json(dict(card.space))
+            self._collections[place] = self._open(place, space.width(card.dim), metric_of(space)), space
+        return self._collections[place]
 
-    def _write_again(
-        self, connection: Connection, collection: Collection, place: ShardKey, space: Space, keys: Keys
-    ) -> None:
+    def _write_again(self, connection: Connection, place: ShardKey, keys: Keys) -> None:
+        collection, space = self._collection(place)
         for block in feed_of(connection, self._row.id, keys.tolist()):
             mine = np.array(sorted({row[0] for row in block}))
             found = collection.entries(mine)  # of the same number, so that they would stay
@@ -108,22 +121,21 @@ class _Examined:
             write_block(collection, place, space, block, sort(self._registry, [block]))
 
 
-def _lost(collection: Collection, blocks: list[tuple[Keys, Keys, Keys]]) -> Iterator[Keys]:
+def _lost(collection: Collection, keys: Keys, digests: Keys, numbers: Keys) -> Keys:
     """Of what the collection covers the keys that it does not have as they are."""
-    covers = collection.covers()
-    for block in blocks:
-        due = block[2] <= covers
-        keys, digests, numbers = (column[due] for column in block)
-        held = held_there(collection, keys, digests, numbers)
-        if not held.all():
-            yield keys[~held]
+    due = numbers <= collection.covers()
+    keys, digests, numbers = (column[due] for column in (keys, digests, numbers))
+    return keys[~held_there(collection, keys, digests, numbers)]
 
 
-def _strays(collection: Collection, known: Keys) -> Iterator[tuple[Keys, Keys]]:
-    """Keys that it has and nobody knows, and their numbers."""
-    after = -1
+def _strays(collection: Collection, known: Keys, among: Range) -> Iterator[tuple[Keys, Keys]]:
+    """Of a range the keys that it has and nobody knows, and their numbers."""
+    after, last = among
     while len((found := collection.listed(after, collection.capabilities.max_rows)).keys_N):
-        stray = ~np.isin(found.keys_N, known) & (found.numbers_N <= collection.covers())
+        mine = np.full(len(found.keys_N), True) if last is None else found.keys_N <= last
+        stray = mine & ~np.isin(found.keys_N, known) & (found.numbers_N <= collection.covers())
         if stray.any():
             yield found.keys_N[stray], found.numbers_N[stray]
+        if not mine.all():
+            return
         after = int(found.keys_N[-1])

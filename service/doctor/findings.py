@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from service.doctor.on_disk import KeysOnDisk
 from service.registry.registry import Registry
 from service.settings import Settings
 from service.store.blobs import Blobs
@@ -56,19 +55,18 @@ class Context:
             return all_galleries(connection)
 
 
-def remove_orphans(
-    context: Context, orphan: Finding, stored: Mapping[str, float], known: AbstractSet[str], advice: str, *, fix: bool
-) -> Finding:
-    """Have a finding count what is stored (key -> age in seconds) and not known, and with `fix` remove it.
+def remove_orphans(context: Context, orphan: Finding, stored: KeysOnDisk, advice: str, *, fix: bool) -> Finding:
+    """Have a finding count what is stored (with its age in seconds) and not named, and with `fix` remove it.
 
-    `advice`: where nothing that is stored is known. A setting that was forgotten must not cost everything there is.
+    `advice`: where nothing that is stored is named. A setting that was forgotten must not cost everything there is.
     """
-    lost = [key for key, age in stored.items() if key not in known and age > ORPHAN_SECONDS]
-    for key in lost:
-        orphan.add(key)
-    if lost and stored.keys().isdisjoint(known):
+    known = stored.any_named()
+    for lost in stored.unnamed(ORPHAN_SECONDS):
+        for key in lost:
+            orphan.add(key)
+        if fix and known:
+            context.blobs.remove(lost)
+            orphan.fixed += len(lost)
+    if orphan.count and not known:
         orphan.severity, orphan.fixable, orphan.advice = "warning", False, advice
-    elif fix:
-        context.blobs.remove(lost)
-        orphan.fixed = len(lost)
     return orphan

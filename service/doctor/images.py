@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 from service.doctor.findings import Context, Finding, remove_orphans
+from service.doctor.on_disk import KeysOnDisk
 from service.store.blob_references import references
 from service.store.blobs import StoreUnreachable
 from service.store.deletion import deleted_galleries
@@ -30,17 +33,15 @@ def check(context: Context, fix: bool) -> list[Finding]:
             "restore the images, or add the evaluation set again",
         ),
     }
-    # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
-    stored = dict(context.blobs.all())
-    referred: set[str] = set()
-    with context.database.read() as connection:
-        for reference in references(connection):
-            referred.add(reference.key)
-            if reference.key not in stored and not context.blobs.exists(reference.key):
-                missing[reference.of].add(reference.owner)
-        freed = {str(gallery_id) for gallery_id in deleted_galleries(connection)}
-    # What lies in the folder of a gallery that is being freed goes with it.
-    stored = {key: age for key, age in stored.items() if key.partition("/")[0] not in freed}
-    orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
-    advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
-    return [remove_orphans(context, orphan, stored, referred, advice, fix=fix), *missing.values()]
+    with closing(KeysOnDisk()) as stored:
+        # What is stored is listed first: a row that comes meanwhile is not taken for one without its image.
+        stored.put(context.blobs.all())
+        with context.database.read() as connection:
+            for reference in references(connection):
+                if not stored.name(reference.key) and not context.blobs.exists(reference.key):
+                    missing[reference.of].add(reference.owner)
+            for gallery_id in deleted_galleries(connection):
+                stored.forget(f"{gallery_id}/")  # what lies in the folder of a gallery that is being freed goes with it
+        orphan = Finding("orphan_blob", "info", "images that nothing refers to", "--fix removes them", fixable=True)
+        advice = "nothing refers to any image here: is it the store of this database? --fix leaves them"
+        return [remove_orphans(context, orphan, stored, advice, fix=fix), *missing.values()]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import closing
 
 from service.doctor.findings import Context, Finding, remove_orphans
+from service.doctor.on_disk import KeysOnDisk
 from service.store.blobs import StoreUnreachable
 from service.store.vector_files import files
 
@@ -14,23 +16,24 @@ def check(context: Context, fix: bool) -> list[Finding]:
     again = "restore them from a backup of the image store; else ingest the items again, or backfill from their images"
     missing = Finding("vector_file_missing", "error", "files of vectors are gone", again)
     damaged = Finding("vector_file_damaged", "error", "files of vectors are not as they were written", again)
-    try:
-        context.blobs.check()
-        # What is stored is listed first: a file that comes meanwhile has a row by then.
-        stored = dict(context.blobs.all_vector_files())
-        with context.database.lookup() as connection:
-            known = files(connection)
-        for file in known:
-            if file.state == "kept":
-                content = context.blobs.read_part(file.key, 0, file.bytes + 1)
-                if content is None:
-                    missing.add(file.key)
-                elif hashlib.sha256(content).hexdigest() != file.sha256:
-                    damaged.add(file.key)
-    except StoreUnreachable:  # told by who looks at the images
-        return []
     what = "files of vectors that no row names"
     unknown = Finding("vector_file_unknown", "info", what, "--fix removes them", fixable=True)
     advice = "no row names any file here: is it the store of this database? --fix leaves them"
-    keys = {file.key for file in known}
-    return [missing, damaged, remove_orphans(context, unknown, stored, keys, advice, fix=fix)]
+    try:
+        context.blobs.check()
+        with closing(KeysOnDisk()) as stored:
+            # What is stored is listed first: a file that comes meanwhile has a row by then.
+            stored.put(context.blobs.all_vector_files())
+            with context.database.lookup() as connection:
+                known = files(connection)
+            for file in known:
+                stored.name(file.key)
+                if file.state == "kept":
+                    content = context.blobs.read_part(file.key, 0, file.bytes + 1)
+                    if content is None:
+                        missing.add(file.key)
+                    elif hashlib.sha256(content).hexdigest() != file.sha256:
+                        damaged.add(file.key)
+            return [missing, damaged, remove_orphans(context, unknown, stored, advice, fix=fix)]
+    except StoreUnreachable:  # told by who looks at the images
+        return []

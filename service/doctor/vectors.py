@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, delete, false, select, update
+from sqlalchemy import Connection, delete, false, literal, select, update
 
 from index.space import UNIT_TOLERANCE, Cosine, space_from_json
 from service.backfills.supplied import counting
 from service.doctor.findings import Context, Finding
+from service.doctor.on_disk import KeysOnDisk
 from service.errors import UnknownGallery
 from service.registry.registry import LoadedVersion
 from service.store.blobs import StoreUnreachable
 from service.store.partitioned import in_gallery, of_item
-from service.store.repository import IS_THERE, STREAMED, take_seq
-from service.store.rows import all_of
-from service.store.sql_arrays import blocks
+from service.store.repository import take_seq
+from service.store.rows import GalleryRow, all_of
+from service.store.sql_arrays import blocks, key_range
 from service.store.tables import embedding, gallery, item
 from service.store.vector_codec import STORED, digests_to_bytes, from_bytes, is_place, to_bytes
 from service.store.vector_parquet import NoParquet
 from service.store.vector_reader import with_vectors
 
-ROWS = 4096
+ITEMS = 4096
+"""Those that are looked at at a time."""
 BLOCK = 500
 """Embeddings mended in one transaction."""
 
@@ -69,23 +70,30 @@ def check(context: Context, fix: bool) -> list[Finding]:
 
 def _check(context: Context, fix: bool) -> list[Finding]:
     found = _findings()
+    with closing(KeysOnDisk()) as seen:
+        for row in context.galleries():
+            for block in _readable(_embeddings(context, row), found["vector_unreadable"]):
+                _check_block(context, block, found, seen, fix=fix)
+    return list(found.values())
+
+
+def _check_block(
+    context: Context, block: list[StoredRow], found: dict[str, Finding], seen: KeysOnDisk, *, fix: bool
+) -> None:
+    """Look at all that some items hold, and mend it."""
     damaged: list[Damaged] = []
     long: list[Damaged] = []
-    seen: dict[tuple[int, int], dict[bytes, str]] = defaultdict(dict)
-    with context.database.read() as connection:
-        for block in _readable(_embeddings(connection), found["vector_unreadable"]):
-            for version_id in {row.version_id for row in block}:
-                rows = [row for row in block if row.version_id == version_id]
-                whole = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
-                long += _check_numbers(context.registry.by_id(version_id), whole, found, damaged)
-            bad = {(row.item_id, row.version_id) for row, _ in damaged}
-            for row in block:
-                if (row.item_id, row.version_id) not in bad:
-                    _check_double(row, seen[row.gallery_id, row.version_id], found["duplicate_vector"])
+    for version_id in {row.version_id for row in block}:
+        rows = [row for row in block if row.version_id == version_id]
+        whole = _check_shapes(context.registry.by_id(version_id), rows, found, damaged)
+        long += _check_numbers(context.registry.by_id(version_id), whole, found, damaged)
+    bad = {(row.item_id, row.version_id) for row, _ in damaged}
+    for row in block:
+        if (row.item_id, row.version_id) not in bad:
+            _check_double(row, seen, found["duplicate_vector"])
     if fix:
         _mend(context, long, found, partial(_normalise, context))
         _discard(context, damaged, found)
-    return list(found.values())
 
 
 def _findings() -> dict[str, Finding]:
@@ -115,19 +123,22 @@ def _findings() -> dict[str, Finding]:
     return {finding.code: finding for finding in made}
 
 
-def _embeddings(connection: Connection) -> Iterator[list[StoredRow]]:
-    columns = (
-        item.c.gallery_id,
-        gallery.c.name,
-        item.c.external_id,
-        item.c.blob,
-        *embedding.c,
-        embedding.c.vector.label("stored"),
-    )
-    joined = embedding.join(item, of_item()).join(gallery, gallery.c.id == item.c.gallery_id)
-    statement = select(*columns).select_from(joined).where(IS_THERE).order_by(embedding.c.version_id)
-    for block in connection.execute(statement, execution_options=STREAMED).partitions(ROWS):
-        yield with_vectors(connection, all_of(StoredRow, block), "vector")
+def _embeddings(context: Context, gallery: GalleryRow) -> Iterator[list[StoredRow]]:
+    """All that a gallery's items hold, some items at a time, each in a transaction of its own."""
+    about = (item.c.gallery_id, literal(gallery.name).label("name"), item.c.external_id, item.c.blob)
+    columns = (*about, *embedding.c, embedding.c.vector.label("stored"))
+    mine, behind = item.c.gallery_id == gallery.id, None
+    joined = select(*columns).select_from(embedding.join(item, of_item())).where(mine)
+    while True:
+        with context.database.read() as connection:
+            keys = key_range(connection, item.c.id, mine, ITEMS, behind)
+            if not len(keys):
+                return
+            some = joined.where(item.c.id.between(int(keys[0]), int(keys[-1])))
+            ordered = some.order_by(embedding.c.version_id, item.c.id)
+            block = with_vectors(connection, all_of(StoredRow, connection.execute(ordered)), "vector")
+        yield block
+        behind = int(keys[-1])
 
 
 def _readable(found: Iterable[list[StoredRow]], unreadable: Finding) -> Iterator[list[StoredRow]]:
@@ -180,28 +191,25 @@ def _check_numbers(
     return long
 
 
-def _check_double(row: StoredRow, seen: dict[bytes, str], found: Finding) -> None:
+def _check_double(row: StoredRow, seen: KeysOnDisk, found: Finding) -> None:
+    place = f"{row.gallery_id} {row.version_id} ".encode()
     digest = hashlib.blake2b(row.vector, digest_size=16).digest()
-    if digest in seen:
-        found.add(f"{_named(row)} = {seen[digest]}")
-    else:
-        seen[digest] = row.external_id
+    first = seen.add(place + digest, row.external_id)
+    if first != row.external_id:
+        found.add(f"{_named(row)} = {first}")
 
 
-def _mend(context: Context, rows: Iterable[Damaged], found: dict[str, Finding], change: Mend) -> None:
-    """Change rows, many in a transaction; replicas follow."""
-    galleries: dict[int, list[Damaged]] = defaultdict(list)
-    for each in rows:
-        galleries[each[0].gallery_id].append(each)
-    for gallery_id, mine in galleries.items():
-        for block in blocks(mine, BLOCK):
-            with suppress(UnknownGallery), context.database.write() as connection:
-                first = take_seq(connection, gallery_id, len(block))
-                with counting(connection, gallery_id, sorted({row.external_id for row, _ in block})):
-                    for seq, (row, code) in enumerate(block, first):
-                        if change(connection, row):
-                            found[code].fixed += 1
-                            _tell_replicas(connection, row, seq)
+def _mend(context: Context, rows: Sequence[Damaged], found: dict[str, Finding], change: Mend) -> None:
+    """Change rows of one gallery, many in a transaction; replicas follow."""
+    for block in blocks(rows, BLOCK):
+        gallery_id = block[0][0].gallery_id
+        with suppress(UnknownGallery), context.database.write() as connection:
+            first = take_seq(connection, gallery_id, len(block))
+            with counting(connection, gallery_id, sorted({row.external_id for row, _ in block})):
+                for seq, (row, code) in enumerate(block, first):
+                    if change(connection, row):
+                        found[code].fixed += 1
+                        _tell_replicas(connection, row, seq)
 
 
 def _normalise(context: Context, connection: Connection, row: StoredRow) -> bool:

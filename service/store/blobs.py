@@ -10,14 +10,15 @@ disk which is not mounted leaves behind: only where it lies does an image that i
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from index.durable import sync_all
 from index.errors import RegraftError
@@ -203,17 +204,31 @@ class Blobs:
         return self._all(VECTOR_FILES)
 
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
-        # What a store over the network says of a place depends on what lies there: it is not asked whether it exists.
-        place = self._path(below).rstrip("/")
-        there = not self._local or self._store.exists(place)
-        found = self._store.find(place, detail=True) if there else {}
-        now = time.time()
-        for path, details in found.items():
-            written = details.get("mtime") or details.get("LastModified") or now
-            seconds = written if isinstance(written, (int, float)) else written.timestamp()
-            key = str(path).removeprefix(self._root).lstrip("/")
+        place, now = self._path(below).rstrip("/"), time.time()
+        for path, written in self._files_here(place) if self._local else self._files_there(place):
+            seconds = now if written is None else written if isinstance(written, (int, float)) else written.timestamp()
+            key = path.removeprefix(self._root).lstrip("/")
             if key != MARKER:
                 yield key, max(now - float(seconds), 0.0)
+
+    def _files_here(self, folder: str) -> Iterator[tuple[str, Any]]:
+        """Every file below a folder, and when it was written; one after the other, for there may be many."""
+        with suppress(FileNotFoundError), os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.is_dir():
+                    yield from self._files_here(entry.path)
+                else:
+                    with suppress(FileNotFoundError):
+                        yield entry.path, entry.stat().st_mtime
+
+    def _files_there(self, place: str) -> Iterator[tuple[str, Any]]:
+        """The same of a store over the network, which lists a gallery's in one piece."""
+        # What such a store says of a place depends on what lies there: it is not asked whether it exists.
+        with suppress(FileNotFoundError):
+            for found in self._store.ls(place, detail=True):
+                name, folder = found["name"], found["type"] == "directory"
+                for path, details in (self._store.find(name, detail=True) if folder else {name: found}).items():
+                    yield str(path), details.get("mtime") or details.get("LastModified")
 
     def remove(self, keys: Iterable[str]) -> None:
         """Remove images; one that cannot be removed is logged and left as an orphan."""

@@ -180,6 +180,25 @@ def test_the_vector_of_another_is_noted(ward: Ward) -> None:
     assert ward.examine()["duplicate_vector"].examples == [f"{ward.gallery}/i2 = i1"]
 
 
+def test_a_gallery_is_gone_through_some_items_at_a_time(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    ward.damage("i1", 1, np.asarray([1, 0, 0, 0]))
+    ward.damage("i4", 1, np.asarray([1, 0, 0, 0]))
+    ward.damage("i5", 1, np.asarray([0, 3, 4, 0]))
+    check_block, items = vectors._check_block, []
+
+    def watched(context: Any, block: Any, *about: Any, **options: Any) -> None:
+        items.append(len({row.item_id for row in block}))
+        check_block(context, block, *about, **options)
+
+    monkeypatch.setattr(vectors, "ITEMS", 2)
+    monkeypatch.setattr(vectors, "_check_block", watched)
+    found = ward.examine(fix=True)
+
+    assert found["duplicate_vector"].examples == [f"{ward.gallery}/i4 = i1"]
+    assert found["not_unit_vector"].fixed == 1
+    assert items == [2, 2, 2]
+
+
 def test_a_long_vector_is_brought_to_unit_length_and_replicas_are_told(ward: Ward) -> None:
     ward.damage("i5", 1, np.asarray([0, 3, 4, 0]))
     (before,) = ward.rows(select(item.c.seq).where(item.c.external_id == "i5"))
