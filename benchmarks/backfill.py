@@ -15,6 +15,7 @@ worker and loops take turns, so that a busy machine slows all of them.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import socket
@@ -100,9 +101,12 @@ def fill(server: Server, name: str, old: str, new: str, images: int, vectors: in
         answer = server.http.post(f"/galleries/{name}/items", data={"items": json.dumps(listed)}, files=files)
         assert answer.is_success, answer.text
     for start in range(0, vectors, 5000):
-        rows = RNG.normal(size=(min(5000, vectors - start), dim)).round(4)
-        items = [{"id": f"v{start + n}", "metadata": {}, "embedding": row.tolist()} for n, row in enumerate(rows)]
-        server.post(f"/galleries/{name}/items", version=old, items=items)
+        rows = RNG.normal(size=(min(5000, vectors - start), dim)).astype(np.float32)
+        np.save(array := io.BytesIO(), rows)
+        form = {"items": json.dumps([{"id": f"v{start + n}"} for n in range(len(rows))]), "version": old}
+        sent = {"embeddings": ("e", array.getvalue())}
+        answer = server.http.post(f"/galleries/{name}/items", data=form, files=sent)
+        assert answer.is_success, answer.text
     server.post(f"/galleries/{name}/deployments", version=new)
 
 

@@ -4,8 +4,9 @@
 
 Re-encoding IMAGES with a small encoder, and transforming VECTORS of 128 numbers by an item edge. The workers are real
 processes with a thread each, started before and warmed by a backfill that is not counted. Rounds of the three numbers
-take turns; figures are medians. `busy`: cores that the workers, and the PostgreSQL, kept busy. PostgreSQL is pip's,
-without fsync, on the machine that runs all: with two cores no more than two can be had.
+take turns; figures are medians. `busy`: cores that the workers, and the PostgreSQL, kept busy. `of their time`: items
+for each second of processor time of both, which holds on a busy machine too. PostgreSQL is pip's, without fsync, on the
+machine that runs all: with two cores no more than two can be had.
 """
 
 from __future__ import annotations
@@ -20,33 +21,40 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from backfill import Server, back, done_of, served
+from backfill import Server, back, done_of, fill, served
 from made_versions import SMALL_EDGE, small
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "library"))
 from staging import postgres
 
 NUMBERS = (1, 2, 4)
+GALLERY = {"reencode": "g", "transform": "vectors"}
 
 
-def main(images: str = "768", vectors: str = "60000", rounds: str = "2") -> None:
+def main(images: str = "512", vectors: str = "40000", rounds: str = "1") -> None:
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
-    print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy |")
-    print(f"|{' --- |' * 6}")
-    with closing(postgres.Server()) as database:
-        for kind, sizes in (("reencode", (int(images), 0)), ("transform", (0, int(vectors)))):
-            with served(small, *sizes, SMALL_EDGE, database.create()) as (server, _, _):
-                show(kind, measured(server, database, kind, int(rounds)))
+    print("| backfill | workers | items/s | ratio to one | workers busy | PostgreSQL busy | items/s of their time |")
+    print(f"|{' --- |' * 7}")
+    with (
+        closing(postgres.Server()) as database,
+        served(small, int(images), 0, SMALL_EDGE, database.create()) as (server, _, _),
+    ):
+        fill(server, "vectors", "v1", "v2", 0, int(vectors), 128)
+        found = measured(server, database, int(rounds))
+    for kind, runs in found.items():
+        show(kind, runs)
+    print(f"load {os.getloadavg()[0]:.1f}")
 
 
-def measured(server: Server, database: postgres.Server, kind: str, rounds: int) -> dict[int, list[tuple[float, ...]]]:
-    """Workers -> of each round items a second, and cores that workers and PostgreSQL kept busy."""
-    found = defaultdict(list)
+def measured(server: Server, database: postgres.Server, rounds: int) -> dict[str, dict[int, list[tuple[float, ...]]]]:
+    """Kind -> workers -> of each round items a second, and cores that workers and PostgreSQL kept busy."""
+    found: dict[str, dict[int, list[tuple[float, ...]]]] = {kind: defaultdict(list) for kind in GALLERY}
     for _ in range(rounds):
         for number in NUMBERS:
             with workers(server, number) as running:
-                run(server, database, kind, running)
-                found[number].append(run(server, database, kind, running))
+                for kind, runs in found.items():
+                    run(server, database, kind, running)
+                    runs[number].append(run(server, database, kind, running))
     return found
 
 
@@ -67,7 +75,9 @@ def workers(server: Server, number: int) -> Iterator[list[int]]:
 
 
 def run(server: Server, database: postgres.Server, kind: str, running: Sequence[int]) -> tuple[float, float, float]:
-    started = server.post("/galleries/g/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 2048)
+    started = server.post(
+        f"/galleries/{GALLERY[kind]}/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 2048
+    )
     while not (first := done_of(server, started["id"])[0]):
         time.sleep(0.005)
     before, began = (busy(running), busy(database._pids())), time.perf_counter()  # noqa: SLF001
@@ -96,7 +106,8 @@ def show(kind: str, found: dict[int, list[tuple[float, ...]]]) -> None:
     speeds = {number: [statistics.median(each) for each in zip(*runs, strict=True)] for number, runs in found.items()}
     for number, (speed, theirs, its) in speeds.items():
         ratio = speed / speeds[NUMBERS[0]][0]
-        print(f"| {kind} | {number} | {speed:,.0f} | {ratio:.2f} | {theirs:.2f} | {its:.2f} |", flush=True)
+        told = f"{speed:,.0f} | {ratio:.2f} | {theirs:.2f} | {its:.2f} | {speed / (theirs + its):,.0f}"
+        print(f"| {kind} | {number} | {told} |", flush=True)
 
 
 if __name__ == "__main__":

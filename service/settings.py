@@ -52,6 +52,8 @@ class Settings(BaseSettings):
     """http:// or https:// URI of the Milvus that galleries may lie in, with the name of a database as path, if any."""
     milvus_token: SecretStr = SecretStr("")
     """`user:password`, or a key of that Milvus; empty: none."""
+    engine_seconds: float = Field(2.0, ge=0.1, le=60.0)
+    """So long a query waits for an answer of one of these, and a load, for what lies there, five times as long."""
 
     host: str = "127.0.0.1"
     port: int = Field(8080, ge=0, le=65_535)

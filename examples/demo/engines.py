@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 START_SECONDS = 60.0
+LITE_SECONDS = 20.0
+"""So long the service waits for milvus-lite, which compares all rows in Python, on a machine that does all the rest."""
 
 
 @contextmanager
@@ -80,7 +82,7 @@ class Milvus:
             )
         try:
             _wait_listens(process, port, folder / "log")
-            yield {"REGRAFT_MILVUS_URI": f"http://127.0.0.1:{port}"}
+            yield {"REGRAFT_MILVUS_URI": f"http://127.0.0.1:{port}", "REGRAFT_ENGINE_SECONDS": str(LITE_SECONDS)}
         finally:
             process.kill()
             process.wait()

@@ -23,13 +23,21 @@ from index.contents import Place
 from index.engines.base import MISSING, Keys
 from index.engines.milvus_server import MilvusServer
 from index.engines.milvus_table import MOST, VECTOR, MilvusTable, Row, row_id
-from index.engines.remote import Candidates, Capabilities, EngineUnavailable, Entries, Metric
+from index.engines.remote import (
+    READ_TIMES,
+    SEARCH_SECONDS,
+    Candidates,
+    Capabilities,
+    EngineUnavailable,
+    Entries,
+    Metric,
+)
 from index.errors import InvalidArgument, InvalidVector
 from index.scan import scan
 from index.space import Vectors
 
-SEARCH_SECONDS, WRITE_SECONDS = 2.0, 60.0
-"""Time limits of a call that queries wait for, and of one that nobody waits for, or of all for every row."""
+WRITE_SECONDS = 60.0
+"""Time limit of a call that nobody waits for, and of all that read every row."""
 MIN_WIDTH, MAX_WIDTH = 2, 32_768
 """Milvus's limits of a vector."""
 MAX_KEYS = 4096
@@ -47,14 +55,16 @@ ROW_BYTES = 100
 class MilvusEngine:
     """A server of Milvus; see `index.engines.remote.Engine`."""
 
-    def __init__(self, uri: str, token: str = "") -> None:
+    def __init__(self, uri: str, token: str = "", seconds: float = SEARCH_SECONDS) -> None:
         """Nothing is asked of the server yet.
 
         Args:
             uri: http:// or https://, with the name of a database as path, if any.
             token: `user:password`, or a key; empty: none.
+            seconds: so long a query waits.
         """
-        self._searching = MilvusServer(uri, token, SEARCH_SECONDS)
+        self._searching = MilvusServer(uri, token, seconds)
+        self._reading = MilvusServer(uri, token, READ_TIMES * seconds)
         self._writing = MilvusServer(uri, token, WRITE_SECONDS)
 
     def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> MilvusCollection:
@@ -62,10 +72,8 @@ class MilvusEngine:
         if not MIN_WIDTH <= width <= MAX_WIDTH:
             why = f"Milvus takes vectors of {MIN_WIDTH} to {MAX_WIDTH} numbers, these have {width}"
             raise InvalidArgument(why, pointer="/index/kind")
-        tables = (
-            MilvusTable(server, _name(gallery, place), width, metric) for server in (self._searching, self._writing)
-        )
-        return MilvusCollection(*tables)
+        servers = self._searching, self._reading, self._writing
+        return MilvusCollection(*(MilvusTable(server, _name(gallery, place), width, metric) for server in servers))
 
     def places(self, gallery: str) -> list[Place]:
         """See Engine."""
@@ -83,16 +91,16 @@ class MilvusEngine:
 
     def close(self) -> None:
         """See Engine."""
-        self._searching.close()
-        self._writing.close()
+        for server in (self._searching, self._reading, self._writing):
+            server.close()
 
 
 class MilvusCollection:
     """The rows of one version and origin of one gallery; see `index.engines.remote.Collection`."""
 
-    def __init__(self, searching: MilvusTable, writing: MilvusTable) -> None:
-        """The same table twice, with the time limits of what queries wait for and of what they do not."""
-        self._searching, self._table = searching, writing
+    def __init__(self, searching: MilvusTable, reading: MilvusTable, writing: MilvusTable) -> None:
+        """The same table, with the time limits of what queries wait for, loads, and nobody."""
+        self._searching, self._reading, self._table = searching, reading, writing
         self.name = writing.name
         self._row_bytes = 4 * writing.width + ROW_BYTES
         self._page = min(MOST, MESSAGE_BYTES // self._row_bytes)
@@ -124,7 +132,7 @@ class MilvusCollection:
     def delete(self, keys_N: Keys, numbers_N: Keys) -> None:
         """See Collection."""
         most = dict(zip(keys_N.tolist(), numbers_N.tolist(), strict=True))
-        for page in self._of(keys_N):
+        for page in self._of(self._table, keys_N):
             self._table.remove([row["id"] for row in page if row["number"] <= most[row["key"]]])
 
     def search(self, queries_QW: Vectors, c: int, *, keys_N: Keys | None = None, exact: bool = False) -> Candidates:
@@ -142,12 +150,12 @@ class MilvusCollection:
 
     def entries(self, keys_N: Keys) -> Entries:
         """See Collection."""
-        return _entries(_newest(row for page in self._of(keys_N) for row in page))
+        return _entries(_newest(row for page in self._of(self._reading, keys_N) for row in page))
 
     def listed(self, after: int, limit: int) -> Entries:
         """See Collection."""
         newest: dict[int, Row] = {}
-        for page in self._table.pages(f'id >= "{row_id(after + 1, 0)}"', min(MOST, limit + 1)):
+        for page in self._reading.pages(f'id >= "{row_id(after + 1, 0)}"', min(MOST, limit + 1)):
             newest |= {row["key"]: row for row in page}
             if len(newest) > limit:  # so that the last one wanted has come whole
                 break
@@ -155,7 +163,7 @@ class MilvusCollection:
 
     def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
         """See Collection."""
-        rows = _newest(row for page in self._of(keys_N, VECTOR) for row in page)
+        rows = _newest(row for page in self._of(self._reading, keys_N, VECTOR) for row in page)
         return _entries(rows), self._vectors(rows)
 
     def covers(self) -> int:
@@ -174,15 +182,15 @@ class MilvusCollection:
         """See Collection."""
         self._table.drop()
 
-    def _of(self, keys_N: Keys, *more: str) -> Iterable[list[Row]]:
+    def _of(self, table: MilvusTable, keys_N: Keys, *more: str) -> Iterable[list[Row]]:
         """The rows of some keys, see `MilvusTable.pages`."""
-        return self._table.pages(_among(keys_N), self._page, *more)
+        return table.pages(_among(keys_N), self._page, *more)
 
     def _remove_older(self, keys_N: Keys) -> None:
         """Remove the rows of these keys but for those of the highest numbers."""
         older: list[str] = []
         last: Row | None = None
-        for page in self._of(keys_N):
+        for page in self._of(self._table, keys_N):
             for row in page:
                 if last is not None and last["key"] == row["key"]:
                     older.append(last["id"])

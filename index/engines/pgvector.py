@@ -21,13 +21,13 @@ import numpy as np
 from index.contents import Place
 from index.engines.base import MISSING, Keys
 from index.engines.pg_connections import MISSING_TABLE, NO_SETTINGS, PgConnections, PgVector, Timed
-from index.engines.remote import Candidates, Capabilities, Entries, Metric
+from index.engines.remote import READ_TIMES, SEARCH_SECONDS, Candidates, Capabilities, Entries, Metric
 from index.errors import InvalidArgument
 from index.space import Vectors
 
 SCHEMA = "regraft_vectors"
-SEARCH_SECONDS, WRITE_SECONDS, BUILD_SECONDS = 2.0, 60.0, 6 * 3600.0
-"""Time limits of what queries wait for, of what nobody waits for, and of making a graph."""
+WRITE_SECONDS, BUILD_SECONDS = 60.0, 6 * 3600.0
+"""Time limits of what nobody waits for, and of making a graph."""
 BUILDING = {"maintenance_work_mem": "256MB", "max_parallel_maintenance_workers": "0"}
 """A graph of what does not fit is made as slowly as it grows; workers would need shared memory that containers lack."""
 LIMITS = Capabilities(max_k=16_384, max_keys=2_000, max_rows=2_000, max_width=4_000)
@@ -45,16 +45,18 @@ T = TypeVar("T")
 class PgvectorEngine:
     """A PostgreSQL server; see the module."""
 
-    def __init__(self, url: str) -> None:
-        self._searching, self._writing = PgConnections(url, SEARCH_SECONDS), PgConnections(url, WRITE_SECONDS)
-        self._building = PgConnections(url, BUILD_SECONDS)
+    def __init__(self, url: str, seconds: float = SEARCH_SECONDS) -> None:
+        """`seconds`: so long a query waits."""
+        self._searching, self._reading = PgConnections(url, seconds), PgConnections(url, READ_TIMES * seconds)
+        self._writing, self._building = PgConnections(url, WRITE_SECONDS), PgConnections(url, BUILD_SECONDS)
 
     def collection(self, gallery: str, place: Place, width: int, metric: Metric) -> PgvectorCollection:
         """See Engine."""
         if width > LIMITS.max_width:
             why = f"pgvector indexes vectors of up to {LIMITS.max_width} numbers, these have {width}"
             raise InvalidArgument(why, pointer="/index/kind")
-        return PgvectorCollection(self._searching, self._writing, self._building, gallery, place, width, metric)
+        connections = self._searching, self._reading, self._writing, self._building
+        return PgvectorCollection(*connections, gallery, place, width, metric)
 
     def places(self, gallery: str) -> list[Place]:
         """See Engine."""
@@ -76,7 +78,7 @@ class PgvectorEngine:
 
     def close(self) -> None:
         """See Engine."""
-        for connections in (self._searching, self._writing, self._building):
+        for connections in (self._searching, self._reading, self._writing, self._building):
             connections.close()
 
 
@@ -88,6 +90,7 @@ class PgvectorCollection:
     def __init__(
         self,
         searching: PgConnections,
+        reading: PgConnections,
         writing: PgConnections,
         building: PgConnections,
         gallery: str,
@@ -95,7 +98,7 @@ class PgvectorCollection:
         width: int,
         metric: Metric,
     ) -> None:
-        self._searching, self._writing, self._building = searching, writing, building
+        self._searching, self._reading, self._writing, self._building = searching, reading, writing, building
         self._gallery, self._place, self._width = gallery, place, width
         name = hashlib.sha256("\0".join((gallery, *place, str(width), metric)).encode()).hexdigest()[:32]
         self._name, self._table = name, f"{SCHEMA}.v{name}"
@@ -153,18 +156,18 @@ class PgvectorCollection:
     def entries(self, keys_N: Keys) -> Entries:
         """See Collection."""
         statement = f"select key, number, digest from {self._table} where key = any(%b::bigint[])"
-        return _entries(self._rows(self._writing, statement, [keys_N.tolist()]))
+        return _entries(self._rows(self._reading, statement, [keys_N.tolist()]))
 
     def listed(self, after: int, limit: int) -> Entries:
         """See Collection."""
         statement = f"select key, number, digest from {self._table} where key > %s order by key limit %s"
-        return _entries(self._rows(self._writing, statement, [after, limit]))
+        return _entries(self._rows(self._reading, statement, [after, limit]))
 
     def fetch(self, keys_N: Keys) -> tuple[Entries, Vectors]:
         """See Collection."""
         columns = "key, number, digest, vector_send(embedding)"
         statement = f"select {columns} from {self._table} where key = any(%b::bigint[])"
-        rows = self._rows(self._writing, statement, [keys_N.tolist()])
+        rows = self._rows(self._reading, statement, [keys_N.tolist()])
         vectors = [_from_binary(row[3]) for row in rows]
         return _entries([row[:3] for row in rows]), np.array(vectors, np.float32).reshape(-1, self._width)
 

@@ -28,6 +28,11 @@ from index.errors import RegraftError
 from index.scan import Mask
 from index.space import Space, Vectors
 
+SEARCH_SECONDS = 2.0
+"""So long a query waits for an engine where nothing else is said."""
+READ_TIMES = 5.0
+"""So many times as long a load waits for what is there of some thousand keys."""
+
 
 class EngineUnavailable(RegraftError):
     """The engine that holds the vectors does not answer now; nothing is lost."""

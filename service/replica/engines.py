@@ -23,7 +23,7 @@ class Engines:
     def __init__(self, settings: Settings) -> None:
         self._makers: dict[IndexKind, Callable[[], Engine]] = {}
         if settings.pgvector:
-            self._makers[IndexKind.PGVECTOR] = partial(_pgvector, settings.pgvector)
+            self._makers[IndexKind.PGVECTOR] = partial(_pgvector, settings)
         if settings.milvus_uri:
             self._makers[IndexKind.MILVUS] = partial(_milvus, settings)
         self._open: dict[IndexKind, Engine] = {}
@@ -86,13 +86,14 @@ def name_of(row: GalleryRow) -> str:
     return f"{row.id} {row.name} {row.created!r}"
 
 
-def _pgvector(url: str) -> Engine:
+def _pgvector(settings: Settings) -> Engine:
     from index.engines.pgvector import PgvectorEngine
 
-    return PgvectorEngine(url)
+    return PgvectorEngine(settings.pgvector, settings.engine_seconds)
 
 
 def _milvus(settings: Settings) -> Engine:
     from index.engines.milvus import MilvusEngine
 
-    return MilvusEngine(settings.milvus_uri, settings.milvus_token.get_secret_value())
+    token = settings.milvus_token.get_secret_value()
+    return MilvusEngine(settings.milvus_uri, token, settings.engine_seconds)

@@ -205,17 +205,24 @@ def test_wide_rows_come_back_bit_for_bit(pgvector: PgvectorEngine, width: int) -
 def test_a_server_that_hangs_costs_its_time_limit_once_and_one_that_was_killed_loses_nothing(
     postgres: Any, pgvector: PgvectorEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pgvector._searching, "_seconds", 0.4)
-    monkeypatch.setattr(pgvector._searching._breaker, "_rest_seconds", 0.2)
+    for connections, seconds in ((pgvector._searching, 0.4), (pgvector._reading, 0.3)):
+        monkeypatch.setattr(connections, "_seconds", seconds)
+        monkeypatch.setattr(connections._breaker, "_rest_seconds", 0.2)
     collection = pgvector.collection(uuid.uuid4().hex, PLACE, DIM, Metric.L2)
     put(collection, 1, k1=1, k2=2)
     collection.search(rows(1), 2)
+    collection.entries(np.array([1]))
     postgres.freeze()
     try:
-        for most in (2.0, 0.1, 0.1):
+        for most, ask in (
+            (2.0, lambda: collection.entries(np.array([1]))),  # as a load does
+            (2.0, lambda: collection.search(rows(1), 2)),
+            (0.1, lambda: collection.search(rows(1), 2)),
+            (0.1, lambda: collection.search(rows(1), 2)),
+        ):
             started = time.monotonic()
             with pytest.raises(EngineUnavailable):
-                collection.search(rows(1), 2)
+                ask()
             assert time.monotonic() - started < most
     finally:
         postgres.thaw()

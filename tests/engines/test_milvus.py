@@ -53,7 +53,6 @@ def client(milvus_server: MilvusTestServer) -> Iterator[Any]:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEARCH_SECONDS", 0.5)
     monkeypatch.setattr(guard.Breaker.__init__, "__defaults__", (0.1,))
 
 
@@ -89,7 +88,7 @@ def answers(collection: MilvusCollection) -> bool:
 def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothing(
     impatient: None, milvus_server: MilvusTestServer
 ) -> None:
-    with closing(MilvusEngine(milvus_server.uri)) as engine:
+    with closing(MilvusEngine(milvus_server.uri, seconds=0.5)) as engine:
         collection = engine.collection(uuid.uuid4().hex, PLACE, DIM, Metric.L2)
         put(collection, rows(50))
         collection.record(7)
@@ -97,6 +96,10 @@ def test_a_frozen_server_costs_its_time_limit_once_and_a_killed_one_loses_nothin
         try:
             assert fails(collection) < 3
             assert fails(collection) < 0.1
+            started = time.monotonic()
+            with pytest.raises(EngineUnavailable):
+                collection.entries(np.arange(3))  # as a load does
+            assert time.monotonic() - started < 6
             time.sleep(0.1)
             assert fails(collection, exact=True) < 3
         finally:
@@ -143,7 +146,7 @@ def test_nothing_that_was_acknowledged_is_lost_to_kills_under_writes(
             for key in keys:
                 may[key] = may[key][-1:]
 
-    with closing(MilvusEngine(server.uri)) as engine:
+    with closing(MilvusEngine(server.uri, seconds=0.5)) as engine:
         collection = engine.collection("g", PLACE, DIM, Metric.L2)
         writer = threading.Thread(target=write)
         writer.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sqlalchemy import update
@@ -31,8 +32,8 @@ class ReplicatedWorld:
             insert_version(connection, v2, [1])
         self.replica = self.new_replica()
 
-    def new_replica(self) -> Replica:
-        return Replica(self.database, Registry(self.database, self.settings), self.settings.indexes, 0.005)
+    def new_replica(self, **more: Any) -> Replica:
+        return Replica(self.database, Registry(self.database, self.settings), self.settings.indexes, 0.005, **more)
 
     def create(self, name: str = "g", current: int | None = 1) -> int:
         with self.database.write() as connection:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ import pytest
 from sqlalchemy import update
 
 from index.engines import segment, segments
+from index.engines.config import IndexConfig, IndexKind
+from index.engines.remote import EngineUnavailable
 from service.replica import replica
+from service.store.repository import set_index
 from service.store.tables import embedding
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
+from staging.engine import FakeCollection, FakeEngine
 from staging.replicated import ReplicatedWorld as World
 
 ROWS = 40
@@ -37,6 +43,39 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
         pass
     assert live.indexed() == ROWS
     yield world
+    world.database.close()
+
+
+def test_a_load_that_an_engine_holds_up_ends_and_keeps_nobody_from_other_galleries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, engine = World(tmp_path, make_version), FakeEngine()
+    held, other = world.create("held"), world.create("other")
+    with world.database.write() as connection:
+        set_index(connection, held, IndexConfig(kind=IndexKind.PGVECTOR))
+    for gallery in (held, other):
+        world.store(gallery, 1, a=[1, 0], b=[0, 1])
+    asked, frozen = threading.Event(), threading.Event()
+
+    def entries(*_: object) -> None:
+        asked.set()
+        assert frozen.wait(10)
+        raise EngineUnavailable("no answer in time")
+
+    monkeypatch.setattr(FakeCollection, "entries", entries)
+    replica = world.new_replica(elsewhere=lambda row: lambda _kind, *where: engine.collection(row.name, *where))
+    with ThreadPoolExecutor(1) as thread:
+        loading = thread.submit(replica.find, "held")
+        assert asked.wait(10)
+        assert [key for key, _ in answer(replica.find("other").gallery)] == [4, 3]
+        assert replica.progress("held") is not None
+        frozen.set()
+        live = loading.result()
+    with pytest.raises(EngineUnavailable, match="in time"):
+        answer(live.gallery)
+    world.store(held, 1, c=[1, 1])
+    replica.refresh(held)
+    assert live.gallery.contents()[0].keys_N.tolist() == [1, 2, 5]  # writes go on
     world.database.close()
 
 
