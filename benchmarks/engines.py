@@ -114,7 +114,8 @@ def elsewhere(kind: str, scratch: Path) -> Iterator[Engine]:
     elif kind == "milvus":
         lite = MilvusTestServer(scratch / "milvus")
         try:
-            yield Engine({"REGRAFT_MILVUS_URI": lite.uri}, lite._process.pid)  # noqa: SLF001
+            patient = {"REGRAFT_ENGINE_SECONDS": "30"}
+            yield Engine({"REGRAFT_MILVUS_URI": lite.uri, **patient}, lite._process.pid)  # noqa: SLF001
         finally:
             lite.stop()
     else:

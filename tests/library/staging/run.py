@@ -52,9 +52,10 @@ class Flaky:
 class Run:
     """One random life of a gallery."""
 
-    def __init__(self, world: World, data: Path, seed: int, stack: ExitStack) -> None:
+    def __init__(self, world: World, data: Path, seed: int, stack: ExitStack, **more: Any) -> None:
+        """`more`: settings."""
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
-        self.settings = Settings(data=data)
+        self.settings = Settings(data=data, **more)
         data.mkdir()
         self.stack = stack
         self.flaky: list[Flaky] = []
