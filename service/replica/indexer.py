@@ -89,6 +89,8 @@ class Indexer:
             while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
                 seconds = time.monotonic() - started
                 logger.info(Event("indexed", items=live.gallery.indexed(), seconds=round(seconds, 1)))
+                # The next one may take minutes, and whoever starts after a crash in them needs it.
+                self._replica.keep_snapshot(live, settled=False)
         finally:
             CONTEXT.reset(before)
 

@@ -11,6 +11,7 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
+from index.gallery import Gallery
 from service.replica import indexer
 from service.replica.indexer import Indexer
 from service.replica.replica import Replica
@@ -83,3 +84,19 @@ def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
 
     said = Counter(str(record.msg) for record in caplog.records if record.levelname == "ERROR")
     assert said == {"action=indexes_not_swept": 1, "action=index_failed gallery=a": 1}
+
+
+def test_a_start_finds_a_snapshot_also_where_more_is_to_be_built(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    built = iter([True, True, False])
+    monkeypatch.setattr(Gallery, "build_index", lambda *_: (done.append("built"), next(built, False))[1])
+    monkeypatch.setattr(Replica, "keep_snapshot", lambda *_, settled: done.append("settled" if settled else "kept"))
+    replica = world.new_replica()
+    replica.find("a")
+    one = Indexer(replica)
+    one.start()
+    try:
+        until(lambda: len(done) >= 6)
+    finally:
+        one.stop()
+    assert done[:6] == ["built", "kept", "built", "kept", "built", "kept"]
