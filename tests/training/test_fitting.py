@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +21,7 @@ from index.errors import InvalidArgument, InvalidVersionFolder
 from index.folder import load_version, write_card
 from index.new_folder import Unwritable
 from regraft.cli import app
+from staging.children import child
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
@@ -34,23 +33,6 @@ from training.trained import WEIGHTS, Trained
 ROOT = Path(__file__).parents[2]
 RECIPE = replace(find_recipe("digits_independent"), epochs=4, warmup_epochs=1, batch_size=128, augment="shift")
 FIRST_LOSSES = [25.47593, 24.46161, 23.31299, 22.18528, 21.5377, 20.99993, 20.6339, 20.53753, 20.90141, 20.21113]
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from tests_recipe import RECIPE
-from training.module import Training
-from training.train import train
-
-step = Training.training_step
-def mortal(self, batch, place):
-    if self.current_epoch == 2 and place == 3:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return step(self, batch, place)
-Training.training_step = mortal
-train(RECIPE, Path(sys.argv[1]), progress=False)
-"""
 
 Step = Callable[[Training, Any, int], Tensor]
 
@@ -112,15 +94,26 @@ def interrupt(by: signal.Signals = signal.SIGINT) -> None:
     os.kill(os.getpid(), by)
 
 
+def train_and_die(out: Path) -> None:
+    step: Step = Training.training_step
+
+    def mortal(module: Training, batch: Any, place: int) -> Tensor:
+        if module.current_epoch == 2 and place == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return step(module, batch, place)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "training_step", mortal)
+        path.train(RECIPE, out, progress=False)
+
+
 def test_a_training_killed_in_an_epoch_goes_on_to_the_very_same_weights(
     undisturbed: Path, tmp_path: Path, at_step: Any
 ) -> None:
     out = tmp_path / "v"
-    (tmp_path / "tests_recipe.py").write_text(f"from training.recipes.recipe import *\nRECIPE = {RECIPE!r}\n")
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
-    command = [sys.executable, "-c", KILLED, str(out)]
-    died = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, check=False)
-    assert died.returncode == -signal.SIGKILL, died.stderr.decode()
+    died = child(train_and_die, out)
+    died.join(120)
+    assert died.exitcode == -signal.SIGKILL
     assert not out.exists()
 
     made = at_step(-1, never)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.nn.functional import linear
 
+from staging.children import child
 from training.contrasts import masked_alignment, regression_alleviating
 from training.contrasts import rince as hyperbolic
 from training.gather import gather_batch
@@ -22,34 +23,26 @@ LOSSES = {
     "rince": lambda new, old, _: hyperbolic(new, old),
 }
 
-PROCESS = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.nn.functional import linear
-from training import contrasts
-from training.gather import gather_batch
-from training.method import EmbeddedBatch
 
-torch.set_num_threads(1)
-place, rank = sys.argv[1], int(sys.argv[2])
-dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
-given = torch.load(f"{place}/given.pt")
-mine = slice(4 * rank, 4 * rank + 4)
-found = {}
-for name in ("regression_alleviating", "masked_alignment", "rince"):
-    weight = given["weight"].clone().requires_grad_()
-    new = linear(given["x"][mine], weight)
-    batch = gather_batch(EmbeddedBatch(new, given["label"][mine], given["old"][mine]))
-    assert torch.equal(batch.label_B, given["label"]) and batch.independent_BM is None
-    extra = {"regression_alleviating": (batch.label_B, 0.1), "masked_alignment": (batch.label_B, 10.0), "rince": ()}
-    loss = getattr(contrasts, name)(batch.new_BD, batch.old_BN, *extra[name])
-    loss.backward()
-    dist.all_reduce(weight.grad)  # what DDP does, then divides by the number of processes
-    found[name] = (loss.detach(), weight.grad / 2)
-torch.save(found, f"{place}/found{rank}.pt")
-dist.destroy_process_group()
-"""
+def one_of_two(place: Path, rank: int) -> None:
+    """What one process finds on its half of the batch."""
+    dist.init_process_group("gloo", init_method=f"file://{place}/meeting", rank=rank, world_size=2)
+    given = torch.load(place / "given.pt")
+    mine = slice(4 * rank, 4 * rank + 4)
+    found = {}
+    for name, loss_of in LOSSES.items():
+        weight = given["weight"].clone().requires_grad_()
+        new = linear(given["x"][mine], weight)
+        batch = gather_batch(EmbeddedBatch(new, given["label"][mine], given["old"][mine]))
+        assert torch.equal(batch.label_B, given["label"])
+        assert batch.independent_BM is None
+        loss = loss_of(batch.new_BD, batch.old_BN, batch.label_B)
+        loss.backward()
+        assert weight.grad is not None
+        dist.all_reduce(weight.grad)  # what DDP does, then divides by the number of processes
+        found[name] = (loss.detach(), weight.grad / 2)
+    torch.save(found, place / f"found{rank}.pt")
+    dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +56,10 @@ def given() -> dict[str, Tensor]:
 def found(given: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[Tensor, Tensor]]]:
     place = tmp_path_factory.mktemp("gather")
     torch.save(given, place / "given.pt")
-    root = Path(__file__).parents[2]
-    running = [
-        subprocess.Popen([sys.executable, "-c", PROCESS, str(place), str(rank)], cwd=root, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
+    running = [child(one_of_two, place, rank) for rank in range(2)]
     for process in running:
-        _, stderr = process.communicate(timeout=120)
-        assert process.returncode == 0, stderr.decode()
+        process.join(120)
+        assert process.exitcode == 0
     return [torch.load(place / f"found{rank}.pt") for rank in range(2)]
 
 

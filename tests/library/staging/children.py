@@ -1,0 +1,18 @@
+"""Processes that have torch at once, forked from the one that runs the tests; CUDA bears no fork."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import torch
+
+
+def child(target: Callable[..., None], *given: Any) -> BaseProcess:
+    """Start a process that calls `target`, a function of a module; who starts it waits for it."""
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    process = context.Process(target=target, args=given)
+    process.start()
+    return process
