@@ -154,6 +154,10 @@ def test_images_are_made_of_what_is_there_and_run_as_nobody_in_particular() -> N
     assert {service["build"]["target"] for service in OURS.values()} == {"serving", "gpu"} < set(stages)
     for stage in re.split(r"^FROM ", DOCKERFILE, flags=re.MULTILINE)[1:]:
         assert "built" in stage.splitlines()[0] or "\nUSER 10001\n" in stage
+    installed = re.findall(r'pip install .*"\.\[(.+)\]"', DOCKERFILE)
+    assert len(installed) == 2
+    for extras in installed:  # whatever settings may ask for
+        assert {"postgres", "pgvector", "milvus", "s3", "arrow"} < set(extras.split(","))
     assert all(service["read_only"] and service["tmpfs"] == ["/tmp"] for service in OURS.values())
 
 
