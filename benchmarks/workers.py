@@ -76,12 +76,13 @@ def workers(server: Server, number: int) -> Iterator[list[int]]:
 
 def run(server: Server, database: postgres.Server, kind: str, running: Sequence[int]) -> tuple[float, float, float]:
     started = server.post(
-        f"/galleries/{GALLERY[kind]}/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 2048
+        f"/galleries/{GALLERY[kind]}/backfills", kind=kind, chunk_size=16 if kind == "reencode" else 1024
     )
     while not (first := done_of(server, started["id"])[0]):
         time.sleep(0.005)
+    total = server.http.get(f"/backfills/{started['id']}").json()["total"]  # planned since it was started
     before, began = (busy(running), busy(database._pids())), time.perf_counter()  # noqa: SLF001
-    while (shown := done_of(server, started["id"]))[0] < started["total"]:
+    while (shown := done_of(server, started["id"]))[0] < total:
         assert shown[1] == "running", shown
         time.sleep(0.01)
     seconds = time.perf_counter() - began
@@ -89,7 +90,7 @@ def run(server: Server, database: postgres.Server, kind: str, running: Sequence[
     while done_of(server, started["id"])[1] == "running":
         time.sleep(0.01)
     back(server.settings, "v2")
-    return (started["total"] - first) / seconds, used[0] / seconds, used[1] / seconds
+    return (total - first) / seconds, used[0] / seconds, used[1] / seconds
 
 
 def busy(pids: Sequence[int]) -> float:
