@@ -11,9 +11,10 @@ from index.attempts import GalleryChanged
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.metadata import Metadata
-from index.query_plan import Ask, EmbeddedQueries
+from index.query_plan import Ask, EmbeddedQueries, Plan
 from index.scatter import Gathered, Moved, ShardQuery
 from index.search_result import SearchResult
+from index.space import Vectors
 from index.view import View
 
 
@@ -46,11 +47,8 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
         raise GalleryChanged
     if reach.degraded and (params.strict or not reach.routes):
         raise NoRoute("; ".join(d.reason for d in reach.degraded), pointer="/version")
-    plan, moved, transform = view.plan(query_version, reach, params.mode), Moved({}, {}), view.topology.transform
-    for version, route in reach.routes.items():
-        started = perf_counter()
-        moved.vectors[version] = follow(route, transform, vectors)
-        moved.seconds[version] = perf_counter() - started
+    plan = view.plan(query_version, reach, params.mode)
+    moved = _moved(plan, view, vectors) if plan.moving else Moved(vectors, plan.still)
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
@@ -60,6 +58,16 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
     return ShardQuery(
         plan, moved, queries, depth, allowed_S, params.exact, reach.degraded, filter_seconds, params.strict
     )
+
+
+def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> Moved:
+    """The queries at the end of each route."""
+    moved, seconds = dict(vectors), dict(plan.still)
+    for version, route in plan.moving.items():
+        started = perf_counter()
+        moved[version] = follow(route, view.topology.transform, vectors)
+        seconds[version] = perf_counter() - started
+    return Moved(moved, seconds)
 
 
 def result(

@@ -17,18 +17,18 @@ MIN_FREED = 1 << 20
 
 
 class NotedTexts(NamedTuple):
-    """Both texts of some slots (N,), as they were when it was noted where they lie.
+    """Both texts of some slots (N,) in any shape, as they were when it was noted where they lie.
 
     That stays true: texts are only ever put behind all others, or packed into other memory.
     """
 
     kept: bytearray
-    places_N3: NDArray[np.int64]
+    places: NDArray[np.int64]
 
     def both(self) -> list[tuple[str, str]]:
         """The texts (N,)."""
         kept = self.kept
-        return [(kept[a:b].decode(), kept[b:c].decode()) for a, b, c in self.places_N3.tolist()]
+        return [(kept[a:b].decode(), kept[b:c].decode()) for a, b, c in self.places.reshape(-1, 3).tolist()]
 
 
 class KeptTexts:
@@ -96,11 +96,11 @@ class KeptTexts:
         start, middle, end = self._places[3 * slot : 3 * slot + 3]
         return self._bytes[start:middle].decode(), self._bytes[middle:end].decode()
 
-    def noted(self, slots_N: NDArray[np.int64]) -> NotedTexts:
+    def noted(self, slots: NDArray[np.int64]) -> NotedTexts:
         """Both texts of slots, to be read later, whatever is written meanwhile."""
         if (places_S3 := self._places_S3) is None:
             places_S3 = self._places_S3 = np.asarray(self._places).reshape(-1, 3)
-        return NotedTexts(self._bytes, places_S3.take(slots_N, axis=0))
+        return NotedTexts(self._bytes, places_S3.take(slots, axis=0))
 
     def free(self, slot: int) -> None:
         """Forget the texts of a slot."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.calibration import Calibration, probability
-from index.engines.base import MISSING, Keys
+from index.engines.base import MISSING, Keys, has_missing
 from index.errors import InvalidArgument, ModeUnavailable
 from index.space import Space, Vectors
 
@@ -141,7 +141,7 @@ def _merge(found: ShardResults, goodness: Sequence[Floats | Vectors], k: int) ->
     at_QK = order_QK if len(order_QK) == 1 else order_QK + ends[-1] * np.arange(len(order_QK))[:, None]
     keys_QK, scores_QK = keys_QS.take(at_QK), good_QS.take(at_QK)
     raw_QK = np.concatenate([scores for scores, _ in found], axis=1).take(at_QK)
-    if MISSING in keys_QK[:, -1:].ravel().tolist():
+    if has_missing(keys_QK):
         none_QK = keys_QK == MISSING
         scores_QK[none_QK], shards_QK[none_QK] = 0.0, -1
     return Merged(scores_QK, raw_QK, keys_QK, shards_QK)
@@ -151,4 +151,7 @@ def _alone(scores_QK: Floats, raw_QK: Vectors, keys_QK: Keys, k: int) -> Merged:
     """What a single shard found."""
     if keys_QK.shape[1] > k:
         scores_QK, raw_QK, keys_QK = scores_QK[:, :k], raw_QK[:, :k], keys_QK[:, :k]
-    return Merged(scores_QK, raw_QK, keys_QK, np.minimum(keys_QK, 0))  # of a key 0, of MISSING itself
+    shards_QK = np.zeros(keys_QK.shape, np.int64)
+    if has_missing(keys_QK):
+        shards_QK[keys_QK == MISSING] = -1
+    return Merged(scores_QK, raw_QK, keys_QK, shards_QK)

@@ -67,9 +67,9 @@ NOTHING = Item()
 class FoundItems(Mapping[int, Item]):
     """Some items by key, as they were when they were found; made of what is kept when somebody looks at one."""
 
-    def __init__(self, keys_N: Slots, texts: NotedTexts, seqs_N: Slots) -> None:
-        """What belongs together stands at one place: keys, both texts, numbers in the feed."""
-        self._keys_N, self._texts, self._seqs_N = keys_N, texts, seqs_N
+    def __init__(self, keys: Slots, texts: NotedTexts, seqs: Slots) -> None:
+        """What belongs together stands at one place: keys, both texts, numbers in the feed; of any shape."""
+        self._keys, self._texts, self._seqs = keys, texts, seqs
 
     def __getitem__(self, key: int) -> Item:
         """What is known of one of them."""
@@ -85,7 +85,7 @@ class FoundItems(Mapping[int, Item]):
 
     @cached_property
     def _items(self) -> dict[int, Item]:
-        columns = zip(self._keys_N.tolist(), self._texts.both(), self._seqs_N.tolist(), strict=True)
+        columns = zip(self._keys.ravel().tolist(), self._texts.both(), self._seqs.ravel().tolist(), strict=True)
         return {key: Item(*both, seq) for key, both, seq in columns}
 
 
@@ -218,11 +218,12 @@ class Metadata:
             looked = self._looked = np.asarray(self._key_S), np.asarray(self._seq_S)
         key_S, seq_S = looked
         keys_QK = key_S.take(slots_QK) if len(key_S) else slots_QK.copy()
-        slots_N, keys_N = slots_QK.ravel(), keys_QK.ravel()
-        if slots_QK.size and NOBODY in slots_QK[:, -1].tolist():
-            keys_QK[slots_QK == NOBODY] = NOBODY
-            slots_N, keys_N = slots_N[slots_N != NOBODY], keys_N[slots_N != NOBODY]
-        return keys_QK, FoundItems(keys_N, self._texts.noted(slots_N), seq_S.take(slots_N))
+        if [NOBODY] not in slots_QK[:, -1:].tolist():
+            return keys_QK, FoundItems(keys_QK, self._texts.noted(slots_QK), seq_S.take(slots_QK))
+        there_QK = slots_QK != NOBODY
+        keys_QK[~there_QK] = NOBODY
+        slots_N = slots_QK[there_QK]
+        return keys_QK, FoundItems(keys_QK[there_QK], self._texts.noted(slots_N), seq_S.take(slots_N))
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""

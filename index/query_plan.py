@@ -82,6 +82,16 @@ class Plan:
         return merge_rank(scanned, self.sizes, k)
 
     @cached_property
+    def moving(self) -> Mapping[str, Route]:
+        """The routes along which queries are not compared as they were embedded."""
+        return {version: route for version, route in self.routes.items() if route.edges and not route.dual}
+
+    @cached_property
+    def still(self) -> Mapping[str, float]:
+        """Version -> the seconds that moving queries takes, where nothing moves them."""
+        return dict.fromkeys(self.routes, 0.0)
+
+    @cached_property
     def alone(self) -> bool:
         """Whether there is one shard, and it lies in memory."""
         return len(self.shards) == 1 and not self.elsewhere

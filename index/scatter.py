@@ -7,7 +7,7 @@ one version. Shape suffixes: Q queries, K results wanted, D dimension, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
@@ -29,8 +29,8 @@ from index.space import Vectors
 class Moved(NamedTuple):
     """Version -> the queries at the end of their route to it (Q, D), and the seconds that took."""
 
-    vectors: dict[str, Vectors]
-    seconds: dict[str, float]
+    vectors: Mapping[str, Vectors]
+    seconds: Mapping[str, float]
 
 
 class ShardQuery(NamedTuple):
@@ -70,15 +70,14 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         Unanswered: engines are to be asked first.
         EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
-    plan, moved, queries, k, allowed_S, exact, *_ = query
+    plan, moved = query.plan, query.moved
     if not plan.alone:
         return _of_several(query, answers or Answers())
-    ((place, shard),) = plan.shards.items()
-    version, origin = place
+    (((version, origin), shard),) = plan.shards.items()
     started = perf_counter()
-    hits = shard.search(moved.vectors[version], k, allowed_S, exact=exact)
+    hits = shard.search(moved.vectors[version], query.k, query.allowed_S, exact=query.exact)
     found = perf_counter()
-    merged = plan.merge([(hits.scores_QK, hits.slots_QK)], queries, k)
+    merged = plan.merge([hits[:2]], query.queries, query.k)
     size, used, took = plan.sizes[0], plan.maps[0], moved.seconds[version]
     trace = ShardTrace(version, origin, size, plan.routes[version], used, took, found - started, hits.how)
     return Gathered(merged, (trace,), perf_counter() - found)

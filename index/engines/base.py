@@ -40,6 +40,11 @@ class Scanned:
         return Scanned(self.exact + other.exact, self.approximate + other.approximate, max(self.effort, other.effort))
 
 
+def has_missing(at_QK: Keys) -> bool:
+    """Whether there are fewer than K results in any row (Q, K), whose last then is MISSING."""
+    return [MISSING] in at_QK[:, -1:].tolist()  # NumPy's own ways cost several times as much for a few queries
+
+
 class Hits(NamedTuple):
     """What a shard found for Q queries, best first.
 

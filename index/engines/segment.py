@@ -16,7 +16,7 @@ import numpy as np
 
 from index.engines import gpu
 from index.engines.approximate import INDEX, Approximate, Selection, begin
-from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.base import MISSING, Hits, Keys, Scanned, has_missing
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows
@@ -164,7 +164,7 @@ class Segment:
         else:
             scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)
         slots_QC = self.slots_R.take(at_QC) if len(self.slots_R) else at_QC
-        if MISSING in at_QC[:, -1:].ravel().tolist():
+        if has_missing(at_QC):
             none_QC = at_QC == MISSING
             slots_QC, scores_QC = np.where(none_QC, MISSING, slots_QC), np.where(none_QC, np.float32(0), scores_QC)
         return Hits(scores_QC, slots_QC, how, sure)
@@ -277,9 +277,7 @@ class Segment:
         assert self.tuned is not None
         selected = self._selected(allowed_R)
         scores_QK, at_QK = search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, k, effort, selected)
-        last = at_QK[:, least - 1].tolist()
-        if MISSING in last:
-            few = [query for query, at in enumerate(last) if at == MISSING]
+        if has_missing(at_QK) and len(few := np.flatnonzero(at_QK[:, least - 1] == MISSING)):
             found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, k)
             scores_QK[few], at_QK[few] = found
         return scores_QK, at_QK

@@ -138,7 +138,7 @@ class SegmentedShard:
         ]
         if self.head.count() or not parts:
             parts.insert(0, self.head.search(queries_QD, k, allowed_S))
-        self._asked.append(queries_QD[:REMEMBERED])
+        self._asked.append(queries_QD if len(queries_QD) <= REMEMBERED else queries_QD[:REMEMBERED])
         return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
