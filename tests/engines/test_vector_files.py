@@ -28,6 +28,7 @@ from service.store.tables import embedding
 from service.store.vector_files import IS_HERE, files
 from service.store.vector_parquet import NoParquet
 from staging.builders import make_version
+from staging.settling import settled_at_once
 
 DIM = 3
 V1, V2 = 1, 2
@@ -105,18 +106,8 @@ class Site:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A few vectors are a file, everything has settled, and nothing waits."""
-    for module, name, value in (
-        (offloader, "FILE_ROWS", 16),
-        (offloader, "LEAST_ROWS", 4),
-        (offloader, "SETTLED_SECONDS", 0.0),
-        (offloader, "COUNTED_SECONDS", 0.0),
-        (offloader, "LEASE_SECONDS", 0.0),
-        (offloader, "SCANNED", 12),
-        (offloading, "BLOCK", 5),
-        (offloading, "PAUSE_SECONDS", 0.0),
-        (offloading, "GRACE_SECONDS", 0.0),
-    ):
-        monkeypatch.setattr(module, name, value)
+    settled_at_once(monkeypatch, FILE_ROWS=16, SCANNED=12, BLOCK=5)
+    settled_at_once(monkeypatch, LEAST_ROWS=4, COUNTED_SECONDS=0.0, LEASE_SECONDS=0.0, PAUSE_SECONDS=0.0)
     monkeypatch.setattr("service.store.vector_reader.GROUP", 4)
     monkeypatch.setattr("service.store.vector_parquet.GROUP", 4)
     return monkeypatch

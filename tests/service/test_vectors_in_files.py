@@ -14,12 +14,13 @@ from sqlalchemy import func, select
 from index.version import Version
 from service.doctor.examination import Doctor
 from service.settings import Settings
-from service.store import offloader, offloading
+from service.store import offloader
 from service.store.database import Database
 from service.store.tables import embedding
 from service.store.vector_files import IS_HERE, files
 from staging.s3 import ObjectStore, object_store
 from staging.served import Served, problem, serving
+from staging.settling import settled_at_once
 from staging.waiting import until
 
 ITEMS = 12
@@ -30,14 +31,7 @@ def s3() -> Iterator[ObjectStore]:
     with object_store() as running, pytest.MonkeyPatch.context() as patch:
         for name, value in running.environment.items():
             patch.setenv(name, value)
-        for module, name, value in (
-            (offloader, "PAUSE_SECONDS", 0.01),
-            (offloader, "SETTLED_SECONDS", 0.0),
-            (offloader, "LEAST_ROWS", 1),
-            (offloader, "LEASE_SECONDS", 0.5),
-            (offloading, "GRACE_SECONDS", 0.0),
-        ):
-            patch.setattr(module, name, value)
+        settled_at_once(patch, PAUSE_SECONDS=0.01, LEASE_SECONDS=0.5)
         yield running
 
 

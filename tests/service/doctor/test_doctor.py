@@ -19,7 +19,6 @@ from service.doctor import vectors
 from service.doctor.examination import Doctor
 from service.doctor.findings import Finding
 from service.settings import Settings
-from service.store import offloader
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs
 from service.store.database import Database
@@ -29,6 +28,7 @@ from service.store.tables import embedding, evaluation, evaluation_embedding, ga
 from service.store.vector_codec import from_bytes, to_bytes
 from staging.builders import make_version
 from staging.served import serving
+from staging.settling import settled_at_once
 from staging.working import work
 
 
@@ -292,8 +292,7 @@ def test_items_nobody_can_reach_and_versions_nobody_uses(ward: Ward, tmp_path: P
 def test_files_of_vectors_are_looked_into_and_nothing_in_them_is_discarded(
     ward: Ward, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in (("LEAST_ROWS", 1), ("SETTLED_SECONDS", 0.0)):
-        monkeypatch.setattr(offloader, name, value)
+    settled_at_once(monkeypatch)
     blobs = open_blobs(ward.database, ward.settings.blobs_url)
     Offloader(ward.database, blobs, "objects").look()
     assert ward.examine(fix=True) == {}
