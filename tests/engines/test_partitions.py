@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from alembic import command
-from sqlalchemy import Connection, insert, text
+from sqlalchemy import Connection, event, insert, text
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
@@ -234,6 +234,56 @@ def test_replicas_hear_of_a_retirement_that_was_cut_off(served: Served, monkeypa
     until(lambda: not unfinished(served.runtime.database))
     served.runtime.replica.refresh(1)
     assert known(served) == {"v2": 10}
+
+
+def tells_at_once(connection: Any, _: object) -> None:
+    """Have the server know what a session did when it is put back, and not a second later."""
+    connection.execute("select pg_stat_force_next_flush()")
+    connection.rollback()
+
+
+def scans(database: Database) -> int:
+    """How often something looked into the partitions of `h`."""
+    looked = "select sum(seq_scan + coalesce(idx_scan, 0)) from pg_stat_all_tables where relname like 'embedding_2_%'"
+    with database.lookup() as connection:
+        connection.execute(text("select pg_stat_clear_snapshot()"))
+        return int(connection.execute(text(looked)).scalar_one())
+
+
+def test_what_is_asked_of_one_gallery_looks_into_no_partition_of_another(served: Served) -> None:
+    http, database, pair = served.http, served.runtime.database, {"new": "v2", "old": "v1"}
+    for engine in (database._writer, database._reader, database._finder):
+        event.listen(engine, "checkin", tells_at_once)
+    embedded, supplied = {"version": "v2", "embeddings": [[0] * 5 + [1]]}, {"kind": "supplied"}
+    beside = {"version": "v2", "items": [{"id": "i1", "embedding": [1] + [0] * 5}]}
+    asked: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+        ("POST", "/galleries/g/query", embedded, {}),
+        ("POST", "/galleries/g/query", {"items": ["i1"]}, {}),
+        ("GET", "/galleries/g/items/i1", {}, {}),
+        ("GET", "/galleries/g/items", {}, {}),
+        ("GET", "/galleries/g/items:embeddings", {}, {}),
+        ("GET", "/galleries/g/items:missing", {}, {"version": "v1"}),
+        ("PUT", "/galleries/g/items:embeddings", beside, {}),
+        ("POST", "/galleries/g/gates", {"version": "v1"}, {}),
+        ("POST", "/edges:fit", {**pair, "kind": "ridge", "gallery": "g"}, {}),
+        *(("POST", "/galleries/g/backfills", {"kind": kind}, {"dry_run": True}) for kind in ("reencode", "supplied")),
+        ("POST", "/galleries/g/backfills", {"kind": "reencode"}, {}),
+        ("POST", "/galleries/g/backfills", supplied, {}),
+        ("DELETE", "/galleries/g/items/i2", {}, {}),
+        ("POST", "/galleries/g/deployments", {"version": "v1"}, {}),
+        ("POST", "/galleries/g/rollback", {}, {}),
+        ("POST", "/galleries/g/retire", {"version": "v1"}, {}),
+        ("DELETE", "/galleries/g", {}, {"confirm": "g"}),
+    ]
+    looked = {}
+    for method, path, body, params in asked:
+        before = scans(database)
+        answer = http.request(method, path, params=params, **({"json": body} if body else {}))
+        # Ten pairs are too few for a fit, which it knows when it has looked for them.
+        assert answer.is_success or answer.json()["code"] == "too_few_pairs", answer.text
+        looked[method, path, str(body), str(params)] = scans(database) - before
+
+    assert {about: times for about, times in looked.items() if times} == {}
 
 
 def test_others_read_and_write_while_a_version_and_a_gallery_go(served: Served) -> None:
