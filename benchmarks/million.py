@@ -3,16 +3,19 @@
     python benchmarks/million.py [ITEMS] [INDEX] [DIM]
 
 ITEMS (default 1000000) clustered unit vectors of DIM numbers (default 128) with two metadata fields, into a real
-service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force), is
-killed with SIGKILL, starts and answers again. A second version with an identity edge serves a tenth of the items after
-a deployment and none after the roll-back: how long each takes, and how long one client that asks without a pause ever
-waits.
+service by arrays; INDEX `auto` (default), `hnsw` or `ivf`. Then it seals, answers (recall against brute force) as soon
+as no more than a head is scanned, and again when nothing is left to merge; is killed with SIGKILL, starts and answers
+again. A second version with an identity edge serves a tenth of the items after a deployment and none after the
+roll-back, once those are sealed: how long each takes, and how long one client that asks without a pause ever waits.
+`OMP_NUM_THREADS=2` has indexes built on two cores.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
+import math
 import os
 import sys
 import tempfile
@@ -26,17 +29,20 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
-from http_speed import DIM, about, served
-from index_speed import draw
+from http_speed import DIM, about, cpu_seconds, load, request, served
+from index_speed import CLUSTERS
 from ingest import answers
 
 from index.archive import pack_version
-from index.engines.segments import SEAL_ROWS
+from index.engines.segments import SEAL_ROWS, SETTLED_SECONDS
 from index.folder import load_version, write_card, write_edge
 from index.version import Card, Edge, EdgeKind, Score
 
 BLOCK, K, ASKED = 10_000, 10, 200
-SEALING_SECONDS = 1_800.0
+SEALING_SECONDS = 3_600.0
+RESTING_SECONDS, RESTING_SHARE = 5.0, 0.1
+"""A service that takes no more than this share of a processor for so long has nothing left to build."""
+ASKING_SECONDS = 4.0
 
 
 def main(items: str = "1000000", index: str = "auto", dim: str = str(DIM)) -> None:
@@ -51,18 +57,21 @@ def main(items: str = "1000000", index: str = "auto", dim: str = str(DIM)) -> No
                 http.post("/galleries/g/deployments", json={"version": "v1"}).raise_for_status()
                 report("ingested", timed(lambda: fill(http, vectors, "v1")), f"{len(vectors)} x {dim} by arrays")
                 report("sealed and indexed", timed(lambda: wait_until_sealed(http, queries)), "after the last write")
-                ask(http, "v1", queries, right)
+                ask(http, url, queries, right)
+                report("merged, too", timed(lambda: wait_until_at_rest(pid)), "nothing is left to build")
+                ask(http, url, queries, right)
                 print(f"| memory | {resident_bytes(pid) / len(vectors):,.0f} bytes an item | the whole process |")
                 print(
                     f"| disk | {disk_bytes(scratch / 'd') / len(vectors):,.0f} bytes an item | database and indexes |"
                 )
             os.kill(pid, 9)
         started = time.perf_counter()
-        with served(scratch) as (url, _), client(url) as http:
+        with served(scratch) as (url, pid), client(url) as http:
             search(http, "v1", queries[:1])
             report("killed, started: the first answer", time.perf_counter() - started, "with Python's own start")
-            ask(http, "v1", queries, right)
+            ask(http, url, queries, right)
             fill(http, vectors[: len(vectors) // 10], "v2")
+            wait_until_at_rest(pid)
             with waiting(url, queries) as waits:
                 for version in ("v2", "v1"):
                     body = {"version": version, "override": "measured here"}
@@ -121,17 +130,31 @@ def wait_until_sealed(http: httpx.Client, queries: Any) -> None:
     sys.exit(f"not sealed within {SEALING_SECONDS:.0f} s")
 
 
-def ask(http: httpx.Client, version: str, queries: Any, right: Any) -> None:
-    took, hits = [], 0
-    for query, expected in zip(queries[:ASKED], right, strict=False):
-        started = time.perf_counter()
-        (result,) = search(http, version, query[None])["results"]
-        took.append(time.perf_counter() - started)
+def wait_until_at_rest(pid: int) -> None:
+    """After the last write; what has settled is sealed and merged."""
+    until = time.monotonic() + SEALING_SECONDS
+    time.sleep(SETTLED_SECONDS)
+    spent, before = math.inf, cpu_seconds(pid)
+    while spent > RESTING_SHARE * RESTING_SECONDS and time.monotonic() < until:
+        time.sleep(RESTING_SECONDS)
+        spent, before = cpu_seconds(pid) - before, cpu_seconds(pid)
+
+
+def ask(http: httpx.Client, url: str, queries: Any, right: Any) -> None:
+    hits = 0
+    for query, expected in zip(queries, right, strict=True):
+        (result,) = search(http, "v1", query[None])["results"]
         hits += len({match["id"] for match in result["matches"]} & {f"i{at}" for at in expected})
+    took = asyncio.run(load(url, asks(url, queries), 1, ASKING_SECONDS))
     p50, p99 = np.percentile(took, (50, 99)) * 1e3
-    print(
-        f"| a query | p50 {p50:.1f}, p99 {p99:.1f} ms | recall@10 {hits / len(took) / K:.3f}, one client |", flush=True
-    )
+    recall = hits / len(queries) / K
+    print(f"| a query | p50 {p50:.1f}, p99 {p99:.1f} ms | recall@10 {recall:.3f}, one client |", flush=True)
+
+
+def asks(url: str, queries: Any) -> list[bytes]:
+    """A request for each query, as bytes: a client's library would take longer than the search."""
+    bodies = [{"version": "v1", "embeddings": [query.tolist()], "k": K} for query in queries]
+    return [request(url, "/v1/galleries/g/query", json.dumps(body).encode(), "application/json") for body in bodies]
 
 
 @contextmanager
@@ -141,9 +164,8 @@ def waiting(url: str, queries: Any) -> Iterator[list[float]]:
     over = threading.Event()
 
     def go_on() -> None:
-        with client(url) as http:
-            while not over.is_set():
-                took.append(timed(lambda: search(http, "v1", queries[:1])))
+        while not over.is_set():
+            took.extend(asyncio.run(load(url, asks(url, queries[:1]), 1, 0.5)))
 
     thread = threading.Thread(target=go_on)
     thread.start()
@@ -153,6 +175,22 @@ def waiting(url: str, queries: Any) -> Iterator[list[float]]:
     finally:
         over.set()
         thread.join()
+
+
+def draw(count: int, asked: int, dim: int) -> tuple[Any, Any]:
+    """As `index_speed.draw`, a block at a time: five million take no more memory than they are."""
+    random = np.random.default_rng(0)
+    centres = random.standard_normal((CLUSTERS, dim), np.float32)
+
+    def around(many: int) -> Any:
+        made = np.empty((many, dim), np.float32)
+        for start in range(0, many, BLOCK):
+            noise = 0.5 * random.standard_normal((min(BLOCK, many - start), dim), np.float32)
+            block = centres[random.integers(0, CLUSTERS, len(noise))] + noise
+            made[start : start + len(block)] = block / np.linalg.norm(block, axis=1, keepdims=True)
+        return made
+
+    return around(count), around(asked)
 
 
 def timed(work: Any) -> float:
