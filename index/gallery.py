@@ -237,6 +237,11 @@ class Gallery:
             taken = None if self._missing else (self._metadata.copied(), self._shards.copied(), self._seq)
         return taken and (of_slots(*taken[:2]), taken[2])
 
+    def unsealed(self) -> int:
+        """Embeddings that lie in no segment yet: a snapshot does not say what vectors they are."""
+        with self._lock.read():
+            return self._shards.unsealed()
+
     def filterable(self, where: Filter) -> bool:
         """Whether a filter finds every item already; the first one by its keys has to make it so."""
         return self._metadata.filterable(where)

@@ -93,6 +93,10 @@ class Shards:
         """What is held, by place and in parts."""
         return {place: shard.copied() for place, shard in self._by_key.items()}
 
+    def unsealed(self) -> int:
+        """Embeddings in no segment yet."""
+        return sum(shard.head.held() for shard in self._by_key.values())
+
     def bytes(self) -> int:
         """What their rows and indexes take."""
         return sum(shard.bytes() for shard in self._by_key.values())

@@ -185,7 +185,7 @@ class SegmentedShard:
             left = left[~here_L]
 
     def copied(self) -> list[tuple[Keys, Callable[[], Keys]]]:
-        """What is held, in parts: slots, and what gives the digests of those that files hold."""
+        """What is held, in parts: slots, and what gives the digests of those that files hold, or soon will."""
         head_N = self.head.slots().copy()
         return [
             (head_N, lambda: np.full(len(head_N), UNKNOWN)),
@@ -293,8 +293,6 @@ class SegmentedShard:
 
 
 def _digests(segment: Segment, alive_R: Mask) -> Keys:
-    if segment.folder is None:  # nobody will find it there
-        return np.full(int(np.count_nonzero(alive_R)), UNKNOWN)
     return segment.digests()[alive_R]
 
 

@@ -67,8 +67,9 @@ class LoadedGallery:
         self._declaring = threading.Lock()
         # Held from the look at what was committed until it is applied.
         self.applying = threading.Lock()
-        # The number of its last snapshot.
+        # The number of its last snapshot, and the embeddings that were in no segment then.
         self.snapshot_seq = 0
+        self.snapshot_unsealed = 0
         # For the cache: what it takes, and when it was asked for last.
         self.bytes = 0
         self.used = 0.0

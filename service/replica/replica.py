@@ -318,4 +318,4 @@ class Replica:
             progress.add(len(some_left.items) + len(some_left.missing))
         if found is not None:
             live.apply(Sorted(), found[1])
-            live.snapshot_seq = found[1]
+            live.snapshot_seq, live.snapshot_unsealed = found[1], len(left)

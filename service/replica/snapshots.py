@@ -25,7 +25,10 @@ FOLDER = ".snapshots"
 LEFT = 2
 """Folders kept: somebody may be reading the one before the newest."""
 GROWING, SETTLED = 1 / 8, 1 / 64
-"""The share of items that may have changed since, while they go on changing and when they have stopped."""
+"""The share of items that may have changed since, while they go on changing and when they have stopped.
+
+So has one that was sealed since: a start would read its vector from SQL.
+"""
 
 
 def keep_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> None:
@@ -43,19 +46,20 @@ def keep_if_due(database: Database, live: LoadedGallery, *, settled: bool) -> No
 
 def _is_due(live: LoadedGallery, *, settled: bool) -> bool:
     most = (SETTLED if settled else GROWING) * sum(live.gallery.items_by_version().values())
-    return live.seq - live.snapshot_seq > most
+    sealed = live.snapshot_unsealed - live.gallery.unsealed()
+    return live.seq - live.snapshot_seq + max(0, sealed) > most
 
 
 def _keep(database: Database, live: LoadedGallery) -> None:
     """Write a snapshot of what a gallery holds now, and forget those before."""
-    taken = live.gallery.contents()
+    unsealed, taken = live.gallery.unsealed(), live.gallery.contents()
     if taken is None:
         return  # a start shall look again at what is left out
     folder = live.folder / FOLDER
     name = contents.write(*taken, folder)
     with database.write() as connection:
         note_snapshot(connection, live.id, name)
-    live.snapshot_seq = taken[1]
+    live.snapshot_seq, live.snapshot_unsealed = taken[1], unsealed
     for old in sorted(folder.iterdir(), key=_age)[:-LEFT]:
         shutil.rmtree(old, ignore_errors=True)
     logger.info(Event("snapshot_kept", gallery=live.name, items=len(taken[0].keys_N), seq=taken[1]))

@@ -22,7 +22,7 @@ from service.replica.loaded import LoadedGallery
 from service.replica.replica import Replica
 from service.store.deletion import delete_gallery, forget_gallery, free_items
 from service.store.embeddings import put_embeddings
-from service.store.repository import NewItem, store_items, take_seq
+from service.store.repository import NewItem, feed_of, store_items, take_seq
 from service.store.snapshots import KEPT, note_snapshot, snapshots_of
 from service.store.tables import gallery, item
 from staging.builders import make_version
@@ -222,6 +222,26 @@ def test_few_are_known_and_they_go_with_their_gallery(sealed: World) -> None:
         free_items(connection, 1, 0, 100)
         forget_gallery(connection, 1)
         assert snapshots_of(connection, 1) == []
+
+
+def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEAL_ROWS", 1_000)
+    sealed.write(1, *NAMES)
+    sealed.snapshot()
+    assert sealed.live().snapshot_unsealed == len(NAMES)
+    monkeypatch.setattr(segments, "SEAL_ROWS", 4)
+    sealed.seal()
+    sealed.snapshot()
+    read: list[int] = []
+    monkeypatch.setattr("service.replica.replica.feed_of", lambda *given: (read.extend(given[2]), feed_of(*given))[1])
+    sealed.start()
+
+    assert told(sealed.live()) == told(sealed.rebuilt())
+    assert read == []
+    folder = sealed.live().folder / snapshots.FOLDER
+    kept = sorted(folder.iterdir())
+    sealed.snapshot()
+    assert sorted(folder.iterdir()) == kept, "nothing has changed"
 
 
 STEPS = ["contents", "sync", "rename", "note_snapshot", "rmtree"]
