@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from service.doctor import deleted, engines, folders, images, places, sets, vector_files, vectors
+from service.doctor import deleted, engines, folders, images, kept_folders, places, sets, vector_files, vectors
 from service.doctor.findings import Context, Finding
 from service.registry.registry import Registry
 from service.settings import Settings
@@ -18,7 +18,15 @@ from service.store.database import Database
 
 Check = Callable[[Context, bool], list[Finding]]
 
-CHECKS: Sequence[Check] = (folders.check, deleted.check, vectors.check, vector_files.check, images.check, engines.check)
+CHECKS: Sequence[Check] = (
+    folders.check,
+    kept_folders.check,
+    deleted.check,
+    vectors.check,
+    vector_files.check,
+    images.check,
+    engines.check,
+)
 
 ORDER = {"error": 0, "warning": 1, "info": 2}
 

@@ -203,6 +203,10 @@ class Blobs:
         """The same of files of vectors."""
         return self._all(VECTOR_FILES)
 
+    def all_folders(self) -> Iterator[tuple[str, float]]:
+        """The same of folders of versions and edges, see `folder_store`."""
+        return self._all(FOLDERS)
+
     def _all(self, below: str) -> Iterator[tuple[str, float]]:
         place, now = self._path(below).rstrip("/"), time.time()
         for path, written in self._files_here(place) if self._local else self._files_there(place):

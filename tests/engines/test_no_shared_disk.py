@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
+from service.doctor.examination import Doctor
 from service.http.app import create_app
+from service.runtime import running
 from service.settings import Settings
+from service.store.object_store import open_store
 from staging.builders import image_bytes, make_image, make_version, zip_version
-from staging.s3 import object_store
+from staging.s3 import ObjectStore, object_store
 from staging.working import work
 
 ITEMS = 24
@@ -22,11 +25,16 @@ pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with object_store() as running, pytest.MonkeyPatch.context() as patch:
-        for name, value in running.environment.items():
+def s3() -> Iterator[ObjectStore]:
+    with object_store() as emulator, pytest.MonkeyPatch.context() as patch:
+        for name, value in emulator.environment.items():
             patch.setenv(name, value)
-        yield running.bucket()
+        yield emulator
+
+
+@pytest.fixture
+def bucket(s3: ObjectStore) -> str:
+    return s3.bucket()
 
 
 @pytest.fixture
@@ -87,3 +95,25 @@ def test_versions_edges_and_images_reach_every_machine(
     ok(here.post("/versions", files={"archive": zip_version(other.folder)}))
     assert there.get("/versions/v3").json()["dim"] == 5
     assert there.get("/versions/v3").json()["problem"] is None
+
+
+@pytest.mark.parametrize("harm", ["cut", "gone"])
+def test_the_doctor_stores_folders_again_that_other_machines_would_miss(
+    services: list[TestClient], machines: list[Settings], tmp_path: Path, harm: str
+) -> None:
+    runtime = services[0].app.state.runtime  # type: ignore[attr-defined]
+    v1 = make_version(tmp_path / "v1", "v1", 4)
+    assert services[0].post("/versions", files={"archive": zip_version(v1.folder)}).status_code == 201
+    store, root = open_store(machines[0].blobs_url)
+    ((key, _),) = runtime.blobs.all_folders()
+    content = store.cat_file(f"{root}/{key}")
+    store.rm_file(f"{root}/{key}")
+    if harm == "cut":
+        store.pipe_file(f"{root}/{key}", content[: len(content) // 2])
+    doctor = Doctor(machines[0], runtime.database)
+
+    assert {f.code: f.examples for f in doctor.examine()} == {"folder_missing": ["v1"], "version_unused": ["v1"]}
+    doctor.examine(fix=True)
+    assert {f.code for f in doctor.examine()} == {"version_unused"}
+    with running(machines[2]) as third:
+        assert third.registry.named("v1").problem == ""

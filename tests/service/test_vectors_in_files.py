@@ -89,6 +89,9 @@ def test_a_service_answers_alike_moves_what_a_backfill_wrote_and_starts_from_fil
 
     with serving(settings) as served:
         assert told(served, path, pictures) == after
+        # Registered where images lay on a disk, the versions are in no store.
+        told_first = Doctor(settings, served.runtime.database).examine(fix=True)
+        assert {f.code: f.fixed for f in told_first} == {"version_unused": 0, "folder_missing": 3}
         assert {f.code for f in Doctor(settings, served.runtime.database).examine()} == {"version_unused"}
         assert served.remove(path).status_code in (200, 204)
         until(lambda: not list(served.runtime.blobs.all_vector_files()))
