@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from ssl import SSLContext
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -74,7 +76,12 @@ class Connection:
         self.url = url.rstrip("/")
         # A proxy from the environment has no business between a client and a loopback service.
         self._http = httpx.Client(
-            base_url=f"{self.url}/v1/", headers=headers, timeout=timeout, transport=transport, trust_env=False
+            base_url=f"{self.url}/v1/",
+            headers=headers,
+            timeout=timeout,
+            transport=transport,
+            trust_env=False,
+            verify=certificates(),
         )
 
     def __enter__(self) -> Self:
@@ -114,6 +121,12 @@ class Connection:
                 yield from response.iter_lines()
         except httpx.TransportError as error:
             raise Unreachable(f"the stream from {self.url} broke ({str(error) or type(error).__name__})") from error
+
+
+@cache
+def certificates() -> SSLContext:
+    """Whom TLS trusts. Read once for all clients of a process: it takes longer than many requests."""
+    return httpx.create_ssl_context(trust_env=False)
 
 
 def read(answer: type[Answer], body: str | bytes) -> Answer:

@@ -21,6 +21,13 @@ def test_the_key_travels_as_a_bearer_token_and_only_when_given():
     assert [r.headers.get("authorization") for r in seen] == ["Bearer secret", None]
 
 
+def test_certificates_are_read_once_for_all_clients(monkeypatch):
+    Client().close()
+    monkeypatch.setattr("ssl.create_default_context", lambda **_: pytest.fail("read again"))
+
+    Client("https://nowhere").close()
+
+
 def test_a_problem_carries_everything_the_service_said():
     errors = [{"pointer": "/k", "detail": "too large"}]
     body = {"detail": "k is 9", "code": "invalid_argument", "errors": errors, "request_id": "r-1"}

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 from sqlalchemy import select
 
+from regraft.connection import certificates
 from service.backfills.ranges import NOTHING_TOLD
 from service.backfills.sweeps import go_on, let_go
 from service.http.backfills import BackfillIn, start
@@ -39,7 +40,7 @@ class Site:
         self.engines = Engines(self.settings)
         self.processes: list[Forked] = []
         self.port = free_port()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20)
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}/v1", timeout=20, verify=certificates())
 
     def launch(self, *command: str) -> Forked:
         """A Python process in the repository, working on this data folder."""

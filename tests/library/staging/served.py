@@ -16,6 +16,7 @@ import uvicorn
 from sqlalchemy import update
 
 from index.version import Version
+from regraft.connection import certificates
 from service.http.app import create_app
 from service.runtime import Runtime
 from service.settings import Settings
@@ -135,7 +136,9 @@ def serving(settings: Settings, **headers: str) -> Iterator[Served]:
             assert thread.is_alive(), "the server did not start"
             time.sleep(0.005)
         port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}/v1", headers=headers, timeout=30) as http:
+        with httpx.Client(
+            base_url=f"http://127.0.0.1:{port}/v1", headers=headers, timeout=30, verify=certificates()
+        ) as http:
             yield Served(http, app.state.runtime)
     finally:
         server.should_exit = True
