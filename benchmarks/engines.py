@@ -9,8 +9,8 @@ started anew, above that of one without items. Processor time is that of the API
 engine's processes: it holds on a busy machine, wall time does not.
 
 PostgreSQL is pip's, on a Unix socket and without fsync, for pgvector alone. Milvus is milvus-lite, a double for tests
-that compares all rows in Python: its times say nothing of Milvus, and it is asked less. FAISS scans up to 10,000 rows,
-and has a graph beyond.
+that compares all rows in Python: its times say nothing of Milvus, and it is asked less. FAISS scans fewer than 10,000
+rows, and has a graph from there on.
 """
 
 from __future__ import annotations

@@ -22,29 +22,39 @@ DIM = 128
 class Costs:
     """Of one machine with two cores, for vectors of 128 numbers and two metadata fields."""
 
-    memory: float = 1_586.0
+    memory: float = 1_556.0
     """Bytes an item in each API process, vectors and index with it: benchmarks/million.py."""
-    remote: float = 640.0
-    """Bytes an item in each API process where an engine holds the vectors: what five fields take (589, a million items
-    by benchmarks/gallery_size.py), and the 50 a row of decision 0034; benchmarks/engines.py says it at 50,000."""
-    disk: float = 1_710.0
-    """Bytes an item below indexes/ and in the database: benchmarks/million.py."""
+    remote: float = 611.0
+    """Bytes an item in each API process where an engine holds the vectors: benchmarks/engines.py, pgvector, 50,000."""
+    sql: float = 715.0
+    """Bytes an item in the database: docs/scale.md, vectors in the store of images."""
+    places: float = 181.0
+    """The same where vectors lie in files, REGRAFT_VECTORS=objects."""
+    files: float = 536.0
+    """Bytes an item of these files."""
+    indexes: float = 995.0
+    """Bytes an item below indexes/ of an API machine: what benchmarks/million.py finds on disk, 1,710, less `sql`."""
     image: float = 20_000.0
     """Bytes of a stored image: an assumption."""
-    ingest: float = 46.2 / 1e6
+    ingest: float = 47.5 / 1e6
     """Seconds an item, arrays over HTTP, SQLite: benchmarks/million.py."""
-    seal: float = 216.0 / 1e6
+    seal: float = 211.3 / 1e6
     """Seconds an item until it is in an index: benchmarks/million.py."""
-    load: float = 3.6 / 1e6
+    bring: float = 461 / 1e6
+    """Seconds of processor an item that is stored and brought to pgvector, by the process that does it and the server:
+    benchmarks/engines.py, 50,000. A graph of more rows takes longer to grow."""
+    move: float = 80 / 1e6
+    """Seconds of processor an item whose vector is moved into files: docs/scale.md."""
+    load: float = 5.7 / 1e6
     """Seconds an item from kill -9 to the first answer, from a snapshot: benchmarks/million.py."""
     encode: float = 0.005
     """Seconds an item of a real encoder on one core: an assumption; the part of a backfill that workers share."""
-    commit: float = 1 / 11_414
-    """Seconds an item of a transform, whose computing takes next to nothing: what the database takes for what workers
-    found, at most. No more items a second, however many workers. One worker on SQLite, at full speed and at the
-    priority of the service (benchmarks/backfill.py queries); benchmarks/workers.py says it of PostgreSQL."""
-    query: float = 0.0038
-    """Seconds of a query, p50, at a million items: benchmarks/million.py."""
+    commit: float = 175 / 1e6
+    """Seconds of PostgreSQL's processor an item of a transform, whose computing takes next to nothing:
+    benchmarks/workers.py, one worker, 0.35 of a core for 2,004 items a second. Taken to come one after the other, as a
+    gallery's numbers of the feed do: no more items a second, however many workers."""
+    query: float = 0.0056
+    """Seconds of a query, p50, at a million items: benchmarks/million.py, the slower of its two."""
     growth: float = 0.2
     """A query takes so many times more, as a power of the items: a graph's search grows slowly. An assumption."""
 
@@ -60,18 +70,24 @@ def main() -> None:
 
 
 def needs(costs: Costs) -> Iterator[str]:
-    yield "| items | memory of an API process | engine elsewhere | disk, SQL and indexes | images | first load |"
-    yield f"|{' --- |' * 6}"
+    columns = (
+        "memory of an API process | engine elsewhere | SQL | with `objects`: SQL, files | indexes | images | start |"
+    )
+    yield f"| items | {columns}"
+    yield f"|{' --- |' * 8}"
     for items in SIZES:
-        sizes = (items * one for one in (costs.memory, costs.remote, costs.disk, costs.image))
-        yield f"| {named(items)} | {' | '.join(map(as_bytes, sizes))} | {as_time(items * costs.load)} |"
+        processes = [as_bytes(items * one) for one in (costs.memory, costs.remote, costs.sql)]
+        apart = f"{as_bytes(items * costs.places)} and {as_bytes(items * costs.files)}"
+        rest = [as_bytes(items * one) for one in (costs.indexes, costs.image)]
+        yield f"| {named(items)} | {' | '.join([*processes, apart, *rest])} | {as_time(items * costs.load)} |"
 
 
 def saturation(costs: Costs) -> Iterator[str]:
-    yield "| items | ingest | sealing, one process | a backfill's commits | 1 worker | 16 workers | 256 workers |"
-    yield f"|{' --- |' * 7}"
+    one = "ingest | sealing | into pgvector | vectors into files | a backfill's commits"
+    yield f"| items | {one} | 1 worker | 16 workers | 256 workers |"
+    yield f"|{' --- |' * 9}"
     for items in SIZES:
-        times = [items * costs.ingest, items * costs.seal, items * costs.commit]
+        times = [items * one for one in (costs.ingest, costs.seal, costs.bring, costs.move, costs.commit)]
         times += [items * max(costs.encode / workers, costs.commit) for workers in (1, 16, 256)]
         yield f"| {named(items)} | {' | '.join(map(as_time, times))} |"
 
