@@ -58,7 +58,6 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
 def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
     """The answer, which took so many seconds; `orjson` writes it."""
     first = pages[0].answer
-    degraded = {(d.version, d.reason): vars(d) for page in pages for d in page.answer.degraded}.values()
     results = [result for page in pages for result in page.results]
     return {
         "version": first.version,
@@ -66,13 +65,24 @@ def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> di
         "mode": first.mode.value,
         "seq": first.seq,
         "mix": dict(first.items_by_version),
-        "degraded": list(degraded),
+        "degraded": _degraded(pages),
         "warnings": [warning for part in asked.parts if part.sight for warning in part.sight.as_json()],
         "results": results if len(pages) == 1 else sorted(results, key=_place),
         "next": asked.cursor() if any(True in page.more for page in pages) else None,
         **({"explain": explain(pages).model_dump(mode="json")} if asked.params.explain else {}),
         "took_ms": round(seconds * 1000, 3),
     }
+
+
+def _degraded(pages: Sequence[Page]) -> list[dict[str, Any]]:
+    """By version and reason the items left out: of all shards of a version, in the part that lacks most of them."""
+    most: Counter[tuple[str, str]] = Counter()
+    for page in pages:
+        lacking: Counter[tuple[str, str]] = Counter()
+        for one in page.answer.degraded:
+            lacking[one.version, one.reason] += one.items
+        most |= lacking
+    return [{"version": version, "items": items, "reason": reason} for (version, reason), items in most.items()]
 
 
 def _place(result: dict[str, Any]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import pytest
 
 from index import filter as filters
 from index.gallery import Gallery
+from index.search_result import Degraded
 from regraft.models import SearchResponse
 from service.http import query_route
 from service.replica.replica import Replica
@@ -75,6 +76,18 @@ def test_a_filter_is_read_once(served: Any, filled: str, monkeypatch: pytest.Mon
 
     assert len(answer.json()["results"][0]["matches"]) == 3
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"items": ["i0"]}], ids=["one part", "two parts"])
+def test_items_left_out_are_those_of_all_shards(
+    served: Any, filled: str, more: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, answer_ = (Degraded("v1", 6, "away"), Degraded("v1", 1, "away"), Degraded("v1", 2, "late")), Gallery.answer
+    monkeypatch.setattr(Gallery, "answer", lambda *given: [found._replace(degraded=left) for found in answer_(*given)])
+
+    told = ask(served, filled, **more).json()["degraded"]
+
+    assert {(one["reason"], one["items"]) for one in told} == {("away", 7), ("late", 2)}
 
 
 def test_a_gallery_that_another_process_deletes_is_gone_at_once(served: Any, filled: str) -> None:
