@@ -254,6 +254,9 @@ def test_what_is_asked_of_one_gallery_looks_into_no_partition_of_another(served:
     http, database, pair = served.http, served.runtime.database, {"new": "v2", "old": "v1"}
     for engine in (database._writer, database._reader, database._finder):
         event.listen(engine, "checkin", tells_at_once)
+        used = [engine.connect() for _ in range(engine.pool.checkedin())]  # what they did before is told of now
+        for connection in used:
+            connection.close()
     embedded, supplied = {"version": "v2", "embeddings": [[0] * 5 + [1]]}, {"kind": "supplied"}
     beside = {"version": "v2", "items": [{"id": "i1", "embedding": [1] + [0] * 5}]}
     asked: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
