@@ -30,7 +30,7 @@ import numpy as np
 from ingest import answers, free_port
 
 from index.archive import pack_version
-from index.engines.approximate import Selection, begin
+from index.engines.approximate import Selection, build
 from index.engines.config import IndexKind, Storage
 from index.engines.segments import SETTLED_ROWS
 from index.folder import load_version, write_card
@@ -182,9 +182,7 @@ def run_floor(port: int, vectors: Any, effort: int) -> None:
 
     known = [(f"i{n}", about(n)) for n in range(len(vectors))]
     everything = Selection()
-    graph = begin(IndexKind.HNSW, Storage.FLOAT32, vectors, inner_product=True) if effort else None
-    if graph:
-        graph.add(vectors)
+    graph = effort and build(IndexKind.HNSW, Storage.FLOAT32, vectors, inner_product=True, stopped=lambda: False)
 
     async def ask(request: Request) -> Response:
         asked = orjson.loads(await request.body())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,8 +22,6 @@ from index.engines.config import IndexKind, Storage
 from index.scan import Mask, Rows
 from index.space import Vectors
 
-INDEX = "index.faiss"
-"""The file of an index, beside what else is kept of its rows."""
 LINKS = 32
 """Neighbours a node of the graph keeps on its upper layers, twice as many at the bottom (M of Malkov 2016)."""
 BUILD_EFFORT = 60
@@ -87,28 +85,6 @@ class Approximate(ABC):
         """More rows, behind those it has."""
         self.index.add(rows_RW)
 
-    def grow(self, rows_RW: Vectors, stopped: Callable[[], bool]) -> bool:
-        """The same of many rows, which takes seconds for each hundred thousand; False: `stopped` before the end.
-
-        They are to come in random order: a graph links a row with those before it, and the first ones in its upper
-        layers.
-        """
-        for block_RW in self._blocks(rows_RW):
-            if stopped():
-                return False
-            self.add(block_RW)
-        return True
-
-    def _blocks(self, rows_RW: Vectors) -> Iterator[Vectors]:
-        """What is added at once."""
-        for start in range(0, len(rows_RW), ADDED_ROWS):
-            yield rows_RW[start : start + ADDED_ROWS]
-
-    def copied(self, path: Path | None) -> Approximate:
-        """One that takes more rows, in memory whole, while this one goes on; `path`: its file, if it has one."""
-        faiss = _faiss()
-        return _wrapped(faiss.clone_index(self.index) if path is None else faiss.read_index(str(path)))
-
     def rows(self) -> Vectors | None:
         """The float32 rows it keeps (R, W), without a copy; None where it has no such array."""
         return None
@@ -146,13 +122,6 @@ class Hnsw(Approximate):
 
     def rows(self) -> Vectors | None:
         return _flat_rows(self.index.storage)
-
-    def _blocks(self, rows_RW: Vectors) -> Iterator[Vectors]:
-        faiss, levels = _faiss(), self.index.hnsw.levels
-        layers_R = np.concatenate([faiss.vector_to_array(levels), _layers(len(rows_RW))])
-        for block_RW in super()._blocks(rows_RW):
-            faiss.copy_array_to_vector(layers_R[: self.index.ntotal + len(block_RW)], levels)
-            yield block_RW
 
     def arrange(self) -> Rows | None:
         """Rows that are linked lie beside each other: a search waits for memory less (Coleman 2022, 2104.03221)."""
@@ -223,8 +192,14 @@ class Selection:
         return found
 
 
-def begin(kind: IndexKind, storage: Storage, rows_RW: Vectors, *, inner_product: bool) -> Approximate:
-    """An index made for these rows, that is to `grow` by them; it searches on as many threads as FAISS may use."""
+def build(
+    kind: IndexKind, storage: Storage, rows_RW: Vectors, *, inner_product: bool, stopped: Callable[[], bool]
+) -> Approximate | None:
+    """An index over these rows, on as many threads as FAISS may use; takes seconds for each hundred thousand rows.
+
+    They are to come in random order: a graph links a row with those before it, and the first ones in its upper layers.
+    `stopped` is asked now and then; once it holds, there is no index.
+    """
     faiss = _faiss()
     metric = faiss.METRIC_INNER_PRODUCT if inner_product else faiss.METRIC_L2
     width, code = rows_RW.shape[1], _code(storage)
@@ -243,8 +218,16 @@ def begin(kind: IndexKind, storage: Storage, rows_RW: Vectors, *, inner_product:
     else:
         index = faiss.IndexHNSWSQ(width, code, LINKS, metric)
         index.train(rows_RW)
+    layers_R = None
     if kind is not IndexKind.IVF:
         index.hnsw.efConstruction = BUILD_EFFORT
+        layers_R = _layers(len(rows_RW))
+    for start in range(0, len(rows_RW), ADDED_ROWS):
+        if stopped():
+            return None
+        if layers_R is not None:
+            faiss.copy_array_to_vector(layers_R[: start + ADDED_ROWS], index.hnsw.levels)
+        index.add(rows_RW[start : start + ADDED_ROWS])
     return _wrapped(index)
 
 

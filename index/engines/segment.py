@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from index.engines import gpu
-from index.engines.approximate import INDEX, Approximate, Selection, begin
+from index.engines.approximate import Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned, has_missing
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
@@ -26,6 +28,8 @@ from index.scan import Mask, Rows
 from index.space import Space, Vectors
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T", bound=np.generic)
 
 MIN_APPROXIMATE = 10_000
 """A scan of fewer rows takes no longer than what surrounds it."""
@@ -59,6 +63,8 @@ class Segment:
         self.tuned: Tuned | None = None
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
+        self.apart = False
+        """Whether it is not merged again, nor built anew: that was tried, and found too little."""
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
         self._digests_R = digests_R
@@ -170,40 +176,31 @@ class Segment:
         return Hits(scores_QC, slots_QC, how, sure)
 
     def index_by(
-        self,
-        config: IndexConfig,
-        queries_QD: Vectors | None = None,
-        stopped: Callable[[], bool] = lambda: False,
-        base: Segment | None = None,
+        self, config: IndexConfig, queries_QD: Vectors | None, stopped: Callable[[], bool], *, missed: str
     ) -> bool:
         """Build an index as the gallery wants it, and measure what effort its recall takes; takes a while.
 
         `queries_QD`: what is asked of these rows lately; else the last rows stand for queries, which `merged` has drawn
-        at random. `base`: one whose rows are the first here, so that its graph need only grow. Where no effort reaches
-        the aim, the segment goes on being scanned. False: it was stopped before the end.
+        at random. Where no effort reaches the aim it is told, with what follows (`missed`), and the segment goes on
+        being scanned. False: it was stopped before the end.
         """
         self.config = config
         kind = IndexKind.HNSW if config.kind is IndexKind.AUTO else config.kind
         if kind is IndexKind.EXACT or (config.kind is IndexKind.AUTO and len(self.keys_R) < MIN_APPROXIMATE):
             return True
         # A row that is asked for and is there is found too easily, and so is what lies between rows.
-        first = 0 if base is None else len(base.keys_R)
-        rows_RW, held_out = self.rows_RW, sampled_of(len(self.rows_RW) - first)
+        rows_RW, held_out = self.rows_RW, _sampled(len(self.rows_RW))
         indexed_RW = rows_RW[: len(rows_RW) - held_out]
-        if base is None:
-            index = begin(kind, config.storage, indexed_RW, inner_product=self.space.inner_product)
-        else:
-            index = base.index_copied()
-        if not index.grow(indexed_RW[first:], stopped):
+        index = build(kind, config.storage, indexed_RW, inner_product=self.space.inner_product, stopped=stopped)
+        if index is None:
             return False
-        given_QD = queries_QD
         if queries_QD is None:
             queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
         efforts, recall = tune(index, self.space, indexed_RW, queries_QD, config.recall)
-        if efforts is None and base is not None:  # rows of another kind than those that it began with
-            return self.index_by(config, given_QD, stopped)
         if efforts is None:
-            logger.warning(Event("recall_not_reached", index=kind.value, items=len(rows_RW), **_told(config, recall)))
+            logger.warning(
+                Event("recall_not_reached", index=kind.value, items=len(rows_RW), **_told(config, recall, missed))
+            )
             return True
         index.add(rows_RW[len(indexed_RW) :])
         self.tuned = Tuned(index, efforts, recall)
@@ -226,11 +223,6 @@ class Segment:
         self.keys_R, self.slots_R = self.keys_R[order_R], self.slots_R[order_R]
         self.alive_R, self.served_R = self.alive_R[order_R], self.served_R[order_R]
         self.refresh()
-
-    def index_copied(self) -> Approximate:
-        """A copy of its index that takes more rows."""
-        assert self.tuned is not None
-        return self.tuned.index.copied(None if self.folder is None else self.folder / INDEX)
 
     def _allowed(self, allowed_S: Mask | None) -> Mask | None:
         whole = self._live == len(self.keys_R)
@@ -296,11 +288,34 @@ class Segment:
         return int(self.rows_RW.shape[1]) - (self.space.width(1) - 1)
 
 
-def _told(config: IndexConfig, recall: float) -> dict[str, object]:
+def merged(segments: Sequence[Segment]) -> Segment:
+    """One segment of the rows of several that are not dead now, in random order: as graphs are built best.
+
+    `index_by` takes the last for those that queries are like.
+    """
+    alive = [np.flatnonzero(one.alive_R) for one in segments]
+    places = np.random.default_rng(0).permutation(sum(map(len, alive)))
+    split = np.split(places, np.cumsum([len(at) for at in alive])[:-1])
+
+    def together(parts: Sequence[NDArray[T]]) -> NDArray[T]:
+        made = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
+        for part, at, to in zip(parts, alive, split, strict=True):
+            made[to] = part[at]
+        return made
+
+    return Segment(
+        segments[0].space,
+        together([one.rows_RW for one in segments]),
+        together([one.keys_R for one in segments]),
+        together([one.slots_R for one in segments]),
+        together([one.served_R for one in segments]),
+    )
+
+
+def _told(config: IndexConfig, recall: float, missed: str) -> dict[str, object]:
     advice = "a lower recall aim, another index or float32 storage, see `regraft gallery index`"
-    return {"aim": config.recall, "reached": round(recall, 4), "then": "every item is compared", "instead": advice}
+    return {"aim": config.recall, "reached": round(recall, 4), "then": missed, "instead": advice}
 
 
-def sampled_of(rows: int) -> int:
-    """How many of so many rows are held out to measure an index with."""
+def _sampled(rows: int) -> int:
     return min(SAMPLES, int(rows * SAMPLED))

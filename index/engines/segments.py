@@ -10,6 +10,7 @@ Shape suffixes: Q queries, K results wanted, N items, D dimension, S slots.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,8 +25,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
 from index.engines.flat import FlatShard
-from index.engines.merging import base_of, due, merged
-from index.engines.segment import Segment
+from index.engines.segment import Segment, merged
 from index.engines.snapshot import SegmentFiles, remove
 from index.scan import Mask
 from index.space import Space, Vectors
@@ -36,6 +36,12 @@ SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
 REMEMBERED, FEWEST_ASKED = 256, 64
 """So many queries are remembered; so many of them, if they differ, say how good an index is, fewer are no sample."""
+MERGED_TOGETHER = 4
+"""So many segments of about one size become one."""
+MOST_DEAD = 0.3
+"""A segment with a larger share of dead rows is written anew."""
+SCANNED, KEPT = "every item is compared", "segments stay apart"
+"""What follows where an index misses the recall aim."""
 
 
 @dataclass
@@ -47,22 +53,27 @@ class Job:
     queries_QD: Vectors | None
     files: SegmentFiles | None
     made: Segment = field(init=False)
+    apart: bool = field(default=False, init=False)
+    """Whether they stay as they are: one index of all of them misses the aim that the smaller ones reached."""
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Merge what counts, index it and write it down; False: it was stopped, and there is nothing to swap in."""
-        base = base_of(self.replaced, self.config)
-        self.made = made = merged(self.replaced, base)
+        self.made = made = merged(self.replaced)
         if not made.keys_R.size:
             return True
-        if not made.index_by(self.config, self.queries_QD, stopped, base):
+        kept = any(one.tuned and one.config == self.config for one in self.replaced)
+        if not made.index_by(self.config, self.queries_QD, stopped, missed=KEPT if kept else SCANNED):
             return False
+        self.apart = kept and made.tuned is None
+        if self.apart:
+            return True
         made.arrange()
         self.made = made if self.files is None else self.files.keep(made)
         return True
 
     def clear(self) -> None:
         """Remove the files of what was replaced; after `finish`."""
-        for segment in self.replaced:
+        for segment in () if self.apart else self.replaced:
             remove(segment)
 
 
@@ -225,10 +236,10 @@ class SegmentedShard:
         if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += (Segment(self.space, *self.head.rows()),)
             self.head = FlatShard(self.dim, self.space)
-        replaced = due(self.segments, self.config, at_rest=settled)
-        if not replaced:
+        due = self._due()
+        if not due:
             return None
-        return Job(replaced, self.config, self._asked_lately(), self._files)
+        return Job(due, self.config, self._asked_lately(), self._files)
 
     def _asked_lately(self) -> Vectors | None:
         """What an index is to be measured with, None: too few. A query that is repeated is one query."""
@@ -240,6 +251,10 @@ class SegmentedShard:
 
     def finish(self, job: Job) -> None:
         """Swap in what was built, in one assignment; what died meanwhile is dead in it, what came back beside it."""
+        if job.apart:
+            for segment in job.replaced:
+                segment.apart = True
+            return
         made = job.made
         made.alive_R[:] = False
         revived = []
@@ -290,6 +305,20 @@ class SegmentedShard:
             segment.kill(keys_N[~new_N])
             new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
         return ~new_N
+
+    def _due(self) -> tuple[Segment, ...]:
+        """The segments to be made one, or made anew, first."""
+        tiers: dict[int, list[Segment]] = {}
+        merging = [segment for segment in self.segments if not segment.apart or segment.config != self.config]
+        for segment in merging:
+            tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
+        for _, alike in sorted(tiers.items()):
+            if len(alike) >= MERGED_TOGETHER:
+                return tuple(alike)
+        for segment in merging:
+            if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
+                return (segment,)
+        return ()
 
 
 def _digests(segment: Segment, alive_R: Mask) -> Keys:

@@ -25,7 +25,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 
 from index.durable import sync_all
 from index.engines import approximate
-from index.engines.approximate import INDEX
 from index.engines.config import IndexConfig
 from index.engines.segment import Segment
 from index.engines.tuning import PARTS, SHARES, Tuned
@@ -35,7 +34,7 @@ from index.space import Space
 
 logger = logging.getLogger(__name__)
 
-MANIFEST, KEYS, DIGESTS, ROWS = "manifest.json", "keys.npy", "digests.npy", "rows.npy"
+MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
 INCOMING = ".incoming-"
 
 

@@ -164,13 +164,12 @@ def _reaching(
                 return hits(right, answered, higher_is_better=space.higher_is_better) @ _weights(k, part)
 
             reached, recall = _reaches(aim, recalls, len(queries_QD))
-            if part == 1:
-                best = recall if reached else max(best, recall)
             if not reached:
+                best = max(best, recall)
                 break
             found.append(effort)
             if part == 1:
-                return found[::-1], best
+                return found[::-1], recall
     return None, best
 
 

@@ -124,6 +124,7 @@ def test_an_item_is_served_once_by_the_first_it_holds(
     rng, model = np.random.default_rng(seed), Model()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(segments, "SEAL_ROWS", 3)
+        patch.setattr(segments, "MERGED_TOGETHER", 2)
         patch.setattr(segment, "MIN_APPROXIMATE", 4)
         for cost in ("NODE_COST", "LISTED_COST"):
             patch.setattr(approximate, cost, 0)

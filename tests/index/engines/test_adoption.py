@@ -23,6 +23,7 @@ DIM = 4
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr("index.gallery.ADOPTED_ROWS", 7)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from index.engines import approximate
-from index.engines.approximate import Approximate, Selection, begin
+from index.engines.approximate import Approximate, Selection, build
 from index.engines.config import IndexKind, Storage
 
 ROWS, DIM = 400, 8
@@ -21,8 +21,8 @@ def rows() -> np.ndarray:
 
 
 def built(kind: IndexKind, storage: Storage) -> Approximate:
-    index = begin(kind, storage, rows(), inner_product=False)
-    assert index.grow(rows(), lambda: False)
+    index = build(kind, storage, rows(), inner_product=False, stopped=lambda: False)
+    assert index is not None
     return index
 
 

@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from index.engines import gpu, merging, segment, segments
+from index.engines import gpu, segment, segments
 from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
@@ -68,8 +68,6 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
     monkeypatch.setattr(faiss, "index_cpu_to_gpu", made.index_cpu_to_gpu, raising=False)
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
     monkeypatch.setattr(segments, "SEAL_ROWS", 100)
-    for largest in ("GROWN", "BUILT_ANEW"):
-        monkeypatch.setattr(merging, largest, 0)  # no segment joins another
     yield made
     gpu.use(Device.CPU)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
     monkeypatch.setattr(segment, "SAMPLES", 256)
     monkeypatch.setattr(segments, "SEAL_ROWS", 30)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
 
 
 def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:
@@ -240,6 +242,25 @@ def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     shard.delete(range(200))
     work(shard)
     assert [len(one.keys_R) for one in shard.segments] == [200]
+
+
+def test_segments_whose_one_index_would_find_too_little_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = segment.tune
+
+    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
+        return tuned(index, space, rows, *about) if len(rows) <= 100 else (None, 0.5)
+
+    monkeypatch.setattr(segment, "tune", tune)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start in range(0, 400, 100):
+        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+        work(shard)
+
+    assert [len(one.keys_R) for one in shard.segments] == [100] * 4
+    assert shard.indexed() == 400
+    shard.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
+    work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [400]  # tried again
 
 
 def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

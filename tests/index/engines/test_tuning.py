@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from index.engines.approximate import begin
+from index.engines.approximate import build
 from index.engines.base import MISSING
 from index.engines.config import IndexKind, Storage
 from index.engines.tuning import Tuned, _reaches, _weights, depth_of, hits, most_of
@@ -49,7 +49,9 @@ def test_more_of_a_list_than_expected_is_rare(part: float) -> None:
 
 
 def test_one_more_than_ten_takes_little_more_and_a_hundred_twice_their_number() -> None:
-    index = begin(IndexKind.HNSW, Storage.FLOAT32, np.eye(8, dtype=np.float32), inner_product=True)
+    rows = np.eye(8, dtype=np.float32)
+    index = build(IndexKind.HNSW, Storage.FLOAT32, rows, inner_product=True, stopped=lambda: False)
+    assert index is not None
     tuned = Tuned(index, [[12, 12, 12, 12], [40, 40, 40, 40], [200, 200, 200, 200]], 0.99)
 
     assert [math.ceil(tuned.effort_for(1.0, 1.0, k)) for k in (1, 10, 11, 100)] == [12, 12, 14, 192]

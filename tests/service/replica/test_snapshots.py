@@ -125,6 +125,7 @@ def told(live: LoadedGallery) -> Any:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segment, "MIN_APPROXIMATE", 6)
     monkeypatch.setattr(segments, "SEAL_ROWS", 4)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
     monkeypatch.setattr(snapshots, "SETTLED", 0)
 
 
