@@ -123,6 +123,7 @@ def back(settings: Settings, new: str) -> None:
 def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     """Items a second of a worker, from its first claim to its last commit; loading the models is left out."""
     started = server.post(f"/galleries/{gallery}/backfills", kind=kind, order=order)
+    total = server.http.get(f"/backfills/{started['id']}").json()["total"]  # planned since it was started
     stop = threading.Event()
     worker = Worker(server.settings, stop)
     if kind == "reencode":
@@ -135,7 +136,7 @@ def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     while True:
         with engine.connect() as connection:
             row = connection.execute(done).one()
-        if row.done == started["total"]:
+        if row.done == total:
             break
         assert row.state == "running", row
         time.sleep(0.005)
@@ -144,7 +145,7 @@ def run_worker(server: Server, gallery: str, kind: str, order: str) -> float:
     thread.join()
     worker.close()
     engine.dispose()
-    return started["total"] / seconds
+    return total / seconds
 
 
 def plain_reencode(server: Server, encoder: Encoder, write: bool) -> float:

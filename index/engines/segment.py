@@ -64,7 +64,7 @@ class Segment:
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
         self.apart = False
-        """Whether it is not merged again, nor built anew: that was tried, and found too little."""
+        """Whether it is not merged again: that was tried, and found too little."""
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
         self._digests_R = digests_R

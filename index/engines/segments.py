@@ -61,7 +61,8 @@ class Job:
         self.made = made = merged(self.replaced)
         if not made.keys_R.size:
             return True
-        kept = any(one.tuned and one.config == self.config for one in self.replaced)
+        merging = len(self.replaced) > 1
+        kept = merging and any(one.tuned and one.config == self.config for one in self.replaced)
         if not made.index_by(self.config, self.queries_QD, stopped, missed=KEPT if kept else SCANNED):
             return False
         self.apart = kept and made.tuned is None
@@ -309,13 +310,14 @@ class SegmentedShard:
     def _due(self) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, first."""
         tiers: dict[int, list[Segment]] = {}
-        merging = [segment for segment in self.segments if not segment.apart or segment.config != self.config]
-        for segment in merging:
+        for segment in self.segments:
+            if segment.apart and segment.config == self.config:
+                continue
             tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
         for _, alike in sorted(tiers.items()):
             if len(alike) >= MERGED_TOGETHER:
                 return tuple(alike)
-        for segment in merging:
+        for segment in self.segments:
             if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
                 return (segment,)
         return ()

@@ -110,4 +110,4 @@ def _stopped(pid: int) -> bool:
 def test_a_worker_gives_way_to_whoever_asks_the_service_beside_it(site: Any) -> None:
     worker, niceness = site.worker(), min(os.nice(0) + NICENESS, 19)
 
-    until(lambda: os.getpriority(os.PRIO_PROCESS, worker.pid) == niceness, worker)
+    until(lambda: os.getpriority(os.PRIO_PROCESS, worker.pid) == niceness, worker, said=lambda: site.log(worker))

@@ -244,7 +244,9 @@ def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     assert [len(one.keys_R) for one in shard.segments] == [200]
 
 
-def test_segments_whose_one_index_would_find_too_little_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
+    """Four segments of 100 rows, as no index of more reaches the aim."""
     tuned = segment.tune
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
@@ -255,12 +257,22 @@ def test_segments_whose_one_index_would_find_too_little_keep_theirs(monkeypatch:
     for start in range(0, 400, 100):
         shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
         work(shard)
+    return shard
 
-    assert [len(one.keys_R) for one in shard.segments] == [100] * 4
-    assert shard.indexed() == 400
-    shard.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
-    work(shard)
-    assert [len(one.keys_R) for one in shard.segments] == [400]  # tried again
+
+def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: SegmentedShard) -> None:
+    assert [len(one.keys_R) for one in apart.segments] == [100] * 4
+    assert apart.indexed() == 400
+    apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
+    work(apart)
+    assert [len(one.keys_R) for one in apart.segments] == [400]  # tried again
+
+
+def test_many_dead_rows_of_segments_that_stay_apart_are_swept(apart: SegmentedShard) -> None:
+    apart.delete(range(60))
+    work(apart)
+    assert sorted(len(one.keys_R) for one in apart.segments) == [40, 100, 100, 100]
+    assert apart.indexed() == 340
 
 
 def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,17 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from examples.demo.engines import LITE
 from staging.forked import ROOT, environment
 from staging.waiting import until
-
-LITE = """
-from contextlib import suppress
-with suppress(ImportError):
-    import scipy.sparse
-from milvus_lite.cmdline import main
-raise SystemExit(main())
-"""
-"""milvus-lite's own start, after what its first searches would import: two at once find it half imported, and fail."""
 
 
 class MilvusTestServer:

@@ -50,10 +50,9 @@ class Flaky:
 
 
 class Run:
-    """One random life of a gallery."""
+    """One random life of a gallery; `more` are settings."""
 
     def __init__(self, world: World, data: Path, seed: int, stack: ExitStack, **more: Any) -> None:
-        """`more`: settings."""
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
         self.settings = Settings(data=data, **more)
         data.mkdir()
