@@ -6,6 +6,8 @@ import json
 import math
 import threading
 from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +28,7 @@ from index.space import Vectors
 from index.version import Version
 from naive import units
 from staging.builders import always
+from staging.small_segments import make_small
 
 MakeVersion = Callable[..., Version]
 
@@ -160,13 +163,34 @@ def test_declaring_a_version_again_replaces_its_edges(gallery: Gallery, chain: d
     assert gallery.search("v3", always(units(1, 6)), 1).shards[0].route.kinds == ("truncate", "identity")
 
 
+def empty(gallery: Gallery, folder: Path) -> Gallery:
+    """Another one of the same versions, whose segments are kept."""
+    made = Gallery(folder=folder)
+    for version in gallery._topology.versions.values():
+        made.declare(version)
+    return made
+
+
+BUILT = 6
+
 V1, ENCODED, MOVED = ("v1", "encoded"), ("v2", "encoded"), ("v2", "transformed")
 
 
+@pytest.mark.parametrize("sealed", [False, True])
 def test_a_moving_item_is_found_exactly_once(
-    gallery: Gallery, background: Callable[[Callable[[], None]], None]
+    gallery: Gallery,
+    background: Callable[[Callable[[], None]], None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    sealed: bool,
 ) -> None:
-    """Items jump between three shards while others come and go; every answer holds each lasting item once."""
+    """Items jump between three shards while others come and go; every answer holds each lasting item once.
+
+    `sealed`: and segments of them are built, merged, written down and swapped in meanwhile, for one index or another.
+    """
+    if sealed:
+        make_small(monkeypatch.setattr)
+        gallery = empty(gallery, tmp_path)
     generator = np.random.default_rng(0)
     vectors = {"v1": units(40, 4), "v2": units(40, 4), "v3": units(40, 6)}
     gallery.apply({("v1", "encoded"): (range(40), vectors["v1"])})
@@ -180,10 +204,20 @@ def test_a_moving_item_is_found_exactly_once(
         gallery.apply({("v2", "encoded"): ([100, 101, 102], vectors["v2"][:3])})
         gallery.apply({}, removed=[100, 101, 102])
 
+    kinds, built = cycle([IndexKind.HNSW, IndexKind.IVF, IndexKind.EXACT]), [0]
+
+    def build() -> None:
+        gallery.configure(IndexConfig(kind=next(kinds)))
+        while gallery.build_index():
+            built[0] += 1
+
     background(move)
     background(come_and_go)
-    mixes = set()
-    for _ in range(60):
+    if sealed:
+        background(build)
+    mixes, asked = set(), 0
+    while asked < 60 or (sealed and built[0] < BUILT and asked < 20_000):
+        asked += 1
         found = gallery.search("v3", always(units(2, 6)), 40)
         items = sum(found.items_by_version.values())
         mixes.add(tuple(sorted(found.items_by_version.items())))
@@ -194,6 +228,7 @@ def test_a_moving_item_is_found_exactly_once(
                 assert set(row) == set(range(40))
     assert sum(gallery.items_by_version().values()) in {40, 43}
     assert len(mixes) > 1, "nothing moved during the test"
+    assert built[0] >= BUILT or not sealed, "nothing was built"
 
 
 @pytest.mark.parametrize("step", [(Metadata, "compare"), (SegmentedShard, "reserve"), (Job, "clear")])

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from index.engines import approximate, segment, segments, snapshot
+from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.segments import SegmentedShard
 from index.engines.snapshot import DIGESTS, INDEX, KEYS, MANIFEST
 from index.space import Cosine, Lorentz, Space
+from staging.crash_points import CrashPoints, Killed
 
 DIM, ROWS = 8, 60
 
@@ -149,64 +146,49 @@ def test_a_write_that_was_killed_leaves_nothing_that_counts(tmp_path: Path, monk
     assert len(list(tmp_path.iterdir())) == 1
 
 
-class Killed(BaseException):
-    """A process that ends where it is."""
+SEALED = ["mkdir", "write keys.npy", "write digests.npy", "write index.faiss", "write rows.npy"]
+SEALED += ["sync", "write manifest.json", "sync", "rename", "sync"]
+REMOVED = ["unlink"] * 5 + ["rmdir"]
+POINTS = SEALED + 2 * REMOVED
+"""All that happens to files while two segments become one; the code has no point that is not here."""
+ENDS = [(number, torn) for number, name in enumerate(POINTS) for torn in sorted({False, name.startswith("write")})]
 
 
-def dying(patch: pytest.MonkeyPatch, call: int, when: str) -> list[str]:
-    """Have the process end before, in or after its nth step of writing; what it has begun."""
-    begun: list[str] = []
-
-    def doomed(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            begun.append(name)
-            fatal = len(begun) == call
-            if fatal and when == "before":
-                raise Killed
-            result = real(*args, **kwargs)
-            if fatal:
-                written = next((arg for arg in args if isinstance(arg, Path) and arg.is_file()), None)
-                if when == "in" and written is not None:
-                    os.truncate(written, written.stat().st_size // 2)
-                raise Killed
-            return result
-
-        return step
-
-    patch.setattr(snapshot.np, "save", doomed("arrays", np.save))
-    patch.setattr(approximate.Approximate, "write", doomed("index", approximate.Approximate.write))
-    patch.setattr(snapshot, "sync_all", doomed("sync", snapshot.sync_all))
-    patch.setattr(Path, "write_text", doomed("manifest", Path.write_text))
-    patch.setattr(Path, "rename", doomed("rename", Path.rename))
-    patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # nobody is left to clean up
-    return begun
+def to_be_merged(folder: Path, patch: pytest.MonkeyPatch) -> SegmentedShard:
+    """Two segments; their indexes keep codes, so that there are files of every kind."""
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW, storage=Storage.FLOAT16), folder)
+    for start in (0, 30):
+        shard.upsert(range(start, start + 30), vectors(Cosine())[start : start + 30])
+        work(shard)
+    patch.setattr(segments, "MERGED_TOGETHER", 2)
+    return shard
 
 
-STEPS = ["arrays", "arrays", "index", "arrays", "sync", "manifest", "sync", "rename", "sync"]
+def test_no_point_of_a_merge_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = to_be_merged(tmp_path, monkeypatch)
+    with CrashPoints(tmp_path).watched() as seen:
+        work(shard)
+    assert seen == POINTS
 
 
-@pytest.mark.parametrize("call", range(1, len(STEPS) + 1))
-@pytest.mark.parametrize("when", ["before", "in", "after"])
-def test_a_process_killed_at_any_step_of_writing_leaves_all_or_nothing(tmp_path: Path, call: int, when: str) -> None:
-    config = IndexConfig(kind=IndexKind.HNSW, storage=Storage.FLOAT16)
-    shard = SegmentedShard(DIM, Cosine(), config, tmp_path)
-    shard.upsert(range(ROWS), vectors(Cosine()))
-    job = shard.freeze()
-    assert job is not None
-    with pytest.MonkeyPatch.context() as patch:
-        begun = dying(patch, call, when)
-        with pytest.raises(Killed):
-            job.run()
-    assert begun == STEPS[:call]
+@pytest.mark.parametrize(("number", "torn"), ENDS)
+def test_a_process_that_ends_at_any_point_of_a_merge_leaves_files_that_are_whole_or_count_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, torn: bool
+) -> None:
+    shard = to_be_merged(tmp_path, monkeypatch)
+    with CrashPoints(tmp_path, number, torn=torn).watched(), pytest.raises(Killed):
+        work(shard)
 
-    after = SegmentedShard(DIM, Cosine(), config, tmp_path)
-    renamed = call > STEPS.index("rename") + 1 or (STEPS[call - 1] == "rename" and when != "before")
-    assert len(after.segments) == len(list(tmp_path.iterdir())) == renamed
+    after = SegmentedShard(DIM, Cosine(), shard.config, tmp_path)
+    assert len(after.segments) == len(list(tmp_path.iterdir())) > 0
+    if number <= POINTS.index("rename"):
+        assert len(after.segments) == 2
     after.upsert(range(ROWS), vectors(Cosine()))
+    assert after.head.held() == 0, "nothing was lost: two are removed when one is there in their place"
     work(after)
-    assert (after.count(), after.indexed()) == (ROWS, ROWS)
+    assert (after.count(), after.indexed(), len(names(tmp_path))) == (ROWS, ROWS, 1)
     queries = vectors(Cosine(), 5, seed=9)
-    for ours, theirs in zip(after.search(queries, 10)[:2], shard.search(queries, 10)[:2], strict=True):
+    for ours, theirs in zip(after.search(queries, 10)[:2], shard.search(queries, 10, exact=True)[:2], strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 

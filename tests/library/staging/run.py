@@ -302,7 +302,7 @@ class Run:
         """The best few, and what they are; and pictures as they were stored."""
         number, k = self.draw.randint(0, 50), self.draw.randint(1, len(IDS))
         files = [("images", ("q", self.world.as_bytes(number)))]
-        answer = self.http.post("/galleries/g/query", data={"k": str(k)}, files=files).json()
+        answer = self.http.post("/galleries/g/query", data={"k": str(k), "exact": "true"}, files=files).json()
         found, _ = self.model.by_picture(number)
         matches = answer["results"][0]["matches"]
         best = sorted((expected.score for expected in found.values()), reverse=True)[:k]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, update
 
-from index import contents
 from index.engines import segment, segments
 from service.replica import snapshots
 from service.replica.loaded import LoadedGallery
@@ -26,14 +25,11 @@ from service.store.repository import NewItem, feed_of, store_items, take_seq
 from service.store.snapshots import KEPT, note_snapshot, snapshots_of
 from service.store.tables import gallery, item
 from staging.builders import make_version
+from staging.crash_points import CrashPoints, Killed
 from staging.replicated import ReplicatedWorld
 
 DIMS = {1: 2, 2: 3}
 NAMES = [f"i{n}" for n in range(12)]
-
-
-class Killed(BaseException):
-    """A process that ends where it is."""
 
 
 class World(ReplicatedWorld):
@@ -245,30 +241,55 @@ def test_what_was_sealed_after_a_snapshot_is_in_the_next_one(sealed: World, monk
     assert sorted(folder.iterdir()) == kept, "nothing has changed"
 
 
-STEPS = ["contents", "sync", "rename", "note_snapshot", "rmtree"]
+COLUMNS = ["keys", "seqs", "texts", "places", "held-0-items", "held-0-digests", "held-1-items", "held-1-digests"]
+WRITTEN = ["mkdir", *(f"write {name}.npy" for name in COLUMNS), "sync", "write manifest.json", "sync", "rename", "sync"]
+POINTS = [*WRITTEN, "note_snapshot", *["unlink"] * (len(COLUMNS) + 1), "rmdir"]
+"""All that happens to files and rows while a gallery of two versions is written down and the oldest snapshot removed:
+the code has no point that is not here."""
+ENDS = [(number, torn) for number, name in enumerate(POINTS) for torn in sorted({False, name.startswith("write")})]
+QUICK = {0, POINTS.index("write manifest.json"), POINTS.index("rename"), POINTS.index("note_snapshot"), len(POINTS) - 3}
+"""Of these the others are variations."""
+AND_ROWS = [(snapshots, "note_snapshot")]
 
 
-def dying(patch: pytest.MonkeyPatch, step: str, after: bool) -> None:
-    """Have the process end at one step of keeping a snapshot."""
+@pytest.fixture
+def thrice(sealed: World) -> World:
+    """Two snapshots are there, and something to be written down by a third, which sweeps the first."""
+    for name in ("x", "y"):
+        sealed.add(2, *NAMES[:4])
+        sealed.write(1, name)
+        sealed.seal()
+        sealed.snapshot()
+    sealed.write(1, "z")
+    sealed.replica.refresh(1)
+    return sealed
 
-    def doomed(real: Callable[..., Any]) -> Callable[..., Any]:
-        def die(*args: Any, **kwargs: Any) -> Any:
-            if after:
-                real(*args, **kwargs)
-            raise Killed
 
-        return die
+def test_no_point_of_a_snapshot_is_left_out(thrice: World) -> None:
+    with CrashPoints(thrice.settings.indexes).watched(*AND_ROWS) as seen:
+        thrice.snapshot()
+    assert seen == POINTS
 
-    where, name = {
-        "contents": (contents.np, "save"),
-        "sync": (contents, "sync_all"),
-        "rename": (Path, "rename"),
-        "note_snapshot": (snapshots, "note_snapshot"),
-        "rmtree": (snapshots.shutil, "rmtree"),
-    }[step]
-    patch.setattr(where, name, doomed(getattr(where, name)))
-    if step != "rmtree":
-        patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # nobody is left to clean up
+
+@pytest.mark.parametrize(
+    ("number", "torn"),
+    [pytest.param(number, torn, marks=[] if number in QUICK else [pytest.mark.slow]) for number, torn in ENDS],
+)
+def test_a_process_that_ends_at_any_point_of_a_snapshot_leaves_one_that_is_whole(
+    thrice: World, number: int, torn: bool
+) -> None:
+    before, seq = thrice.live().snapshot_seq, thrice.live().seq
+    with CrashPoints(thrice.settings.indexes, number, torn=torn).watched(*AND_ROWS), pytest.raises(Killed):
+        thrice.snapshot()
+    thrice.start()
+    assert told(thrice.live()) == told(thrice.rebuilt())
+    named = number > POINTS.index("note_snapshot")
+    assert thrice.live().snapshot_seq == (seq if named else before)
+    thrice.write(1, "after")
+    thrice.snapshot()
+    thrice.start()
+    assert thrice.live().snapshot_seq == seq + 1
+    assert len(list((thrice.live().folder / snapshots.FOLDER).iterdir())) == snapshots.LEFT
 
 
 OPERATIONS = st.lists(
@@ -277,7 +298,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("delete"), st.just(1), st.sampled_from(NAMES)),
         st.tuples(st.just("deploy"), st.sampled_from([1, 2])),
         st.tuples(st.sampled_from(["seal", "snapshot", "start", "backup", "restore"])),
-        st.tuples(st.just("killed"), st.sampled_from(STEPS), st.booleans()),
+        st.tuples(st.just("killed"), st.integers(0, len(POINTS)), st.booleans()),
     ),
     max_size=30,
 )
@@ -294,8 +315,8 @@ def test_any_snapshot_and_the_feed_are_a_rebuild(
             getattr(world, name)(*args)
         else:
             world.seal()
-            with pytest.MonkeyPatch.context() as patch, suppress(Killed):  # or nothing was due
-                dying(patch, *args)
+            points = CrashPoints(world.settings.indexes, args[0], torn=args[1])
+            with points.watched(*AND_ROWS), suppress(Killed):  # or nothing was due
                 world.snapshot()
             world.start()
     world.start()

@@ -10,13 +10,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import Engine, event, update
 
 from index.engines import segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.remote import EngineUnavailable
+from index.errors import DeviceUnavailable
 from service.replica import replica
-from service.store.repository import set_index
+from service.runtime import running
+from service.settings import Settings
+from service.store.repository import insert_gallery, set_index
 from service.store.tables import embedding
 from service.store.vector_codec import digests_to_bytes, to_bytes
 from staging.builders import make_version
@@ -128,3 +131,39 @@ def test_files_of_another_life_of_the_database_count_for_nothing(
     after, read = started(sealed, monkeypatch)
     assert read == [2]
     assert dict(answer(after))[2] == pytest.approx(float(vector @ QUERY[0]), abs=1e-6)
+
+
+def test_a_start_asks_the_database_as_often_however_many_galleries_there_are(tmp_path: Path) -> None:
+    world, here, asked = World(tmp_path, make_version), threading.current_thread(), [0]
+    world.store(world.create(), 1, a=[1, 0])
+
+    def note(*_: object) -> None:
+        asked[0] += threading.current_thread() is here
+
+    def start() -> int:
+        asked[0] = 0
+        with running(world.settings, migrated=True) as runtime:
+            assert len(answer(runtime.replica.find("g").gallery)) == 1
+            assert runtime.replica.cache.loaded() == 1
+        return asked[0]
+
+    event.listen(Engine, "before_cursor_execute", note)
+    try:
+        start()  # which makes what the others find
+        few = start()
+        with world.database.write() as connection:
+            for n in range(300):
+                insert_gallery(connection, f"g{n}")
+        assert start() == few > 0
+    finally:
+        event.remove(Engine, "before_cursor_execute", note)
+        world.database.close()
+
+
+def test_a_process_that_is_to_search_on_a_gpu_and_has_none_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("faiss.get_num_gpus", lambda: 0)
+    with pytest.raises(DeviceUnavailable, match="REGRAFT_INDEX_DEVICE=cpu"):
+        running(Settings(data=tmp_path, index_device="cuda")).__enter__()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,110 @@
+"""The random operations of `run`, on a gallery that is sealed, indexed, merged, unloaded and read from files often.
+
+Its index is changed while it serves, so that one life goes through every engine of this process.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from index.engines.config import IndexKind, Storage
+from index.engines.segments import Job
+from service.replica.indexer import Indexer
+from staging.run import RACING, Run
+
+KINDS = [kind.value for kind in IndexKind if not kind.elsewhere]
+G, OTHER = 1, "other"
+
+
+class SealedRun(Run):
+    """One life; there is a gallery more, and no room for two."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        self.counts: Counter[str] = Counter()
+        super().__init__(*given, memory=1, **more)
+
+    def start(self) -> None:
+        super().start()
+        self.replica = self.http.app.state.runtime.replica
+        self.indexer = Indexer(self.replica)
+
+    def seal(self) -> None:
+        """All that is due is built and written down."""
+        live = self.replica.find("g")
+        self.indexer._stands = {live.id: (live.seq, time.monotonic())}
+        self.indexer._look_at(live)
+        self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed())
+        self.counts["snapshots"] += live.snapshot_seq > 0
+
+    def seal_beside(self) -> None:
+        """Something happens after the first index was built, and before it is swapped in."""
+        run, due = Job.run, [self.choose(RACING)]
+
+        def beside(job: Job, stopped: Callable[[], bool]) -> bool:
+            done = run(job, stopped)
+            self.counts[f"segments merged: {len(job.replaced)}"] += 1
+            while due:
+                due.pop()()
+            return done
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Job, "run", beside)
+            self.seal()
+        while due:  # nothing was to be built
+            due.pop()()
+
+    def configure(self) -> None:
+        """Another index, while it serves; it is built at some later time."""
+        index = {"kind": self.draw.choice(KINDS), "storage": self.draw.choice(list(Storage)).value}
+        self.http.patch("/galleries/g", json={"index": index}).raise_for_status()
+        self.counts[index["kind"]] += 1
+
+    def unload(self) -> None:
+        """Another gallery is asked for, and there is room for one."""
+        self.http.post(f"/galleries/{OTHER}/query", json={"version": "v1", "embeddings": [[1, 0, 0, 0]]})
+        assert self.replica.cache.peek(G) is None
+        self.counts["unloaded"] += 1
+
+    def damage(self) -> None:
+        """A file below `indexes` is lost, cut or changed while nothing runs."""
+        self.life.close()
+        files = sorted(path for path in self.settings.indexes.rglob("*") if path.is_file())
+        if files:
+            harm(self.draw.choice(files), self.draw.choice(["gone", "cut", "changed"]))
+            self.counts["files damaged"] += 1
+        self.start()
+
+    def ask_for_best(self) -> None:
+        super().ask_for_best()
+        number, k = self.draw.randint(0, 50), 3
+        files = [("images", ("q", self.world.as_bytes(number)))]
+        answer = self.http.post("/galleries/g/query", data={"k": str(k)}, files=files).json()
+        expected, _ = self.model.by_picture(number)
+        matches = answer["results"][0]["matches"]
+        assert len({match["id"] for match in matches}) == len(matches) == min(k, len(expected))
+        for match in matches:  # none that is dead, or served by another version; with its own score
+            assert match["score"] == pytest.approx(expected[match["id"]].score, abs=1e-4)
+        worst = sorted((one.score for one in expected.values()), reverse=True)[: len(matches)]
+        self.counts["best found"] += sum(match["score"] >= worst[-1] - 1e-5 for match in matches)
+        self.counts["best asked for"] += len(matches)
+
+
+def harm(path: Path, how: str) -> None:
+    """Damage a file."""
+    content = path.read_bytes()
+    if how == "gone":
+        path.unlink()
+    else:
+        middle = len(content) // 2
+        changed = content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+        path.write_bytes(content[:middle] if how == "cut" else changed)
+
+
+SEALING = {"seal": 10, "seal_beside": 5, "configure": 3, "unload": 4, "damage": 1, "restart": 1}
+"""What happens to a gallery in memory and on disk, between the operations of `run`."""

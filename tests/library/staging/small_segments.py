@@ -1,0 +1,27 @@
+"""What makes a gallery of a dozen items be sealed, indexed, merged, written down and swept as one of millions is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from index import gallery
+from index.engines import approximate, segment, segments
+from service.replica import indexer, snapshots
+
+VALUES: list[tuple[Any, str, Any]] = [
+    (segments, "SEAL_ROWS", 3),
+    (segments, "MERGED_TOGETHER", 2),
+    (segment, "MIN_APPROXIMATE", 3),
+    (approximate, "NODE_COST", 0),
+    (approximate, "LISTED_COST", 0),
+    (gallery, "ADOPTED_ROWS", 2),
+    (snapshots, "GROWING", 0),
+    (snapshots, "SETTLED", 0),
+]
+
+
+def make_small(put: Callable[[Any, str, Any], None] = setattr, pause: float = 0.02) -> None:
+    """Have it be so in this process; `pause`: seconds between two looks of the indexer."""
+    for owner, name, value in [*VALUES, (indexer, "PAUSE_SECONDS", pause)]:
+        put(owner, name, value)
