@@ -9,6 +9,7 @@ import difflib
 import itertools
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from pathlib import Path
 from textwrap import shorten
 from typing import Self
 
@@ -25,6 +26,8 @@ from index.version import Preprocess
 TIMM = "timm/"
 FRESH, DOWNLOAD = "", "timm's download"
 """Where a trunk's first weights come from, if not from a file."""
+OF_VERSION = "raw.0.trunk."
+"""What the names of a trunk's weights begin with in a version's weights.safetensors."""
 
 
 class Backbone(nn.Module):
@@ -77,13 +80,15 @@ def build_backbone(
         channels: channels of the input image.
         dim: D.
         pretrained: start from timm's pretrained weights (they are downloaded unless cached).
-        weights: a file to read them from instead, as timm publishes it; says `pretrained` by itself.
+        weights: a file to read them from instead, as timm publishes it, or a version's folder or weights.safetensors,
+            whose trunk is taken; says `pretrained` by itself.
         last_relu: cut the embedding's numbers off at 0.
 
     Raises:
         InvalidArgument: an unknown name (lists the legal ones), or there are no such weights.
     """
-    start = weights or (DOWNLOAD if pretrained else FRESH)
+    of_version = _trunk_of_version(weights)
+    start = FRESH if of_version else weights or (DOWNLOAD if pretrained else FRESH)
     if name.startswith(TIMM):
         trunk, features = timm_trunk(name.removeprefix(TIMM), channels, start)
     elif name in BACKBONES:
@@ -91,6 +96,10 @@ def build_backbone(
     else:
         legal = ", ".join([*BACKBONES, "timm/<a timm model name>"])
         raise InvalidArgument(f"backbone {name!r} is unknown; legal: {legal}", pointer="/backbone")
+    if of_version:
+        if {k: x.shape for k, x in of_version.items()} != {k: x.shape for k, x in trunk.state_dict().items()}:
+            raise InvalidArgument(f"weights {weights} are of another backbone than {name}", pointer="/weights")
+        trunk.load_state_dict(of_version)
     return Backbone(trunk, features, dim, last_relu)
 
 
@@ -113,13 +122,35 @@ def _pretrained(name: str, channels: int, start: str) -> nn.Module:
         # With its classifier: timm reads weights for a model without one loosely, and so weights of any model.
         trunk = timm.create_model(name, pretrained=True, pretrained_cfg_overlay=overlay, in_chans=channels)
     except Exception as error:  # the network, the hub, or whatever a wrong file leads torch to
+        reason = shorten(str(error) or "no such weights", 200)
         raise InvalidArgument(
-            f"pretrained weights of {name} cannot be had from {start}: {shorten(str(error), 200)}; "
-            "set weights=FILE to a file of them",
+            f"pretrained weights of {name} cannot be had from {start}: {reason}; set weights=FILE to a file of them",
             pointer="/weights",
         ) from error
     trunk.reset_classifier(0)
     return trunk  # type: ignore[no-any-return]
+
+
+def _trunk_of_version(path: str) -> dict[str, Tensor]:
+    """The trunk's weights out of a version's folder or weights.safetensors; none out of any other file."""
+    if not path:
+        return {}
+    try:
+        held = safetensors.torch.load_file(Path(path) / "weights.safetensors" if Path(path).is_dir() else path)
+    except (OSError, safetensors.SafetensorError):
+        return {}  # perhaps timm can read it
+    return {name.removeprefix(OF_VERSION): x for name, x in held.items() if name.startswith(OF_VERSION)}
+
+
+def _refuse_pretrained(start: str) -> None:
+    """Refuse weights that are no version's, for a backbone of which nobody publishes any."""
+    if start == DOWNLOAD:
+        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    if start != FRESH:
+        raise InvalidArgument(
+            f"weights {start} cannot be read as a version's weights.safetensors; this backbone has no others",
+            pointer="/weights",
+        )
 
 
 def _resnet18_32(channels: int, start: str) -> tuple[nn.Module, int]:
@@ -184,8 +215,7 @@ def _cnn(
     Raises:
         InvalidArgument: pretrained weights, which it has none of.
     """
-    if start != FRESH:
-        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    _refuse_pretrained(start)
     blocks: list[nn.Module] = []
     for layer, (before, after) in enumerate(itertools.pairwise((channels, *widths))):
         convolution = nn.Conv2d(before, after, 3, stride if layer == 0 else 1, padding=1, bias=False)
@@ -228,21 +258,16 @@ class Residual(nn.Module):
 def _slim_resnet(channels: int, start: str, widths: Sequence[int]) -> tuple[nn.Module, int]:
     """A 7x7 convolution that keeps every fourth pixel, then one residual block a width, each but the first halving.
 
-    It starts from a version's weights.safetensors, if from any: the trunk of one that has the same backbone.
-
     Raises:
-        InvalidArgument: there are no such weights.
+        InvalidArgument: pretrained weights, which it has none of.
     """
-    if start == DOWNLOAD:
-        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    _refuse_pretrained(start)
     stem = nn.Conv2d(channels, widths[0], 7, 4, padding=3, bias=False)
     blocks = [
         Residual(before, after, 1 if block == 0 else 2)
         for block, (before, after) in enumerate(itertools.pairwise((widths[0], *widths)))
     ]
     trunk = nn.Sequential(stem, nn.BatchNorm2d(widths[0]), nn.ReLU(), *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    if start != FRESH:
-        trunk.load_state_dict(_trunk_of_version(start, trunk))
     return trunk.to(memory_format=torch.channels_last), widths[-1]
 
 
@@ -252,8 +277,7 @@ def _resnet_32(channels: int, start: str, blocks: int, width: int) -> tuple[nn.M
     Raises:
         InvalidArgument: pretrained weights, which it has none of.
     """
-    if start != FRESH:
-        raise InvalidArgument("this backbone has no pretrained weights; choose one of timm's", pointer="/pretrained")
+    _refuse_pretrained(start)
     widths = [width << stage for stage in range(3) for _ in range(blocks)]
     residuals = [
         Residual(before, after, 1 if before == after else 2) for before, after in itertools.pairwise((width, *widths))
@@ -261,23 +285,6 @@ def _resnet_32(channels: int, start: str, blocks: int, width: int) -> tuple[nn.M
     stem = [nn.Conv2d(channels, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
     trunk = nn.Sequential(*stem, *residuals, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return trunk.to(memory_format=torch.channels_last), widths[-1]
-
-
-def _trunk_of_version(path: str, wanted: nn.Module) -> dict[str, Tensor]:
-    """The trunk's weights out of a version's weights.safetensors.
-
-    Raises:
-        InvalidArgument: they cannot be read, or are of another backbone.
-    """
-    try:
-        held = safetensors.torch.load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InvalidArgument(f"weights {path} cannot be read: {error}", pointer="/weights") from error
-    found = {name.partition(".trunk.")[2]: tensor for name, tensor in held.items() if ".trunk." in name}
-    shapes = [{name: tensor.shape for name, tensor in trunk.items()} for trunk in (found, wanted.state_dict())]
-    if shapes[0] != shapes[1]:
-        raise InvalidArgument(f"weights {path} are of another backbone than this recipe's", pointer="/weights")
-    return found
 
 
 BACKBONES: dict[str, Callable[[int, str], tuple[nn.Module, int]]] = {

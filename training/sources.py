@@ -62,7 +62,7 @@ def load_data(source: str, root: str, unreadable: str = "refuse", stored: tuple[
     if data.lonely() == len(data.query):
         raise InvalidArgument(
             "nothing can be measured: no query image has another image of its class to find; "
-            "each class needs two images in test/, or one in query/ and one in gallery/",
+            "each class needs two images in test/, or one in query/ and one in gallery/, or four where a fifth is kept",
             pointer="/root",
         )
     return data

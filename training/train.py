@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, nearest
 from index.folder import load_version
 from index.new_folder import check_target
 from index.version import CARD, EdgeKind
@@ -139,7 +139,7 @@ def load_reference(recipe: Recipe, field: str, progress: bool, references: Refer
         return Trained.load(run_of(references[field], progress))
     if not (Path(reference) / CARD).is_file():
         raise InvalidArgument(
-            f"{field}={reference} is neither a version folder nor a recipe ({', '.join(RECIPES)}); "
+            f"{field}={reference} is neither a version folder nor a recipe{nearest(reference, RECIPES)}; "
             f"train it first, or set {field}=FOLDER",
             pointer=f"/{field}",
         )

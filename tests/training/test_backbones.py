@@ -9,6 +9,9 @@ from torch import nn
 from index.errors import InvalidArgument
 from staging.recipes import quick, train_weights
 from training.backbones import Enlarged, Frozen, build_backbone
+from training.overrides import with_overrides
+from training.recipes import find_recipe
+from training.train import new_backbone
 from training.trained import Trained
 
 
@@ -80,6 +83,17 @@ def test_pretrained_weights_are_read_from_a_file(published: tuple[nn.Module, str
     assert all(torch.equal(x, model.state_dict()[name]) for name, x in trunk.items())
 
 
+def test_fine_tuning_a_published_backbone_on_images_of_ones_own_is_one_line(
+    published: tuple[nn.Module, str],
+) -> None:
+    model, file = published
+    line = f"root=my-photos backbone=timm/test_resnet weights={file} rate=1e-4"
+    trunk = new_backbone(with_overrides(find_recipe("folders_v1"), line.split())).trunk
+
+    assert all(torch.equal(x, model.state_dict()[key]) for key, x in trunk.state_dict().items())
+    assert all(x.requires_grad for x in trunk.parameters())
+
+
 def test_pretrained_weights_of_colour_images_serve_grey_ones(published: tuple[nn.Module, str]) -> None:
     model, file = published
     trunk = build_backbone("timm/test_resnet", 1, 5, weights=file).trunk
@@ -132,17 +146,24 @@ def test_a_slim_resnet_makes_features_of_any_size_of_image_and_halves_it_block_b
     assert sizes[:6] == [(32, 16, 16)] * 4 + [(64, 8, 8), (96, 4, 4)]
 
 
-def test_a_slim_resnet_starts_from_the_trunk_of_a_version_and_from_nothing_else(tmp_path: Path) -> None:
-    old, place = build_backbone("slim_resnet_64", 3, 5), tmp_path / "weights.safetensors"
-    safetensors.torch.save_file({f"raw.0.{name}": x.contiguous() for name, x in old.state_dict().items()}, place)
+@pytest.mark.parametrize("name", ["slim_resnet_64", "small_cnn", "resnet20_32", "timm/test_resnet"])
+def test_a_backbone_starts_from_the_trunk_of_a_version_and_of_no_other(name: str, tmp_path: Path) -> None:
+    old, psi, place = *(build_backbone(name, 3, 5) for _ in range(2)), tmp_path / "weights.safetensors"
+    held = {"raw.0.": old, "psi.backbone.": psi}
+    safetensors.torch.save_file(
+        {prefix + key: x.contiguous() for prefix, made in held.items() for key, x in made.state_dict().items()}, place
+    )
 
-    new = build_backbone("slim_resnet_64", 3, 7, weights=str(place))
-
-    image_BCHW = torch.randn(2, 3, 64, 64)
-    torch.testing.assert_close(new.trunk.eval()(image_BCHW), old.trunk.eval()(image_BCHW))
+    for given in (place, place.parent):
+        new = build_backbone(name, 3, 7, weights=str(given)).trunk.state_dict()
+        assert new.keys() == old.trunk.state_dict().keys()
+        assert all(torch.equal(x, old.trunk.state_dict()[key]) for key, x in new.items())
     with pytest.raises(InvalidArgument, match="of another backbone"):
-        build_backbone("slim_resnet_64", 1, 7, weights=str(place))
-    with pytest.raises(InvalidArgument, match="cannot be read"):
+        build_backbone(name, 1, 7, weights=str(place))
+
+
+def test_own_backbones_take_no_file_that_is_no_versions(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="cannot be read as a version's"):
         build_backbone("slim_resnet_64", 3, 7, weights=str(tmp_path / "missing"))
 
 

@@ -11,12 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from index.version import Preprocess
 from training.backbones import AverageGrid, build_backbone
+from training.heads import HEADS
 from training.losses import UNKNOWN
 from training.method import EmbeddedBatch, Old
 from training.methods import METHODS
-from training.recipes import RECIPES, Recipe
-from training.side_information import Autoencoder
+from training.recipes import RECIPES, Option, Recipe
+from training.side_information import KINDS
 from training.trained import build_method
 
 RAISES = {
@@ -94,14 +96,22 @@ def test_no_backbone_of_a_recipe_raises(backbone: str, channels: int, side: int)
         assert raising(lambda: made(image)) == set()
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_no_method_raises(name: str) -> None:
+FORMS: list[tuple[str, dict[str, Option]]] = [
+    ("bct", {"influence": "distill"}),
+    ("bct", {"alleviate": True}),
+    ("hot_refresh", {"form": "triplet", "hardest": 2}),
+    ("hbct", {"contrast": "info_nce"}),
+]
+
+
+@pytest.mark.parametrize(("name", "form"), [*((name, {}) for name in METHODS), *FORMS])
+def test_no_method_raises(name: str, form: dict[str, Option]) -> None:
     space = "lorentz" if name == "hbct" else "cosine"
     dim, independent = {"oca": 10, "bt2": 16}.get(name, 8), {"bt2": 8}.get(name, 0)
     means = torch.randn(CLASSES, 8)
     head = torch.randn(2, 8), torch.randn(2)
     old = Old(means, torch.tensor([0, 1, UNKNOWN, UNKNOWN]), *head, space, means, torch.ones(CLASSES))
-    options = {"extra": 4} if name == "bt2" else {}
+    options = {"extra": 4} if name == "bt2" else form
     recipe = Recipe("test", method=name, dim=dim, space=space, head="lorentz_mlr" if name == "hbct" else "arcface")
     method = build_method(Recipe(**{**vars(recipe), "options": options}), CLASSES, old, independent)
     new = torch.randn(6, dim, requires_grad=True)
@@ -110,10 +120,22 @@ def test_no_method_raises(name: str) -> None:
     assert raising(lambda: method(batch).loss) == set()
 
 
-def test_the_decoder_of_side_information_does_not_raise() -> None:
-    objective, backbone = Autoencoder(8, 3, 32, 32), build_backbone("small_cnn_32", 3, 8)
+@pytest.mark.parametrize("name", HEADS)
+def test_no_head_raises(name: str) -> None:
+    head, z_BD = HEADS[name](8, CLASSES), torch.randn(6, 8, requires_grad=True)
+    label_B = torch.arange(6) % CLASSES
 
-    assert raising(lambda: objective(backbone, torch.randn(2, 3, 32, 32), torch.zeros(2))) == set()
+    assert raising(lambda: nn.functional.cross_entropy(head(z_BD, label_B), label_B, label_smoothing=0.1)) == set()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_objective_of_side_information_raises(kind: str) -> None:
+    crops = 1 if kind == "simclr" else 0
+    recipe = Recipe("test", dim=8, side=kind, side_crops=crops, augment="flip", preprocess=Preprocess(32, 32))
+    objective, backbone = KINDS[kind](recipe, CLASSES), build_backbone("small_cnn_32", 3, 8)
+    image_BCHW = torch.randn(objective.views * 2, 3, 32, 32)
+
+    assert raising(lambda: objective(backbone, image_BCHW, torch.arange(len(image_BCHW)) % CLASSES)) == set()
 
 
 @pytest.mark.parametrize("side", [1, 2, 3])

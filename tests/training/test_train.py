@@ -84,7 +84,7 @@ def test_a_reference_may_be_a_recipe_which_is_trained_once(
 
 
 def test_a_missing_old_version_is_named_with_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match=r"old=.*nowhere is neither a version folder nor a recipe"):
+    with pytest.raises(InvalidArgument, match=r"old=.*nowhere is neither a version folder nor a recipe; train it"):
         path.train(quick("digits_bct", old=str(tmp_path / "nowhere")), tmp_path / "v2", progress=False)
 
     assert list(tmp_path.iterdir()) == []

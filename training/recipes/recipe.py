@@ -36,7 +36,8 @@ class Recipe:
         augment: a name of `training.transforms.AUGMENTATIONS`.
         backbone: a name of `training.backbones.BACKBONES`, or "timm/" and a timm model name.
         pretrained: start from timm's pretrained weights.
-        weights: a file to read them from, in place of timm's download.
+        weights: a file to read them from, in place of timm's download; or the folder of a version that has the same
+            backbone, to go on from it.
         dim: dimension of the backbone's embedding.
         last_relu: cut its numbers off at 0, as the public models of FCT and BT2 do.
         head: a name of `training.heads.HEADS`, for the base loss.
