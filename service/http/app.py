@@ -84,14 +84,11 @@ class Application(FastAPI):
     def __init__(self, settings: Settings, **options: Any) -> None:
         """`options`: FastAPI's own."""
         super().__init__(**options)
-        self._queries = QueryRoute(super().__call__, self, settings)
         self.metrics = RequestMetrics()
+        self._queries = QueryRoute(super().__call__, self, settings, self.metrics.count)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self.metrics.measured(self._queries, scope, receive, send)
-        else:
-            await self._queries(scope, receive, send)
+        await self._queries(scope, receive, send)
 
 
 def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
@@ -121,7 +118,7 @@ def create_app(settings: Settings, *, migrated: bool = False) -> FastAPI:
         generate_unique_id_function=openapi.operation_id,
         redirect_slashes=False,
     )
-    app.add_middleware(Guard, settings=settings)
+    app.add_middleware(Guard, settings=settings, count=app.metrics.count)
     problems.install(app)
     faults.install(app)
     openapi.install(app, settings)

@@ -38,9 +38,9 @@ def pyarrow() -> Any:
     return pa
 
 
-def is_wanted(headers: Mapping[str, str]) -> bool:
-    """Whether a request's headers ask for a table as the answer."""
-    return type_of(headers.get("accept", "")) == ARROW
+def is_wanted(accept: str) -> bool:
+    """Whether a request's header `Accept` asks for a table as the answer."""
+    return type_of(accept) == ARROW
 
 
 def read_items(raw: bytes, most: int) -> tuple[list[dict[str, Any]], NDArray[Any]]:

@@ -1,4 +1,7 @@
-"""The gate in front of every route: who may pass, how much they may send, and a problem for what nobody expected."""
+"""The gate in front of every route: who may pass, how much they may send, a problem for what nobody expected, a count.
+
+Every request passes it, so what it looks at stays as it came: bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,10 @@ import hmac
 import ipaddress
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from time import perf_counter
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
@@ -41,11 +45,13 @@ UPLOADS = {"/v1/versions"}
 
 NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 """Of every answer: nothing that was stored becomes a page or a script by its content."""
-FORWARDED = "x-forwarded-"
-PROXIES = {"forwarded", "via", "x-real-ip"}
+FORWARDED = b"x-forwarded-"
+PROXIES = {b"forwarded", b"via", b"x-real-ip"}
 """Headers that a request has only when a proxy forwards it."""
-OWN_PAGES = {"none", "same-origin"}
+OWN_PAGES = {b"none", b"same-origin"}
 """`Sec-Fetch-Site` of what a user typed in, and of this service's own pages."""
+Count = Callable[[Scope, int, float], None]
+"""Is told of a request, the status of its answer (0: there was none), and the seconds it took."""
 
 
 class ShuttingDown(RegraftError):
@@ -75,19 +81,26 @@ def is_loopback(host: str) -> bool:
 
 
 @lru_cache(maxsize=256)
-def _without_port(host: str) -> str:
+def _without_port(host: bytes) -> str:
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(f"//{host.decode('latin-1')}").hostname or ""
     except ValueError:  # half an IPv6 address
         return ""
+
+
+@lru_cache(maxsize=256)
+def _of_proxy(names: tuple[bytes, ...]) -> bytes | None:
+    """The first of these headers that only a proxy adds; a client sends the same ones again and again."""
+    return next((name for name in names if name.startswith(FORWARDED) or name in PROXIES), None)
 
 
 class Guard:
     """ASGI middleware around the application."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, count: Count) -> None:
         self.app = app
         self.settings = settings
+        self._count = count
         key, worker_key = settings.api_key, settings.worker_key
         self._expected = None if key is None else f"Bearer {key.get_secret_value()}".encode()
         self._worker = None if worker_key is None else f"Bearer {worker_key.get_secret_value()}".encode()
@@ -97,7 +110,8 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        headers = _decoded(scope["headers"])
+        began = perf_counter()
+        headers = dict(reversed(scope["headers"]))
         exchange = Exchange(receive, send, headers, self._limit(scope["path"]))
         fate = Fate()
         FATE.set(fate)
@@ -127,12 +141,14 @@ class Guard:
                 raise
             detail = f"The service failed; its log says more under request {exchange.request_id}."
             await problem(exchange.request_id, 500, "internal_error", detail)(scope, receive, exchange.send)
+        finally:
+            self._count(scope, exchange.status, perf_counter() - began)
 
-    def _check(self, path: str, headers: Mapping[str, str]) -> None:
+    def _check(self, path: str, headers: Mapping[bytes, bytes]) -> None:
         if self._expected is None:
             self._check_local(headers)
         elif path not in OPEN:
-            given = headers.get("authorization", "").encode("latin-1")
+            given = headers.get(b"authorization", b"")
             known = hmac.compare_digest(given, self._expected)
             if not known and not self._is_worker(path, given):
                 raise Unauthorized
@@ -142,23 +158,22 @@ class Guard:
         work = path == f"{WORK}:claim" or path.startswith(f"{WORK}/")
         return work and self._worker is not None and hmac.compare_digest(given, self._worker)
 
-    def _check_local(self, given: Mapping[str, str]) -> None:
+    def _check_local(self, given: Mapping[bytes, bytes]) -> None:
         """Without a key, keep out web pages that speak to this machine through a user's browser, and other machines.
 
         A foreign Host means DNS rebinding; an Origin that is not this very service, or a fetch from another site (the
         browser says so), a page of somebody else's, be it one that another program of this machine serves. What a proxy
         forwards was asked by whoever can reach the proxy.
         """
-        host, origin = given.get("host", ""), given.get("origin")
+        host, origin = given.get(b"host", b""), given.get(b"origin")
         if not is_loopback(named := _without_port(host)) and named != self.settings.host:
-            raise ForeignOrigin(f"{host!r} is not this machine; {ForeignOrigin.__doc__}")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
-            raise ForeignOrigin(f"a page of {origin!r} is not this service's own; {ForeignOrigin.__doc__}")
-        if (site := given.get("sec-fetch-site", "none")) not in OWN_PAGES:
-            raise ForeignOrigin(f"this is a {site} request; {ForeignOrigin.__doc__}")
-        for name in given:
-            if name.startswith(FORWARDED) or name in PROXIES:
-                raise ForeignOrigin(f"a proxy forwarded this (header {name!r}); {ForeignOrigin.__doc__}")
+            raise ForeignOrigin(f"{_text(host)!r} is not this machine; {ForeignOrigin.__doc__}")
+        if origin is not None and origin.lower() not in (b"http://" + host.lower(), b"https://" + host.lower()):
+            raise ForeignOrigin(f"a page of {_text(origin)!r} is not this service's own; {ForeignOrigin.__doc__}")
+        if (site := given.get(b"sec-fetch-site", b"none")) not in OWN_PAGES:
+            raise ForeignOrigin(f"this is a {_text(site)} request; {ForeignOrigin.__doc__}")
+        if (name := _of_proxy(tuple(given))) is not None:
+            raise ForeignOrigin(f"a proxy forwarded this (header {_text(name)!r}); {ForeignOrigin.__doc__}")
 
     def _limit(self, path: str) -> int:
         return self.settings.max_archive_bytes if path in UPLOADS else self.settings.max_body_bytes
@@ -167,21 +182,26 @@ class Guard:
 class Exchange:
     """Counts what comes in and tags what goes out."""
 
-    def __init__(self, receive: Receive, send: Send, headers: Mapping[str, str], limit: int) -> None:
+    def __init__(self, receive: Receive, send: Send, headers: Mapping[bytes, bytes], limit: int) -> None:
         """`headers`: the first of each name."""
         self.request_id = f"{random.getrandbits(128):032x}"
         self.headers = headers
         self.limit = limit
-        self.started = False
+        self.status = 0
         self._receive = receive
         self._send = send
         self._received = 0
 
+    @property
+    def started(self) -> bool:
+        """Whether something of the answer was sent."""
+        return self.status > 0
+
     def bound(self, limit: int) -> None:
         """Let no more than `limit` bytes come in. Raises BodyTooLarge when more are announced."""
         self.limit = min(limit, self.limit)
-        length = self.headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > self.limit:
+        length = self.headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self.limit:
             raise BodyTooLarge(_too_large(self.limit))
 
     async def receive(self) -> Message:
@@ -194,15 +214,14 @@ class Exchange:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
+            self.status = message["status"]
             named = (b"x-request-id", self.request_id.encode())
             message["headers"] = [*message.get("headers", ()), named, NO_SNIFFING]
         await self._send(message)
 
 
-def _decoded(headers: Sequence[tuple[bytes, bytes]]) -> dict[str, str]:
-    """The first of each name."""
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(headers)}
+def _text(header: bytes) -> str:
+    return header.decode("latin-1")
 
 
 def _too_large(limit: int) -> str:

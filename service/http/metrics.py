@@ -6,7 +6,6 @@ each process a port of its own where it is to be monitored (docs/deployment.md).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from sqlalchemy import Connection, func, select
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from service.backfills.planner import BackfillState
 from service.http.requests import Service
@@ -51,22 +50,9 @@ class RequestMetrics:
         # By method, route and status; the library makes out anew for each request what its labels are.
         self._of: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
-    async def measured(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, and count it."""
-        began, status = time.perf_counter(), 0
-
-        async def counted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await app(scope, receive, counted)
-        finally:
-            self._count((scope["method"], _route(scope), status), time.perf_counter() - began)
-
-    def _count(self, labels: tuple[str, str, int], seconds: float) -> None:
+    def count(self, scope: Scope, status: int, seconds: float) -> None:
+        """Count one request, the status of its answer, and the seconds it took."""
+        labels = scope["method"], _route(scope), status
         if (counted := self._of.get(labels)) is None:
             counted = self._of[labels] = self._ended.labels(*labels), self._seconds.labels(labels[1])
         ended, took = counted

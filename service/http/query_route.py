@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from index.filter import parse_filter
 from service.http.arrow import ARROW, is_wanted, pyarrow
-from service.http.auth import Exchange, Guard
+from service.http.auth import Count, Exchange, Guard
 from service.http.forms import JSON, type_of
 from service.http.npy import NPY
 from service.http.requests import check_parameters
@@ -40,6 +40,7 @@ ReadFields = Callable[[bytes], Mapping[str, Any]]
 ARRAY_OPTIONS = sorted({*OPTIONS, "version"})
 """Query parameters of a body that is an array."""
 KINDS = {JSON, NPY, ARROW}
+KEY_HEADER = QUERY_KEY.lower().encode()
 SLOW = {"texts", "items", "with_text"}
 """What waits for an encoder, or the database."""
 SLOW_WORDS = tuple(b'"%s"' % name.encode() for name in sorted(SLOW))
@@ -51,11 +52,11 @@ SHOWN = 256
 class QueryRoute:
     """ASGI middleware: answers `POST /v1/galleries/{name}/query` in JSON or an array, and hands on everything else."""
 
-    def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings) -> None:
-        """`app`: answers everything else, and has a gate of its own."""
+    def __init__(self, app: ASGIApp, api: FastAPI, settings: Settings, count: Count) -> None:
+        """`app`: answers everything else, and has a gate of its own; `count` is told of every query here."""
         self.app = app
         self._api = api
-        self._guarded = Guard(self._answer, settings)
+        self._guarded = Guard(self._answer, settings, count)
         self._rounds = Rounds()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -97,14 +98,15 @@ class RawQuery(NamedTuple):
 async def _answered(service: Runtime, rounds: Rounds, scope: Scope, receive: Receive) -> Response:
     exchange: Exchange = scope["state"]["exchange"]
     headers = exchange.headers
-    kind = type_of(headers["content-type"])
+    kind = type_of(headers[b"content-type"].decode("latin-1"))
     read: ReadFields = fields_of
     if scope["query_string"] or kind != JSON:
         read = _reading(service, Request(scope, receive), kind)
     exchange.bound(service.settings.max_json_bytes)
     name = scope["path"].split("/")[3]
-    write = as_table if is_wanted(headers) else as_json
-    asked = RawQuery(name, read, await _body(receive), headers.get(QUERY_KEY.lower()), write)
+    write = as_table if is_wanted(headers.get(b"accept", b"").decode("latin-1")) else as_json
+    key = headers.get(KEY_HEADER)
+    asked = RawQuery(name, read, await _body(receive), None if key is None else key.decode("latin-1"), write)
     return await _response(service, rounds, asked)
 
 

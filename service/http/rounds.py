@@ -58,10 +58,10 @@ class Rounds:
             self._known[name] = service.replica.known(name)
         return self._known[name]
 
-    async def answer(
+    def answer(
         self, service: Runtime, live: LoadedGallery, asked: SearchRequest, write: WriteAnswer
-    ) -> Response | None:
-        """The answer to a request of one part, found with the others of this round.
+    ) -> asyncio.Future[Response | None]:
+        """Will be the answer to a request of one part, found with the others of this round.
 
         None: the gallery is being written, and whoever waits for it should do so on a thread.
         """
@@ -70,7 +70,7 @@ class Rounds:
         self._begin(service)
         waiting = Waiting(asked, write, time.perf_counter(), asyncio.get_running_loop().create_future())
         self._waiting.setdefault((live, version, id(asked.params)), []).append(waiting)
-        return await waiting.told
+        return waiting.told
 
     def _begin(self, service: Runtime) -> None:
         if not self._begun:
@@ -125,7 +125,8 @@ def _searched(service: Runtime, live: LoadedGallery, few: Sequence[Waiting]) -> 
         (found,), responses, end = pages, [], 0
         for one in few:
             (part,), start, end = one.asked.parts, end, end + len(one.asked.parts[0].pointers)
-            page = found._replace(part=part, results=found.results[start:end], more=found.more[start:end])
+            shown = found.results[start:end], found.more[start:end]
+            page = Page(part, found.answer, *shown, found.fetch_seconds)
             responses.append(one.write(one.asked, [page], time.perf_counter() - one.started))
         return responses
 

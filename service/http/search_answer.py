@@ -47,12 +47,13 @@ def page_of(service: Runtime, asked: SearchRequest, part: QueryBatch, answer: Se
     """One part's page of what was found."""
     started = time.perf_counter()
     rows = _ranked(service, answer, part, asked.params.threshold)
-    shown = [row[asked.offset : asked.end] for row in rows]
+    end = asked.end
+    shown = [row[asked.offset : end] for row in rows]
     results = _show(answer, part, shown, asked.params.fields)
     if asked.params.with_text:
         add_texts(service, ((place[2] for place in row) for row in shown), (one["matches"] for one in results))
     service.traffic.count([place[2] for row in shown for place in row])
-    return Page(part, answer, results, [len(row) > asked.end for row in rows], time.perf_counter() - started)
+    return Page(part, answer, results, [len(row) > end for row in rows], time.perf_counter() - started)
 
 
 def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> dict[str, Any]:
@@ -76,6 +77,8 @@ def answer_of(asked: SearchRequest, pages: Sequence[Page], seconds: float) -> di
 
 def _degraded(pages: Sequence[Page]) -> list[dict[str, Any]]:
     """By version and reason the items left out: of all shards of a version, in the part that lacks most of them."""
+    if not any(page.answer.degraded for page in pages):
+        return []
     most: Counter[tuple[str, str]] = Counter()
     for page in pages:
         lacking: Counter[tuple[str, str]] = Counter()
@@ -112,15 +115,27 @@ def _show(
     answer: SearchResult, part: QueryBatch, rows: Sequence[Sequence[RankedMatch]], fields: Projection | None
 ) -> list[dict[str, Any]]:
     """What the matches show."""
-    shards = [{"version": s.version, "origin": s.origin, "route": s.route.kinds} for s in answer.shards]
+    shards = [(s.version, s.origin, s.route.kinds) for s in answer.shards]
+    version, mode, known = answer.version, answer.mode.value, answer.items
     results = []
     for pointer, row in zip(part.pointers, rows, strict=True):
         matches = []
         for score, raw_score, key, shard in row:
-            stored, name, _ = answer.items[key]
+            stored, name, _ = known[key]
+            made_by, origin, route = shards[shard]
             metadata = orjson.Fragment(stored) if fields is None else _some(stored, fields)
-            matches.append({"id": name, "score": score, "raw_score": raw_score, **shards[shard], "metadata": metadata})
-        results.append({"query": pointer, "version": answer.version, "mode": answer.mode.value, "matches": matches})
+            matches.append(
+                {
+                    "id": name,
+                    "score": score,
+                    "raw_score": raw_score,
+                    "version": made_by,
+                    "origin": origin,
+                    "route": route,
+                    "metadata": metadata,
+                }
+            )
+        results.append({"query": pointer, "version": version, "mode": mode, "matches": matches})
     return results
 
 

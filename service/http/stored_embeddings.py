@@ -113,7 +113,7 @@ def read(
         for row in page
     ]
     following = encode_cursor(page[-1].id) if len(rows) > limit else None
-    if is_wanted(request.headers):
+    if is_wanted(request.headers.get("accept", "")):
         table = write_items(items, {one.name: one.card.dim for one in wanted.values()}, following)
         return Response(table, media_type=ARROW)
     for held in (held for one in items for held in one["embeddings"]):

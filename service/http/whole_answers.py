@@ -21,6 +21,7 @@ class PairedWrites:
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = transport, loop
+        self.is_closing = transport.is_closing  # asked for each answer
         self._held: bytes | None = None
         self._will_flush = False
 

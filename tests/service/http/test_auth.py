@@ -217,6 +217,7 @@ def test_a_version_archive_may_be_larger_than_other_bodies(served: Any) -> None:
 
 def test_a_request_cut_off_by_the_end_of_the_service_is_told_so() -> None:
     sent: list[Any] = []
+    counted: list[int] = []
 
     async def never(scope: Any, receive: Any, send: Any) -> None:
         await asyncio.sleep(60)
@@ -229,7 +230,8 @@ def test_a_request_cut_off_by_the_end_of_the_service_is_told_so() -> None:
 
     async def cut_off() -> None:
         scope = {"type": "http", "method": "GET", "path": "/v1/galleries", "headers": [(b"host", b"localhost")]}
-        task = asyncio.create_task(Guard(never, Settings())(scope, receive, send))
+        guard = Guard(never, Settings(), lambda _, status, __: counted.append(status))
+        task = asyncio.create_task(guard(scope, receive, send))
         await asyncio.sleep(0.01)
         task.cancel()
         await task
@@ -237,5 +239,5 @@ def test_a_request_cut_off_by_the_end_of_the_service_is_told_so() -> None:
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(cut_off())
 
-    assert sent[0]["status"] == 503
+    assert [sent[0]["status"]] == counted == [503]
     assert json.loads(sent[1]["body"])["code"] == "shutting_down"
