@@ -55,9 +55,8 @@ def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embed
         allowed_S = metadata.select(params.filter)
         filter_seconds = perf_counter() - started
     depth, queries = min(ask.depth, view.items), len(next(iter(vectors.values())))
-    return ShardQuery(
-        plan, moved, queries, depth, allowed_S, params.exact, reach.degraded, filter_seconds, params.strict
-    )
+    how = (params.exact, reach.degraded, filter_seconds, params.strict, params.recall)
+    return ShardQuery(plan, moved, queries, depth, allowed_S, *how)
 
 
 def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> Moved:

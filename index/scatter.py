@@ -37,7 +37,7 @@ class ShardQuery(NamedTuple):
     """Q queries, and how shards are asked for the k best of each.
 
     Attributes:
-        allowed_S, exact: as in `Shard.search`.
+        allowed_S, exact, recall: as in `Shard.search`.
         degraded: what is left out.
         strict: nothing more may be.
         filter_seconds: what seeing which items pass took.
@@ -52,6 +52,7 @@ class ShardQuery(NamedTuple):
     degraded: tuple[Degraded, ...] = ()
     filter_seconds: float = 0.0
     strict: bool = True
+    recall: float | None = None
 
 
 class Gathered(NamedTuple):
@@ -75,7 +76,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         return _of_several(query, answers or Answers())
     (((version, origin), shard),) = plan.shards.items()
     started = perf_counter()
-    hits = shard.search(moved.vectors[version], query.k, query.allowed_S, exact=query.exact)
+    hits = shard.search(moved.vectors[version], query.k, query.allowed_S, exact=query.exact, recall=query.recall)
     found = perf_counter()
     merged = plan.merge([hits[:2]], query.queries, query.k)
     size, used, took = plan.sizes[0], plan.maps[0], moved.seconds[version]
@@ -85,14 +86,15 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
 
 def _of_several(query: ShardQuery, answers: Answers) -> Gathered:
     """The same of any shards but one in memory, which gives the whole list and needs no second look."""
-    plan, moved, queries, k, allowed_S, exact, *_ = query
+    plan, moved, queries, k, allowed_S, *_ = query
+    exact, recall = query.exact, query.recall
     found, seconds = [], []
     degraded: list[Degraded] = []
     searches = _asking(plan, answers) if plan.elsewhere else [shard.search for shard in plan.shards.values()]
     for (version, _), search, size, part in zip(plan.shards, searches, plan.sizes, plan.parts, strict=True):
         started = perf_counter()
         try:
-            found.append(search(moved.vectors[version], k, allowed_S, exact=exact, part=part))
+            found.append(search(moved.vectors[version], k, allowed_S, exact=exact, recall=recall, part=part))
         except Unanswered:  # the others may have something to ask, too
             continue
         except EngineUnavailable as error:
@@ -112,7 +114,7 @@ def _of_several(query: ShardQuery, answers: Answers) -> Gathered:
         for number, ((version, _), search) in enumerate(zip(plan.shards, searches, strict=True)):
             if rows := unsure[number]:
                 started = perf_counter()
-                whole = search(moved.vectors[version][rows], k, allowed_S, exact=exact)
+                whole = search(moved.vectors[version][rows], k, allowed_S, exact=exact, recall=recall)
                 found[number] = _with(found[number], rows, whole)
                 seconds[number] += perf_counter() - started
         merged = plan.merge([hits[:2] for hits in found], queries, k)

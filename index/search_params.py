@@ -81,6 +81,8 @@ class SearchParams(BaseModel):
     """refuse an answer that leaves items out"""
     exact: bool = False
     """compare every item, also where an approximate index would answer"""
+    recall: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """share of the exact ten best that an approximate index is to find; default: the gallery's"""
     explain: bool = False
     """tell how the answer came about"""
 

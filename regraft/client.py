@@ -64,7 +64,8 @@ class QueryOptions(TypedDict, total=False):
     strict: refuse an answer that leaves out items. mode: calibrated, raw or rank, by default the first possible.
     threshold: the least score of a match. filter: only items whose metadata pass it, such as {"field": "city",
     "eq": "Bern"}. cursor: `next` of the answer to the same query. fields: the metadata that matches show, such as
-    ["city", "shop.name"]; []: none. with_text: show the texts that matches are. explain: add how the answer came about.
+    ["city", "shop.name"]; []: none. with_text: show the texts that matches are. exact: compare every item. recall: the
+    aim of an approximate index, by default the gallery's. explain: add how the answer came about.
     """
 
     strict: bool
@@ -75,6 +76,7 @@ class QueryOptions(TypedDict, total=False):
     fields: Sequence[str]
     with_text: bool
     exact: bool
+    recall: float
     explain: bool
 
 

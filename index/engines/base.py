@@ -114,14 +114,15 @@ class Shard(Protocol):
         allowed_S: Mask | None = None,
         *,
         exact: bool = False,
+        recall: float | None = None,
         part: float = 1.0,
     ) -> Hits:
         """The k best of the served items per query.
 
         Only items with `allowed_S[slot]` are found; None: all. Rows are padded with MISSING when there are fewer
-        than k of them. `exact`: every item is compared. `part`: which share of a list of k
-        over several shards is expected of this one; the recall aim need hold only of what it gives of it, and there
-        may be fewer than k columns.
+        than k of them. `exact`: every item is compared. `recall`: the aim, by default the gallery's. `part`: which
+        share of a list of k over several shards is expected of this one; the recall aim need hold only of what it gives
+        of it, and there may be fewer than k columns.
         """
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:

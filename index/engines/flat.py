@@ -91,6 +91,7 @@ class FlatShard:
         allowed_S: Mask | None = None,
         *,
         exact: bool = False,
+        recall: float | None = None,
         part: float = 1.0,
     ) -> Hits:
         """Scan all rows, or those allowed; see Shard."""

@@ -108,6 +108,7 @@ class RemoteShard(SegmentedShard):
         allowed_S: Mask | None = None,
         *,
         exact: bool = False,
+        recall: float | None = None,
         part: float = 1.0,
         answers: Answers | None = None,
     ) -> Hits:
@@ -124,7 +125,7 @@ class RemoteShard(SegmentedShard):
                 raise EngineUnavailable(self._unasked)
             parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact, answers=answers))
         if super().count() or not self.there.count():
-            parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, part=part))
+            parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part))
         return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:

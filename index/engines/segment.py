@@ -85,7 +85,7 @@ class Segment:
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
         self._selection: Selection | None = None
-        self._ways: dict[tuple[int, float, int], tuple[Scanned, int, int]] = {}
+        self._ways: dict[tuple[int, float, int, float | None], tuple[Scanned, int, int]] = {}
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are served from here, by slot."""
@@ -157,12 +157,13 @@ class Segment:
         allowed_S: Mask | None,
         *,
         exact: bool = False,
+        recall: float | None = None,
         part: float = 1.0,
     ) -> Hits:
         """As `Shard.search`."""
         allowed_R = self._allowed(allowed_S)
         among = self._live if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
-        how, sure, depth = self._how(k, part, among) if among and not exact else (Scanned(among), k, k)
+        how, sure, depth = self._how(k, part, among, recall) if among and not exact else (Scanned(among), k, k)
         if (found := self._by_gpu(queries_QD, depth, how.effort, allowed_R)) is not None:
             scores_QC, at_QC = found
         elif how.effort:
@@ -196,14 +197,14 @@ class Segment:
             return False
         if queries_QD is None:
             queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
-        efforts, recall = tune(index, self.space, indexed_RW, queries_QD, config.recall)
+        efforts, recall, aims = tune(index, self.space, indexed_RW, queries_QD, config.recall)
         if efforts is None:
             logger.warning(
                 Event("recall_not_reached", index=kind.value, items=len(rows_RW), **_told(config, recall, missed))
             )
             return True
         index.add(rows_RW[len(indexed_RW) :])
-        self.tuned = Tuned(index, efforts, recall)
+        self.tuned = Tuned(index, efforts, recall, aims)
         self._ways.clear()
         self._on_gpu = None
         return True
@@ -231,26 +232,26 @@ class Segment:
         allowed_R: Mask = allowed_S[self.slots_R]
         return allowed_R if whole else allowed_R & self._live_R
 
-    def _how(self, k: int, part: float, among: int) -> tuple[Scanned, int, int]:
+    def _how(self, k: int, part: float, among: int, recall: float | None) -> tuple[Scanned, int, int]:
         """How `among` of the rows are best searched, for how many of a list, and how many are asked for.
 
         It is worked out once until rows change.
         """
-        if (found := self._ways.get((k, part, among))) is None:
+        if (found := self._ways.get((k, part, among, recall))) is None:
             if len(self._ways) >= REMEMBERED:
                 self._ways.clear()
-            effort = self._effort(k, part, among)
+            effort = self._effort(k, part, among, recall)
             how = Scanned(0, among, effort) if effort else Scanned(among)
-            is_part = 0 < effort < (self._effort(k, 1.0, among) or math.inf)
+            is_part = 0 < effort < (self._effort(k, 1.0, among, recall) or math.inf)
             found = (how, most_of(k, part), depth_of(k, part)) if is_part else (how, k, k)
-            self._ways[k, part, among] = found
+            self._ways[k, part, among, recall] = found
         return found
 
-    def _effort(self, k: int, part: float, among: int) -> int:
+    def _effort(self, k: int, part: float, among: int, recall: float | None) -> int:
         """What an approximate search of `among` of the rows takes; 0 where comparing them all takes less."""
         if self.tuned is None:
             return 0
-        needed = self.tuned.effort_for(among / len(self.keys_R), part, k)
+        needed = self.tuned.effort_for(among / len(self.keys_R), part, k, recall)
         return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
 
     def _by_gpu(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:

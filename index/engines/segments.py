@@ -138,13 +138,14 @@ class SegmentedShard:
         allowed_S: Mask | None = None,
         *,
         exact: bool = False,
+        recall: float | None = None,
         part: float = 1.0,
     ) -> Hits:
         """The best of head and segments; see Shard."""
         if not self.segments:
             return self.head.search(queries_QD, k, allowed_S)
         parts = [
-            segment.search(queries_QD, k, allowed_S, exact=exact, part=part)
+            segment.search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part)
             for segment in self.segments
             if segment.count()
         ]

@@ -53,6 +53,7 @@ class Manifest(BaseModel):
     config: IndexConfig
     efforts: Annotated[tuple[PartEfforts, ...], Field(min_length=len(SHARES), max_length=len(SHARES))] | None
     recall: float | None
+    aims: tuple[PositiveInt, ...] = ()
     sha256: dict[str, str]
 
 
@@ -114,6 +115,7 @@ class SegmentFiles:
             config=segment.config or IndexConfig(),
             efforts=tuned and tuple(map(tuple, tuned.efforts)),
             recall=tuned and tuned.recall,
+            aims=tuple(tuned.aims) if tuned else (),
             sha256={file.name: sha256(file) for file in sorted(folder.iterdir())},
         )
         sync_all(list(folder.iterdir()))
@@ -174,6 +176,6 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:
-        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0)
+        segment.tuned = Tuned(index, manifest.efforts or (), manifest.recall or 0.0, manifest.aims)
     segment.kill_all()
     return segment

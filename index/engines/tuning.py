@@ -9,9 +9,10 @@ Shape suffixes: Q queries, D dimension, R rows, W their width, K wanted, C candi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ AIM_K = 10
 """The recall aim is of so many best; what more of them take is reckoned from it."""
 PARTS = (1.0, 0.5, 0.25, 0.125)
 """The parts of a list that an index is measured as; the first is the whole."""
+AIMS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
+"""Recall aims that a query may have instead of the gallery's; in between the next higher one counts."""
 SHARES = (1.0, 0.5, 0.1)
 """The shares of rows that may be found which efforts are measured at."""
 REFINED = 2
@@ -55,41 +58,60 @@ class Tuned:
         index: over the rows of one segment.
         efforts: what reaches the recall aim.
         recall: of the ten best of the whole index, with the first of them.
+        aims: what reaches each of AIMS as the whole where all rows may be found, up to those that are never reached.
     """
 
     index: Approximate
     efforts: Efforts
     recall: float
+    aims: Sequence[int] = ()
 
-    def effort_for(self, share: float, part: float, k: int) -> float:
-        """What reaches the aim where a share of the rows may be found, as a part of a list of the k best."""
+    def effort_for(self, share: float, part: float, k: int, recall: float | None = None) -> float:
+        """What reaches an aim where a share of the rows may be found, as a part of a list of the k best.
+
+        `recall`: the aim, by default the one it was built for. Infinite: comparing every row does.
+        """
         column = max(place for place, measured in enumerate(PARTS) if measured >= part)
-        needed = _between(share, [efforts[column] for efforts in self.efforts])
+        needed = self._times(recall) * _between(share, [efforts[column] for efforts in self.efforts])
         if k <= AIM_K:
             return needed
         # Twice what they are more: one more, as pages ask for to see whether there is another, is no list of its own.
         return max(needed * math.sqrt(k / AIM_K), needed + self.index.least(REFINED * (k - AIM_K) * part / share))
 
+    def _times(self, recall: float | None) -> float:
+        """How many times the effort of its own aim another one takes."""
+        if recall is None or not (self.aims or recall > self.recall):  # an older program measured its own alone
+            return 1.0
+        reached = [effort for aim, effort in zip(AIMS, self.aims, strict=False) if aim >= recall]
+        return reached[0] / self.efforts[0][0] if reached else math.inf
 
-def tune(
-    index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, aim: float
-) -> tuple[Efforts | None, float]:
-    """The efforts that reach a recall aim for such queries, None where none does; and the recall reached."""
+
+class Measured(NamedTuple):
+    """What was measured of an index: as `Tuned`; `efforts` None: none reaches the aim."""
+
+    efforts: Efforts | None
+    recall: float
+    aims: Sequence[int] = ()
+
+
+def tune(index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, aim: float) -> Measured:
+    """What reaches a recall aim for such queries, and other aims."""
     random = np.random.default_rng(0)
     measured: list[Sequence[int]] = []
-    reached = 0.0
+    reached, aims = 0.0, []
     for share in SHARES:
         allowed_R = None if share == 1 else random.random(len(rows_RW)) < share
         least = measured[-1][-1] if measured else 0
-        asked_QD = queries_QD if share == 1 else queries_QD[:FILTERED_SAMPLE]
-        efforts, recall = _reaching(index, space, rows_RW, asked_QD, aim, allowed_R, least)
+        sample = _Sample(index, space, rows_RW, queries_QD if share == 1 else queries_QD[:FILTERED_SAMPLE], allowed_R)
+        efforts, recall = sample.reaching(aim, least)
         if not measured:
             reached = recall
             if efforts is None:
-                return None, reached
+                return Measured(None, reached)
+            aims = sample.reaching_each(AIMS)
         # Where too few rows are left to measure with, more than it could take: they are compared.
         measured.append(efforts or [math.ceil(effort / share**2) for effort in measured[0]])
-    return measured, reached
+    return Measured(measured, reached, aims)
 
 
 def most_of(k: int, part: float) -> int:
@@ -131,46 +153,75 @@ class _Answers:
         return scores_QK, at_QK
 
 
-def _reaching(
-    index: Approximate,
-    space: Space,
-    rows_RW: Vectors,
-    queries_QD: Vectors,
-    aim: float,
-    allowed_R: Mask | None,
-    least: int,
-) -> tuple[Sequence[int] | None, float]:
-    """The first effort that reaches the aim as each of PARTS among some rows, and its recall as the first, or the best.
+class _Sample:
+    """Queries, and what they should find among some rows of an index."""
 
-    A larger part takes no less than a smaller one, so that they are measured in that order.
-    """
-    k = min(AIM_K, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
-    if not k:
-        return None, 0.0
-    right_QK, right_at_QK = nearest_rows(space, queries_QD, rows_RW, allowed_R, k)
-    among, best = Selection(allowed_R), 0.0
-    found: list[int] = []
-    depths_P = [depth_of(k, part) for part in PARTS]
-    for effort in (effort for effort in index.efforts if effort >= max(least, index.least(min(depths_P)))):
-        wanted = max(depth for depth in depths_P if effort >= index.least(depth))
-        search = partial(search_index, index, space, rows_RW, k=wanted, effort=effort, among=among)
-        answers = _Answers(search, queries_QD)
-        while (depth := depths_P[-1 - len(found)]) <= wanted:
-            part = PARTS[-1 - len(found)]
+    def __init__(
+        self, index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors, allowed_R: Mask | None
+    ) -> None:
+        self._index, self._space, self._rows_RW, self._queries_QD = index, space, rows_RW, queries_QD
+        self._k = min(AIM_K, len(rows_RW) if allowed_R is None else int(np.count_nonzero(allowed_R)))
+        self._among = Selection(allowed_R)
+        # By effort and how many were wanted: what one aim was measured with serves the next.
+        self._found: dict[tuple[int, int], _Answers] = {}
+        self._right = nearest_rows(space, queries_QD, rows_RW, allowed_R, max(1, self._k))
 
-            def recalls(queries: int, depth: int = depth, part: float = part, answers: _Answers = answers) -> Recalls:
-                right = right_QK[:queries, :depth], right_at_QK[:queries, :depth]
-                answered = answers.first(queries, depth)
-                return hits(right, answered, higher_is_better=space.higher_is_better) @ _weights(k, part)
+    def reaching(self, aim: float, least: int) -> tuple[Sequence[int] | None, float]:
+        """The first effort, `least` or more, that reaches the aim as each of PARTS, and its recall as the whole.
 
-            reached, recall = _reaches(aim, recalls, len(queries_QD))
-            if not reached:
-                best = max(best, recall)
+        None, and the best recall, where none does. A larger part takes no less than a smaller one, so that they are
+        measured in that order.
+        """
+        best, found = 0.0, list[int]()
+        depths_P = [depth_of(self._k, part) for part in PARTS]
+        for effort in self._efforts(max(least, self._index.least(min(depths_P)))):
+            wanted = max(depth for depth in depths_P if effort >= self._index.least(depth))
+            answers = self._answers(effort, wanted)
+            while (depth := depths_P[-1 - len(found)]) <= wanted:
+                reached, recall = self._reaches(aim, answers, depth, PARTS[-1 - len(found)])
+                if not reached:
+                    best = max(best, recall)
+                    break
+                found.append(effort)
+                if len(found) == len(PARTS):
+                    return found[::-1], recall
+        return None, best
+
+    def reaching_each(self, aims: Sequence[float]) -> list[int]:
+        """The first effort that reaches each of these aims, which ascend, as the whole, up to those that none reaches.
+
+        What takes longer than to compare every row counts for none.
+        """
+        found: list[int] = []
+        for effort in self._efforts(self._index.least(self._k)):
+            if self._index.cost(effort) >= len(self._rows_RW):
                 break
-            found.append(effort)
-            if part == 1:
-                return found[::-1], recall
-    return None, best
+            answers = self._answers(effort, self._k)
+            while self._reaches(aims[len(found)], answers, self._k, 1.0)[0]:
+                found.append(effort)
+                if len(found) == len(aims):
+                    return found
+        return found
+
+    def _efforts(self, least: float) -> Iterator[int]:
+        return (effort for effort in self._index.efforts if self._k and effort >= least)
+
+    def _answers(self, effort: int, wanted: int) -> _Answers:
+        if (found := self._found.get((effort, wanted))) is None:
+            searched = partial(search_index, self._index, self._space, self._rows_RW)
+            search = partial(searched, k=wanted, effort=effort, among=self._among)
+            found = self._found[effort, wanted] = _Answers(search, self._queries_QD)
+        return found
+
+    def _reaches(self, aim: float, answers: _Answers, depth: int, part: float) -> tuple[bool, float]:
+        right_QK, right_at_QK = self._right
+
+        def recalls(queries: int) -> Recalls:
+            right = right_QK[:queries, :depth], right_at_QK[:queries, :depth]
+            answered = answers.first(queries, depth)
+            return hits(right, answered, higher_is_better=self._space.higher_is_better) @ _weights(self._k, part)
+
+        return _reaches(aim, recalls, len(self._queries_QD))
 
 
 def _reaches(aim: float, recalls: Callable[[int], Recalls], most: int) -> tuple[bool, float]:

@@ -181,6 +181,10 @@ def query(
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse an answer that leaves items out.")] = False,
     exact: Annotated[bool, typer.Option("--exact", help="Compare every item, whatever the index.")] = False,
+    recall: Annotated[
+        float | None,
+        typer.Option("--recall", help="Another recall aim of the index than the gallery's.", show_default=False),
+    ] = None,
     with_text: Annotated[bool, typer.Option("--with-text", help="Also show the texts that matches are.")] = False,
     explain: Annotated[bool, typer.Option("--explain", help="Also show how each shard was reached.")] = False,
     url: Url = URL,
@@ -198,6 +202,8 @@ def query(
         options["mode"] = mode
     if threshold is not None:
         options["threshold"] = threshold
+    if recall is not None:
+        options["recall"] = recall
     if where is not None:
         options["filter"] = read_filter(where)
     if fields is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.flat import FlatShard
 from index.engines.segments import SegmentedShard
+from index.engines.tuning import Measured
 from index.events import Event
 from index.space import Cosine, Euclidean, Lorentz, Space
 
@@ -137,6 +139,28 @@ def test_an_index_reaches_its_recall_at_every_share_of_items_that_may_be_found(
     assert (shard.search(queries, 100)[1] % 2 == 1).all()
 
 
+@pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
+def test_a_query_may_have_another_recall_aim_than_its_gallery(tmp_path: Path, kind: IndexKind) -> None:
+    random = np.random.default_rng(0)
+    x, queries = (Cosine().normalise(random.normal(size=(n, DIM)).astype(np.float32)) for n in (4000, 300))
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=kind, recall=0.95), tmp_path)
+    shard.upsert(range(4000), x)
+    work(shard)
+    right, efforts = shard.search(queries, 10, exact=True).slots_QK, []
+    for aim in (0.75, 0.8, None, 0.95, 0.99, 0.992, 0.9999):
+        hits = shard.search(queries, 10, recall=aim)
+        found = np.mean([len({*a} & {*b}) / 10 for a, b in zip(hits.slots_QK.tolist(), right.tolist(), strict=True)])
+        assert found >= (aim or 0.95) - 0.01
+        efforts.append(hits.how.effort)
+
+    low, lowest, own, same, high, higher, none = efforts
+    assert 0 < low == lowest < own == same < high <= higher
+    assert none == 0, "an aim that was never reached is for an exact search"
+    again = SegmentedShard(DIM, Cosine(), shard.config, tmp_path)
+    again.upsert(range(4000), x)
+    assert again.search(queries, 10, recall=0.8).how.effort == lowest
+
+
 def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig())
     shard.upsert(range(4000), vectors(Cosine(), 4000))
@@ -250,7 +274,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
     tuned = segment.tune
 
     def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
-        return tuned(index, space, rows, *about) if len(rows) <= 100 else (None, 0.5)
+        return tuned(index, space, rows, *about) if len(rows) <= 100 else Measured(None, 0.5)
 
     monkeypatch.setattr(segment, "tune", tune)
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))

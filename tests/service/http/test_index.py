@@ -59,6 +59,13 @@ def test_a_large_gallery_is_indexed_while_it_serves_and_answers_as_an_exact_scan
     assert ids(found) == ids(right)
     assert ids(found)[0] == "i7"
 
+    easy, hard = (ask(served, path, asked, recall=aim, explain=True) for aim in (0.8, 0.9999))
+    assert (ids(easy)[0], ids(hard)) == ("i7", ids(right))
+    assert 0 < scanned(easy)["effort"] <= scanned(found)["effort"]
+    assert scanned(hard)["exact"] == 80
+    wrong = {"version": "v1", "embeddings": [asked], "recall": 1}
+    problem(served.http.post(f"{path}/query", json=wrong), 422, "invalid_body", "/recall")
+
     assert served.http.delete(f"{path}/items/i7").status_code == 204
     assert "i7" not in ids(ask(served, path, asked))
 
