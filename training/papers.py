@@ -13,6 +13,7 @@ import numpy as np
 
 from index.evaluation.metrics import p_com
 from training.comparison import PAIRS, Run, independent_of
+from training.recipes.family import FIRSTS
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def ordering(protocol: Protocol, runs: Sequence[Run], parts: Sequence[str]) -> I
     values: dict[str, dict[str, float]] = {}
     for part in parts:
         for whose, _, value in _measured(protocol, runs, part):
-            if part not in {"independent", "hyperbolic_independent"} and not np.isnan(value):
+            if part not in FIRSTS and not np.isnan(value):
                 values.setdefault(whose.removesuffix("'s run"), {})[part] = value
     for whose, found in values.items():
         if len(found) > 1:
