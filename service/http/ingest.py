@@ -250,10 +250,11 @@ def _check_embeddings(
         ]
     else:
         good = list(zip(drafts, vectors, strict=True))
+    made_by = origin.value
     return [
         (
             draft if rows is not None else replace(draft, content=None),
-            NewItem(draft.id, draft.metadata, origin.value, vector),
+            NewItem(draft.id, draft.metadata, made_by, vector),
         )
         for draft, vector in good
         if vector is not None

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-import numpy as np
 from sqlalchemy import Connection, case, delete, select
 
 from index.errors import NoRoute, RegraftError
@@ -24,7 +23,7 @@ from service.registry.placement import places_of
 from service.registry.registry import LoadedVersion, Registry
 from service.store.embeddings import put_embeddings
 from service.store.partitioned import in_gallery
-from service.store.repository import NewItem, items_between, overwrite, rows_of, store_items
+from service.store.repository import NewItem, items_called, overwrite, rows_of, stacked, store_items
 from service.store.rows import ItemRow
 from service.store.sql_arrays import listed
 from service.store.tables import embedding
@@ -146,10 +145,9 @@ def _added(
 ) -> AddedItems | None:
     if len({one.origin for one in new}) > 1:
         return None
-    last_seq = first_seq + len(new) - 1
-    items = items_between(connection, gallery_id, first_seq, last_seq)
-    vectors = np.stack([one.vector for one in new])
-    return AddedItems((version.name, new[0].origin), vectors, items, (first_seq, last_seq), current)
+    items = items_called(connection, gallery_id, first_seq, [one.external_id for one in new])
+    seqs = (first_seq, first_seq + len(new) - 1)
+    return AddedItems((version.name, new[0].origin), stacked([one.vector for one in new]), items, seqs, current)
 
 
 def items_there(connection: Connection, gallery_id: int, known: Iterable[ItemRow], version_id: int) -> dict[str, There]:
@@ -207,7 +205,7 @@ def _add(
     )
     connection.execute(delete(embedding).where(*stale))
     if changed:
-        keys, vectors = [known.row.id for known, _ in changed], np.stack([new.vector for _, new in changed])
+        keys, vectors = [known.row.id for known, _ in changed], stacked([new.vector for _, new in changed])
         put_embeddings(connection, gallery_id, version_id, changed[0][1].origin, keys, vectors)
     rows = [
         {

@@ -31,7 +31,7 @@ from service.errors import UnknownGallery, UnknownItem
 from service.store.embeddings import first_held, put_embeddings, put_first_embeddings, remove_embeddings
 from service.store.partitioned import in_gallery, of_item
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
-from service.store.sql_arrays import blocks, listed, records, texts
+from service.store.sql_arrays import blocks, columns_of, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
 from service.store.vector_codec import is_place
 from service.store.vector_reader import read_vectors
@@ -184,13 +184,17 @@ def _alike(new: Sequence[NewItem]) -> list[list[NewItem]]:
 def _arrays(new: Sequence[NewItem]) -> tuple[Vectors, Vectors | None]:
     """Vectors (N, D) and, where there are some, side-information (N, S)."""
     sides = [n.side for n in new if n.side is not None]
-    return np.stack([n.vector for n in new]), np.stack(sides) if sides else None
+    return stacked([n.vector for n in new]), stacked(sides) if sides else None
+
+
+def stacked(rows: Sequence[Vectors]) -> Vectors:
+    """Rows of one length (D,) as an array (N, D); `np.stack` looks at each of them several times."""
+    return np.concatenate(rows).reshape(len(rows), -1)
 
 
 def _insert(connection: Connection, gallery_id: int, version_id: int, new: Sequence[NewItem], first_seq: int) -> None:
     """Items that are not there, in two statements: a row each would go through Python several times."""
-    names, objects, blobs = zip(*((n.external_id, n.metadata or {}, n.blob) for n in new), strict=True)
-    rows = records(connection, names, objects, blobs)
+    rows = records(connection, [n.external_id for n in new], [n.metadata or {} for n in new], [n.blob for n in new])
     columns: dict[str, ColumnElement[Any]] = {
         "gallery_id": literal(gallery_id),
         "external_id": rows.name,
@@ -266,13 +270,13 @@ def versions_held(connection: Connection, gallery_id: int) -> set[int]:
 # The change feed
 
 
-def items_between(connection: Connection, gallery_id: int, first_seq: int, last_seq: int) -> dict[int, Item]:
-    """Key -> what is known of the items whose last write has a number from the first to the last, by these numbers."""
-    columns = (item.c.id, cast(item.c.metadata, Text), item.c.external_id, item.c.seq)
-    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(first_seq, last_seq))
-    return {
-        row[0]: Item(*row[1:]) for row in connection.execute(select(*columns).where(*mine).order_by(item.c.seq)).all()
-    }
+def items_called(connection: Connection, gallery_id: int, first_seq: int, names: Sequence[str]) -> dict[int, Item]:
+    """Key -> what is known of the items with these names, whose last writes have the numbers from `first_seq` on."""
+    seqs = range(first_seq, first_seq + len(names))
+    mine = (item.c.gallery_id == gallery_id, item.c.seq.between(seqs[0], seqs[-1]))
+    each = select(item.c.id, cast(item.c.metadata, Text)).where(*mine).order_by(item.c.seq)
+    keys, documents = columns_of(connection, each)
+    return dict(zip(keys, map(Item, documents, names, seqs), strict=True))
 
 
 _FEED = select(
@@ -338,7 +342,9 @@ def _with_vectors(connection: Connection, rows: Sequence[FeedRow], at_hand: AtHa
 def rows_of(connection: Connection, gallery_id: int, external_ids: Sequence[str]) -> list[ItemRow]:
     """Rows of the given ids, also of deleted items."""
     # No other id can be stored, and PostgreSQL refuses to compare with one that holds a NUL.
-    ids = [external_id for external_id in external_ids if is_writable(external_id)]
+    ids = external_ids
+    if not is_writable("".join(ids)):
+        ids = [external_id for external_id in ids if is_writable(external_id)]
     mine = (item.c.gallery_id == gallery_id, item.c.external_id.in_(texts(connection, ids)))
     return all_of(ItemRow, connection.execute(select(item).where(*mine)))
 

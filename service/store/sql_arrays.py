@@ -116,6 +116,17 @@ def gathered(connection: Connection, keys: Select[Any]) -> NDArray[np.int64]:
     return np.sort(np.array(together, np.int64))
 
 
+def columns_of(connection: Connection, keyed: Select[tuple[int, str]]) -> tuple[Sequence[int], Sequence[str]]:
+    """The two columns that a statement finds, keys and JSON written without line breaks: in one row, as `gathered`."""
+    key, document = keyed.subquery().c
+    if connection.dialect.name == "sqlite":
+        together = select(func.json_group_array(key), func.group_concat(document, "\n"))
+        keys, documents = connection.execute(together).one()
+        return orjson.loads(keys), documents.split("\n")
+    keys, documents = connection.execute(select(func.array_agg(key), func.array_agg(document))).one()
+    return keys, documents
+
+
 def key_range(
     connection: Connection,
     key: ColumnElement[int],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from sqlalchemy import Connection, insert, select
 
+from index.metadata import Item
 from service.errors import UnknownGallery, UnknownItem
 from service.settings import Settings
 from service.store import repository
@@ -64,6 +65,26 @@ def feed(connection: Connection, after: int = 0) -> list[tuple[int, int | None, 
         (key, active, None if vector is None else float(from_bytes([vector], 2)[0, 0]))
         for key, active, _, vector, *_ in rows
     ]
+
+
+def test_new_items_are_told_at_once_as_the_feed_tells_them(connection: Connection) -> None:
+    awkward = {
+        "lines": "a\nb\r\u2028",
+        "quotes": "\\\"'",
+        "zero": "\x00",
+        "long": 1 << 70,
+        "deep": [{"x": None}, 1e300],
+    }
+    store(connection, new("before"))
+    first = take_seq(connection, 1, 3)
+    added = [new("plain"), new("awkward", **awkward), new("named\u00e4 , [")]
+    store_items(connection, 1, 1, added, first)
+
+    told = repository.items_called(connection, 1, first, [one.external_id for one in added])
+
+    rows = [row for block in changes(connection, 1, first - 1) for row in block]
+    assert list(told.items()) == [(row[0], Item(*row[4:7])) for row in rows]
+    assert json.loads([*told.values()][1].metadata) == awkward
 
 
 def test_vectors_survive_storage_bit_by_bit() -> None:
