@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--model-minutes", type=float, default=0, help="draw lives of a gallery for so long")
     parser.addoption("--model-seed", type=int, default=3, help="the first life to draw")
     parser.addoption("--api-examples", type=int, default=1, help="how many requests to draw for each operation")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _as_urgent_as_before() -> Iterator[None]:
+    """A test that makes this process give way to others has all that follow starve, and nothing can take it back."""
+    before = os.nice(0)
+    yield
+    assert os.nice(0) == before
 
 
 @pytest.fixture(scope="session")

@@ -89,14 +89,16 @@ def test_a_frozen_worker_that_lost_its_lease_commits_nothing_when_it_wakes(site:
     assert (feed.state, feed.done, feed.skipped) == ("done", 48, 0)
 
 
-def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any) -> None:
+def test_a_worker_gives_way_to_the_service_beside_it_and_finishes_its_chunk_when_it_is_asked_to_end(site: Any) -> None:
     number = site.start_backfill("g", rate=12)
     asked = site.worker()
     until(lambda: site.backfill(number).done, asked)
+    niceness = os.getpriority(os.PRIO_PROCESS, asked.pid)
 
     asked.send_signal(signal.SIGTERM)
 
     assert asked.wait(30) == 0
+    assert niceness == min(os.nice(0) + NICENESS, 19)
     done = site.backfill(number).done
     assert 0 < done < 48
     assert done % 6 == 0
@@ -105,9 +107,3 @@ def test_a_worker_that_is_asked_to_end_finishes_its_chunk(site: Any) -> None:
 
 def _stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-
-
-def test_a_worker_gives_way_to_whoever_asks_the_service_beside_it(site: Any) -> None:
-    worker, niceness = site.worker(), min(os.nice(0) + NICENESS, 19)
-
-    until(lambda: os.getpriority(os.PRIO_PROCESS, worker.pid) == niceness, worker, said=lambda: site.log(worker))

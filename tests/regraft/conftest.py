@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import httpx
@@ -47,6 +48,7 @@ def run(monkeypatch, capsys):
     for name in ("REGRAFT_DATA", "REGRAFT_HOST", "REGRAFT_PORT"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
+    monkeypatch.setattr(os, "nice", lambda _: 0)  # `worker` would slow every test down that this process runs then
 
     def command(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["regraft", *map(str, arguments)])

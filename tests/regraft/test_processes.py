@@ -15,6 +15,7 @@ import pytest
 from regraft.client import Client
 from regraft.commands import processes
 from regraft.commands.processes import Workers
+from service.backfills import worker
 from staging.forked import Forked, environment
 from staging.waiting import until
 
@@ -112,6 +113,16 @@ def test_a_worker_that_ended_leaves_no_hand_on_the_signals(run, monkeypatch, tmp
         signal.signal(signal.SIGINT, before)
 
     assert heard == ["SIGINT"]
+
+
+def test_a_worker_gives_way_to_whoever_asks_the_service_beside_it_before_it_works(run, monkeypatch, tmp_path):
+    done = []  # in which order and thread: niceness is a thread's, and of those that it starts then
+    monkeypatch.setattr(os, "nice", lambda by: done.append((by, threading.get_ident())))
+    monkeypatch.setattr(worker, "run", lambda *_: done.append(("works", threading.get_ident())))
+
+    assert run("worker", "--data", tmp_path)[0] == 0
+
+    assert done == [(processes.NICENESS, threading.get_ident()), ("works", threading.get_ident())]
 
 
 @pytest.mark.parametrize("options", [(), ("--processes", "2")], ids=["one process", "two"])
