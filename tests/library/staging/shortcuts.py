@@ -13,9 +13,15 @@ from typing import Any
 
 import pytest
 from alembic import command
+from fastapi import FastAPI
+from starlette.routing import BaseRoute, Route
 
 from index import isolated
+from service.http import app
+from service.settings import Settings
 from service.store import database
+
+WORK_OUT = app._work_out_routes
 
 
 @contextmanager
@@ -35,10 +41,35 @@ def migrated_once() -> Iterator[None]:
 
 
 @contextmanager
-def short_starts() -> Iterator[None]:
-    """Both. For one file at a time: the same process may run the tests of verifying, or of migrating, next."""
-    with verified_here(), migrated_once():
+def routed_once() -> Iterator[None]:
+    """FastAPI works the routes of each application out anew, which are the same: those of the first are all others'."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "_work_out_routes", _share_routes)
         yield
+
+
+@contextmanager
+def short_starts() -> Iterator[None]:
+    """All three. For one file at a time: the same process may run the tests of verifying, or of migrating, next."""
+    with verified_here(), migrated_once(), routed_once():
+        yield
+
+
+def _share_routes(made: FastAPI) -> None:
+    shared = _routes()
+    assert len(made.router.routes) == len(shared)
+    # A plain route, as that of the description, speaks for its own application.
+    made.router.routes[:] = [
+        own if isinstance(own, Route) else known for own, known in zip(made.router.routes, shared, strict=True)
+    ]
+
+
+@cache
+def _routes() -> list[BaseRoute]:
+    with TemporaryDirectory() as folder:
+        first = app.create_app(Settings(data=Path(folder)))
+        WORK_OUT(first)
+        return list(first.router.routes)
 
 
 def _to_newest(config: Any) -> None:
