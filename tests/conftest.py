@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -24,6 +25,21 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 MEMORY, ROOM = Path("/dev/shm"), 2 << 30
 if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+# Python's collector of circles looks at a million imported objects again and again, a tenth of all the time: not while
+# they are imported, not at those then, and at the rest less often.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.set_threshold(100_000, 10, 10)
+    gc.enable()
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else libraries of C++ complain that their objects are left at the end
 
 
 WAITING = {"acceptance", "engines", "faults"}

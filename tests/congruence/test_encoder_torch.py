@@ -49,6 +49,7 @@ def test_an_example_encodes_every_digit_as_its_trained_weights_do(name: str) -> 
     np.testing.assert_allclose(served, trained, atol=1e-5)
 
 
+@pytest.mark.usefixtures("exporter_read_once")
 @pytest.mark.parametrize(
     ("stretch", "interpolation"), [(False, "bilinear"), pytest.param(True, "bicubic", marks=pytest.mark.slow)]
 )

@@ -31,12 +31,16 @@ def without_exporter() -> Iterator[None]:
         yield
 
 
+_torchlib = cache(ONNXRegistry.from_torchlib)
+_decompositions = cache(exporting._materialize_cpp_cia_ops)
+
+
 @contextmanager
 def torchlib_read_once() -> Iterator[None]:
     """Each export reads all of torchlib's operators anew: two thirds of the time of an export of a small module."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
-        patch.setattr(exporting, "_materialize_cpp_cia_ops", cache(exporting._materialize_cpp_cia_ops))
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(_torchlib))
+        patch.setattr(exporting, "_materialize_cpp_cia_ops", _decompositions)
         yield
 
 
