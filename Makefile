@@ -16,6 +16,9 @@ SERVER_OF_milvus := milvus-lite
 # A file's tests stay together, because they share servers and trained models.
 JOBS ?= $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 PYTEST := $(BIN)/python -m pytest
+# What imports torch or a framework of retrieval, ten seconds a process: in a process of its own beside the others.
+TORCH := tests/training tests/congruence tests/integrations
+OTHERS := tests/acceptance tests/engines tests/faults tests/index tests/regraft tests/service
 # In the order of tests/conftest.py: files that wait among those that compute, and none that takes long in the end.
 SPREAD := -n $(JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.py tests/service/backfills/test_leases.py \
@@ -23,7 +26,7 @@ QUICK := tests/index tests/service/store tests/service/backfills/test_pipeline.p
          tests/service/test_settings.py
 
 .DEFAULT_GOAL := help
-.PHONY: help bench demo serve test test-quick coverage test-all check openapi examples photos sizes
+.PHONY: help bench demo serve test test-torch test-others test-quick coverage test-all check openapi examples photos sizes
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,8 +38,15 @@ demo: $(DEMO)  ## the whole upgrade story with real processes; needs no torch, t
 serve: $(DEMO)  ## the service and one worker for your own images, data in ./regraft-data
 	$(BIN)/regraft serve
 
-test: $(DEV)  ## the fast test suite, in one process more than there are cores (JOBS=1: in one)
-	$(PYTEST) $(SPREAD)
+test: $(DEV)  ## the fast test suite, in one process more than there are cores, and one for torch (JOBS=1: one at a time)
+	$(MAKE) --no-print-directory -j $(if $(filter 1,$(JOBS)),1,2) test-others test-torch
+
+test-others: $(DEV)
+	$(PYTEST) $(SPREAD) $(OTHERS)
+
+# What it prints comes whole, at its end.
+test-torch: $(DEV)
+	@echo "beside them: $(TORCH)"; $(PYTEST) $(TORCH) > $(VENV)/.torch.log 2>&1; code=$$?; cat $(VENV)/.torch.log; exit $$code
 
 test-quick: $(DEV)  ## what needs no server and no training; under a minute
 	$(PYTEST) $(SPREAD) $(QUICK)

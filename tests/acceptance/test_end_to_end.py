@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_sample_images
 
 from regraft import Client, Problem, Unreachable
 from staging.builders import image_bytes, make_image, make_version
@@ -120,6 +119,8 @@ def test_a_gallery_is_filled_upgraded_backfilled_and_rolled_back(running, images
 @pytest.fixture
 def photos(tmp_path):
     """Six views of each of two photographs as JPEG files, in a folder for each; and one more view."""
+    from sklearn.datasets import load_sample_images
+
     places = np.random.default_rng(0).integers(0, 200, size=(2, 7, 2))
     for name, pixels, corners in zip("ab", load_sample_images().images, places, strict=True):
         (tmp_path / "my-photos" / name).mkdir(parents=True)

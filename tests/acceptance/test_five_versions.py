@@ -16,7 +16,6 @@ import httpx
 import numpy as np
 import pytest
 from PIL import Image
-from sklearn.datasets import load_digits
 
 from examples.demo.processes import Processes
 from index.encoder import Encoder
@@ -46,6 +45,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Version]:
 @pytest.fixture(scope="module")
 def digits() -> list[tuple[bytes, int]]:
     """Real digits, in a fixed order: (image file, digit)."""
+    from sklearn.datasets import load_digits
+
     drawn = load_digits()
     order = np.random.default_rng(0).permutation(len(drawn.target))[:400]
     pixels = (drawn.images[order] * 255 / 16).astype(np.uint8)

@@ -15,7 +15,6 @@ from regraft.models import BackfillInfo
 from staging.answers import filled
 from staging.builders import make_version
 from staging.hostile import COMMANDS, H
-from training.sweep import Recipe, Trial
 
 STREAMS = {"backfill start g --watch", "backfill watch 3"}
 
@@ -56,6 +55,7 @@ def machine(monkeypatch, tmp_path, places, image_set):
     import training.comparison
     import training.export
     import training.sweep
+    from training.sweep import Recipe, Trial
 
     trial = Trial(Recipe("r", options={"weight": 1.0}), 0.5, float("nan"), 0.7)
     for module, name, told in (
