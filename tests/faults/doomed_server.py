@@ -12,13 +12,14 @@ from typing import Any
 from index import contents
 from index.engines import segment, segments
 from index.gallery import Gallery
-from service.http import app, deployments
+from service.http import app, deployments, versions
 from service.replica import indexer, snapshots
 from service.replica.cache import Cache
 from service.settings import Settings
 from service.store.database import upgrade
-from service.upgrades import gallery_removal
+from service.upgrades import gallery_removal, removal
 from service.upgrades.deployments import lifecycle, reaper, retiring
+from service.upgrades.edges import changes
 from service.upgrades.rollouts import monitor as watching
 
 POINTS: dict[str, list[tuple[Any, str, bool]]] = {
@@ -36,6 +37,9 @@ POINTS: dict[str, list[tuple[Any, str, bool]]] = {
     "sweeping": [(snapshots, "_age", False)],
     "loading": [(Gallery, "load", True)],
     "unloading": [(Cache, "make_room", True)],
+    "registering": [(versions, "sync_all", True)],
+    "unregistering": [(removal, "sync_all", True)],
+    "connecting": [(changes, "sync_all", True)],
 }
 SMALL = ("none", "writing", "written", "noted", "sweeping", "loading", "unloading")
 """Points of a service that seals a few items, and writes them down at once."""

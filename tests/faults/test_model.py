@@ -63,7 +63,7 @@ def live(run: SealedRun, steps: int) -> None:
 
 
 def test_any_life_of_a_gallery_is_as_the_model_says(lives: Callable[[int], SealedRun]) -> None:
-    run = lives(3)
+    run = lives(7)
 
     live(run, STEPS)
 

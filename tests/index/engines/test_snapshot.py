@@ -110,12 +110,14 @@ def test_damaged_files_are_dropped_and_nothing_is_lost(tmp_path: Path, file: str
     assert after.indexed() == ROWS
 
 
-def test_a_manifest_of_an_older_program_is_dropped_and_built_anew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [{"efforts": ..., "effort": 8, "thin_effort": 32}, {"format": 3}, {"codes": "new"}])
+def test_a_manifest_of_an_older_or_newer_program_is_dropped_and_built_anew(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
     config = sealed(tmp_path).config
     (name,) = names(tmp_path)
-    manifest = json.loads((name / MANIFEST).read_text())
-    efforts = manifest.pop("efforts")
-    (name / MANIFEST).write_text(json.dumps({**manifest, "effort": efforts[0][0], "thin_effort": efforts[-1][0]}))
+    manifest = {**json.loads((name / MANIFEST).read_text()), **changes}
+    (name / MANIFEST).write_text(json.dumps({key: value for key, value in manifest.items() if value is not ...}))
 
     after = SegmentedShard(DIM, Cosine(), config, tmp_path)
     assert after.segments == ()

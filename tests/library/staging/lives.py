@@ -65,6 +65,7 @@ class Follower:
     def answer(self, world: World, number: int, k: int) -> dict[int, float]:
         """Key -> raw score for a query by a picture."""
         self.replica.refresh(self.live.id)
+        self.live.gallery.adopt_segments()  # of what a server has built
         found = self.live.gallery.search(
             None, lambda version: world.encode(version, number)[None], k, encoders=world.everyone, mode=Mode.RAW
         )

@@ -1,6 +1,7 @@
 """The random operations of `run`, on a gallery that is sealed, indexed, merged, unloaded and read from files often.
 
-Its index is changed while it serves, so that one life goes through every engine of this process.
+Its index is changed while it serves, so that one life goes through every engine of this process. Another process has it
+too: either of them seals, and takes over what the other has built.
 """
 
 from __future__ import annotations
@@ -15,7 +16,10 @@ import pytest
 
 from index.engines.config import IndexKind, Storage
 from index.engines.segments import Job
+from service.replica.engines import Engines
 from service.replica.indexer import Indexer
+from service.replica.loaded import LoadedGallery
+from staging.lives import Follower
 from staging.run import RACING, Run
 
 KINDS = [kind.value for kind in IndexKind if not kind.elsewhere]
@@ -28,6 +32,10 @@ class SealedRun(Run):
     def __init__(self, *given: Any, **more: Any) -> None:
         self.counts: Counter[str] = Counter()
         super().__init__(*given, memory=1, **more)
+        self.engines = Engines(self.settings)
+
+    beside: Follower | None = None
+    """The other process, if it has the gallery in memory."""
 
     def start(self) -> None:
         super().start()
@@ -37,8 +45,7 @@ class SealedRun(Run):
     def seal(self) -> None:
         """All that is due is built and written down."""
         live = self.replica.find("g")
-        self.indexer._stands = {live.id: (live.seq, time.monotonic())}
-        self.indexer._look_at(live)
+        look(self.indexer, live)
         self.counts["most indexed"] = max(self.counts["most indexed"], live.gallery.indexed())
         self.counts["snapshots"] += live.snapshot_seq > 0
 
@@ -59,6 +66,20 @@ class SealedRun(Run):
         while due:  # nothing was to be built
             due.pop()()
 
+    def seal_elsewhere(self) -> None:
+        """The other process does it."""
+        if self.beside is None:
+            self.beside = Follower(self, "g")
+        self.beside.replica.refresh(G)
+        look(Indexer(self.beside.replica), self.beside.live)
+
+    def check(self) -> None:
+        super().check()
+        if self.beside is not None:
+            told = self.beside.answer(self.world, 3, len(self.model.items))
+            expected, _ = self.model.by_picture(3)
+            assert sorted(told.values()) == pytest.approx(sorted(one.score for one in expected.values()), abs=1e-4)
+
     def configure(self) -> None:
         """Another index, while it serves; it is built at some later time."""
         index = {"kind": self.draw.choice(KINDS), "storage": self.draw.choice(list(Storage)).value}
@@ -74,6 +95,7 @@ class SealedRun(Run):
     def damage(self) -> None:
         """A file below `indexes` is lost, cut or changed while nothing runs."""
         self.life.close()
+        self.beside = None
         files = sorted(path for path in self.settings.indexes.rglob("*") if path.is_file())
         if files:
             harm(self.draw.choice(files), self.draw.choice(["gone", "cut", "changed"]))
@@ -95,6 +117,12 @@ class SealedRun(Run):
         self.counts["best asked for"] += len(matches)
 
 
+def look(indexer: Indexer, live: LoadedGallery) -> None:
+    """What its thread does where something was written a moment ago."""
+    indexer._stands = {live.id: (live.seq, time.monotonic())}
+    indexer._look_at(live)
+
+
 def harm(path: Path, how: str) -> None:
     """Damage a file."""
     content = path.read_bytes()
@@ -106,5 +134,5 @@ def harm(path: Path, how: str) -> None:
         path.write_bytes(content[:middle] if how == "cut" else changed)
 
 
-SEALING = {"seal": 10, "seal_beside": 5, "configure": 3, "unload": 4, "damage": 1, "restart": 1}
+SEALING = {"seal": 8, "seal_beside": 5, "seal_elsewhere": 5, "configure": 3, "unload": 4, "damage": 1, "restart": 1}
 """What happens to a gallery in memory and on disk, between the operations of `run`."""
