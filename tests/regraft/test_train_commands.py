@@ -168,23 +168,45 @@ def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monke
         (96, 96, 108),
         (10, 12, 10),
     ]
+    depends = tmp_path / "depends.toml"
+    told = []
+    monkeypatch.setattr(path, "train", lambda recipe, out, references, **_: told.append(references) or out)
+    run("train", "folders_bct", "--set", "old.epochs=3", "--save", depends)
+    run("train", depends, "--set", "old.rate=0.5")
+    assert [(made["old"].epochs, made["old"].rate) for made in told] == [(3, 0.5)]
     code, _, said = run("train", tmp_path / "none.toml")
     assert code == 1
     assert "none.toml cannot be read as a recipe" in said
 
 
 @pytest.mark.slow
-def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_on_with(run, tmp_path):
+@pytest.mark.parametrize(
+    ("protocol", "methods", "row", "ours"),
+    [
+        # With both independent versions; then with the one.
+        (
+            "cifar100-b",
+            ["bct", "oca", "bt2", "fct", "hbct"],
+            "| hbct | HBCT, Table 1 | 42.5 | 57.2 | 72.2 | 0.505 |",
+            7,
+        ),
+        ("cifar100-a", ["oca", "fct"], "| oca | OCA | 31.3 | 41.4 | 62.0 | 0.396 |", 3),
+    ],
+    ids=["b", "a"],
+)
+def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_on_with(
+    protocol, methods, row, ours, run, tmp_path
+):
     labels, arrays = np.arange(312) % 52, {}
     for part, count, seed in (("train", 312, 0), ("query", 104, 1000), ("gallery", 104, 2000)):
         arrays[f"{part}_labels"] = labels[:count]
         arrays[f"{part}_images"] = np.stack([np.asarray(make_image(int(labels[n]), seed + n)) for n in range(count)])
     np.savez(tmp_path / "tiny.npz", **arrays)
     small = ["data=arrays", "backbone=small_cnn_32", "epochs=1", "side_epochs=1", "batch_size=64", "threads=1"]
-    small += ["preprocess.resize=32", "workers=0"]
-    command = ["reproduce", "cifar100-b", "--root", tmp_path / "tiny.npz", "--out", tmp_path / "out"]
+    small += [*(f"preprocess.{part}=32" for part in ("height", "width", "resize")), "warmup_epochs=0", "workers=0"]
+    command = ["reproduce", protocol, "--root", tmp_path / "tiny.npz", "--out", tmp_path / "out"]
     command += [word for setting in small for word in ("--set", setting)]
-    command += [word for method in ("bct", "oca", "bt2", "fct", "hbct") for word in ("--method", method)]
+    command += [word for method in methods for word in ("--method", method)]
 
     code, _, said = run(*command, "--minutes", 0.02)
     assert (code, "goes on from the last finished epoch" in said) == (130, True)
@@ -192,6 +214,6 @@ def test_a_protocol_is_reproduced_from_an_empty_folder_within_a_limit_and_gone_o
     again = run(*command)
 
     assert (code, said) == (0, "")
-    assert "| hbct | HBCT, Table 1 | 42.5 | 57.2 | 72.2 | 0.505 |" in shown
-    assert shown.count("| ours (1 seed) |") == 7  # with both independent versions
-    assert "training" not in again[1].split("protocol B")[0]
+    assert row in shown
+    assert shown.count("| ours (1 seed) |") == ours
+    assert "training" not in again[1].split("protocol")[0]
