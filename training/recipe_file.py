@@ -11,6 +11,9 @@ weight = 5.0
 [preprocess]
 height = 224
 width = 224
+
+[references]                # as --set takes them: of the recipes that this one depends on
+old.epochs = 20
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import json
 import re
 import textwrap
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +30,11 @@ from typing import Any
 from index.errors import InvalidArgument
 from training.overrides import with_overrides, with_preprocess
 from training.recipes import Recipe, find_recipe, meanings
+from training.references import of_others
 
 SUFFIX = ".toml"
 TABLES = ("options", "preprocess")
+REFERENCES = "references"
 
 
 def read_recipe(path: Path) -> Recipe:
@@ -47,7 +52,7 @@ def read_recipe(path: Path) -> Recipe:
     for table, value in tables.items():
         if not isinstance(value, dict):
             raise InvalidArgument(f"{path}: {table} must be a table, [{table}]", pointer=f"/{table}")
-    plain = {field: value for field, value in given.items() if field not in {"from", "name", "summary"}}
+    plain = {field: value for field, value in given.items() if field not in {"from", "name", "summary", REFERENCES}}
     # The method first: another one drops the options of the one before.
     ordered = {**{field: plain[field] for field in ("method",) if field in plain}, **plain, **tables["options"]}
     try:
@@ -66,20 +71,40 @@ def base_of(given: str) -> Recipe | None:
     return find_recipe(_text(read, "from")) if "from" in read else None
 
 
+def references_in(given: str) -> list[str]:
+    """What a file says of the recipes that its own depends on, as `--set` takes it; nothing where no file is given.
+
+    Raises:
+        InvalidArgument: it speaks of anything else.
+    """
+    said = _read(Path(given)).get(REFERENCES, {}) if given.endswith(SUFFIX) else {}
+    settings = list(_settings(said, "")) if isinstance(said, dict) else [str(said)]
+    if strange := [text for text in settings if text not in of_others(settings)]:
+        raise InvalidArgument(
+            f"{given}: [{REFERENCES}] takes old.FIELD and independent.FIELD, not {strange[0]}", pointer=f"/{REFERENCES}"
+        )
+    return settings
+
+
 def named_or_read(given: str) -> Recipe:
     """The recipe of that name or, where it ends in `.toml`, of that file. Raises as `find_recipe` and `read_recipe`."""
     return read_recipe(Path(given)) if given.endswith(SUFFIX) else find_recipe(given)
 
 
-def write_recipe(recipe: Recipe, path: Path) -> Path:
+def write_recipe(recipe: Recipe, path: Path, references: Sequence[str] = ()) -> Path:
     """Write a recipe as TOML, every field with what it means; `read_recipe` gives it back.
+
+    Args:
+        recipe: what to write.
+        path: the file.
+        references: settings of the recipes that it depends on; `references_in` gives them back.
 
     Raises:
         InvalidArgument: the file exists, or cannot be written.
     """
     try:
         with path.open("x") as file:
-            file.write("\n".join(_lines(recipe)) + "\n")
+            file.write("\n".join([*_lines(recipe), *_reference_lines(references)]) + "\n")
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be written: {error.strerror or error}", pointer="/save") from error
     return path
@@ -95,6 +120,21 @@ def _lines(recipe: Recipe) -> Iterator[str]:
     for table, values in (("options", recipe.options), ("preprocess", recipe.preprocess.as_json())):
         yield from ("", f"[{table}]")
         yield from (_assignment(name, value) for name, value in values.items())
+
+
+def _reference_lines(settings: Sequence[str]) -> Iterator[str]:
+    last = {name.strip(): value.strip() for name, _, value in (setting.partition("=") for setting in settings)}
+    yield from ("", f"[{REFERENCES}]") if last else ()
+    yield from (_assignment(name, value) for name, value in last.items())
+
+
+def _settings(table: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    """`a.b=value` for each value of nested tables."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _settings(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}={_as_setting(value)}"
 
 
 def _assignment(name: str, value: object) -> str:

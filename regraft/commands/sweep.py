@@ -27,18 +27,19 @@ def sweep(
     Example: regraft sweep digits_oca --trials 8 --save best.toml
     """
     with needs("train"):
-        from training.recipe_file import base_of, named_or_read, write_recipe
-        from training.references import with_settings
+        from training.recipe_file import base_of, named_or_read, references_in, write_recipe
+        from training.references import of_others, with_settings
         from training.sweep import Trial
         from training.sweep import sweep as search
 
-        chosen, references = with_settings(named_or_read(recipe), settings or [], base_of(recipe))
+        wanted = [*references_in(recipe), *(settings or [])]
+        chosen, references = with_settings(named_or_read(recipe), wanted, base_of(recipe))
 
         def say(trial: Trial) -> None:
             out.print(f"{trial.weights}: new/old {trial.new_old:.3f}, new/new {trial.new_new:.3f}")
 
         ranked = search(chosen, trials, target or Path("runs") / f"sweep-{chosen.name}", say, references)
-        best = None if save is None else write_recipe(ranked[0].recipe, save)
+        best = None if save is None else write_recipe(ranked[0].recipe, save, of_others(wanted))
         answer({"trials": [trial.as_json() for trial in ranked], "recipe": best})
         rows = [[t.weights, f"{t.new_old:.3f}", f"{t.new_new:.3f}", f"{t.old_old:.3f}"] for t in ranked]
         print_table(["weights", "new/old CMC-1", "new/new", "old/old"], rows)

@@ -59,18 +59,17 @@ def train(
         named = None if own else find_recipe(recipe)  # before torch is imported, which takes seconds
         from training.overrides import size_settings
         from training.processes import leads, part
-        from training.recipe_file import base_of, read_recipe, write_recipe
+        from training.recipe_file import base_of, read_recipe, references_in, write_recipe
         from training.references import of_others, with_settings
         from training.train import RUNS
         from training.train import train as train_version
 
         found = named or read_recipe(Path(recipe))
-        wanted = [*(size_settings(found, size) if size is not None else ()), *(settings or ())]
+        sized = size_settings(found, size) if size is not None else ()
+        wanted = [*references_in(recipe), *sized, *(settings or ())]
         chosen, references = with_settings(found, wanted, base_of(recipe))
         if save is not None:
-            if of_others(wanted):
-                raise InvalidArgument(f"--save keeps this recipe alone, without {of_others(wanted)[0]}")
-            saved = write_recipe(chosen, save)
+            saved = write_recipe(chosen, save, of_others(wanted))
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return

@@ -9,8 +9,9 @@ import pytest
 
 from index.errors import InvalidArgument
 from training.overrides import with_overrides
-from training.recipe_file import read_recipe, write_recipe
+from training.recipe_file import base_of, read_recipe, references_in, write_recipe
 from training.recipes import RECIPES, find_recipe
+from training.references import with_settings
 
 
 @pytest.mark.parametrize("name", ["digits_v1", "digits_bt2", "cifar100_resnet50_fct", "folders_hbct", "photos_oca"])
@@ -61,6 +62,24 @@ def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, sai
         read_recipe(path)
     with pytest.raises(InvalidArgument, match="cannot be read as a recipe"):
         read_recipe(tmp_path / "other.toml")
+
+
+def test_a_file_keeps_what_is_set_of_the_recipes_that_it_depends_on(tmp_path: Path) -> None:
+    said = ["old.epochs=3", "independent.preprocess.height=20", "old.rate=1e-4", "old.epochs=4"]
+    file = str(write_recipe(find_recipe("folders_bt2"), tmp_path / "mine.toml", said))
+    _, references = with_settings(read_recipe(Path(file)), references_in(file), base_of(file))
+
+    assert (references["old"].epochs, references["old"].rate) == (4, 1e-4)
+    assert references["independent"].preprocess.height == 20
+    assert references_in("folders_bt2") == []
+
+
+@pytest.mark.parametrize("text", ["references = 3", "[references]\nepochs = 3", "[references]\nnew.epochs = 3"])
+def test_a_file_sets_nothing_but_the_two_references(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InvalidArgument, match=r"\[references\] takes old.FIELD and independent.FIELD"):
+        references_in(str(path))
 
 
 def test_parts_of_preprocess_are_set_together(tmp_path: Path) -> None:
