@@ -15,8 +15,8 @@ from staging.lives import NAME, step
 from staging.processes import Site
 
 KINDS = [kind.value for kind in IndexKind if not kind.elsewhere]
-WAIT_SECONDS = 2.0
-"""So long a step waits for something to be built."""
+WAIT_SECONDS, BUILD_SECONDS = 2.0, 15.0
+"""So long a step waits for something to be begun, and for something to be built."""
 
 
 class SealedSite(Site):
@@ -58,10 +58,15 @@ class SealedLife(Life):
     def let_build(self) -> None:
         """Until an index answers for some of the items, if there is to be one."""
         self.stage.http.patch(f"/galleries/{self.name}", json={"index": {"kind": "hnsw"}}).raise_for_status()
-        end = time.monotonic() + WAIT_SECONDS
+        end = time.monotonic() + BUILD_SECONDS
         while not (indexed := self.shown()["indexed"]) and time.monotonic() < end:
             time.sleep(0.01)
         self.stage.counts["items indexed"] += indexed
+
+    def finish(self) -> None:
+        """At last an index answers, and everything is killed."""
+        self.let_build.__wrapped__(self)
+        super().finish()
 
     def query(self, **request: Any) -> httpx.Response:
         """All items are found in any case; of the best few an index may miss one."""
