@@ -28,6 +28,7 @@ from service.replica.replica import Replica
 from service.settings import Settings
 from service.store.blob_references import open_blobs
 from service.store.blobs import Blobs, StoreUnreachable
+from service.store.checkpoints import Checkpoints
 from service.store.database import Database, is_sqlite, upgrade
 from service.store.faults import DiskSpace
 from service.store.offloader import Offloader
@@ -129,7 +130,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
         curves = Curves(database, registry, replica, blobs, decoder)
         planner = Planner(database, registry, embedder)
         reaper = Reaper(database, registry, blobs)
-        offloader = Offloader(database, blobs, settings.vectors)
+        offloader, checkpoints = Offloader(database, blobs, settings.vectors), Checkpoints(database)
         with ExitStack() as started:
             started.callback(engines.close)
             for part in (
@@ -144,6 +145,7 @@ def running(settings: Settings, *, migrated: bool = False) -> Iterator[Runtime]:
                 planner,
                 reaper,
                 offloader,
+                checkpoints,
             ):
                 part.start()
                 started.callback(part.stop)

@@ -63,6 +63,7 @@ class Database:
 
     def __init__(self, url: str) -> None:
         sqlite = is_sqlite(url)
+        self._log = Path(f"{make_url(url).database}-wal")
         self._writer = _sqlite_engine(url, "BEGIN IMMEDIATE") if sqlite else _server_engine(url, "READ COMMITTED")
         self._reader = _sqlite_engine(url, "BEGIN") if sqlite else _server_engine(url, "REPEATABLE READ")
         self._finder = _sqlite_engine(url) if sqlite else _server_engine(url, "AUTOCOMMIT")
@@ -127,6 +128,22 @@ class Database:
     def news(self, seconds: float) -> Clock | Notifications:
         """What to wait for before `moment` is asked again; `seconds`: at most so often."""
         return Clock(seconds) if self.watched else Notifications(self.lookup, seconds)
+
+    def log_bytes(self) -> int:
+        """How long SQLite's log is."""
+        return self._log.stat().st_size if self._log.exists() else 0
+
+    def write_back(self) -> None:
+        """Copy SQLite's log into the database and empty it, if nobody uses it just now; no writer waits for readers."""
+        connection = self._finder.raw_connection()
+        cursor = connection.cursor()
+        try:
+            cursor.execute("PRAGMA busy_timeout=0")
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")  # most of the work, beside writers
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout={1000 * BUSY_SECONDS:.0f}")
+            connection.close()
 
     def _note_damage(self, context: ExceptionContext) -> None:
         error = context.sqlalchemy_exception

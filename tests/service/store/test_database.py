@@ -10,6 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from service.errors import DeletedMeanwhile
 from service.settings import Settings
+from service.store.checkpoints import LEAST_BYTES, Checkpoints
 from service.store.database import Database, upgrade
 from service.store.tables import gallery, item
 
@@ -114,3 +115,28 @@ def test_the_number_of_a_deleted_gallery_is_not_given_again(database: Database) 
 
     with database.lookup() as connection:
         assert connection.execute(select(gallery.c.id)).scalar_one() == 2
+
+
+def test_the_log_is_written_back_while_nobody_writes_and_no_writer_waits_for_a_reader(database: Database) -> None:
+    checkpoints = Checkpoints(database)
+    with database.write() as connection:
+        connection.execute(text("create table large as select randomblob(:bytes) as content"), {"bytes": LEAST_BYTES})
+
+    checkpoints.look()
+    assert database.log_bytes() > LEAST_BYTES  # it was written since the look before
+    with database.read() as reading:
+        before = reading.execute(select(gallery.c.id)).all()
+        add_gallery(database, "beside")
+        checkpoints.look()
+        checkpoints.look()
+        assert database.log_bytes() > LEAST_BYTES
+        add_gallery(database, "again")
+        assert reading.execute(select(gallery.c.id)).all() == before
+    checkpoints.look()
+    checkpoints.look()
+
+    assert database.log_bytes() == 0
+    assert count(database) == 2
+    with database.lookup() as connection:
+        (timeout,) = connection.execute(text("PRAGMA busy_timeout")).one()
+        assert timeout == 30_000
