@@ -142,9 +142,9 @@ def test_an_index_reaches_its_recall_at_every_share_of_items_that_may_be_found(
 @pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
 def test_a_query_may_have_another_recall_aim_than_its_gallery(tmp_path: Path, kind: IndexKind) -> None:
     random = np.random.default_rng(0)
-    x, queries = (Cosine().normalise(random.normal(size=(n, DIM)).astype(np.float32)) for n in (4000, 300))
+    x, queries = (Cosine().normalise(random.normal(size=(n, DIM)).astype(np.float32)) for n in (2500, 200))
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=kind, recall=0.95), tmp_path)
-    shard.upsert(range(4000), x)
+    shard.upsert(range(2500), x)
     work(shard)
     right, efforts = shard.search(queries, 10, exact=True).slots_QK, []
     for aim in (0.75, 0.8, None, 0.95, 0.99, 0.992, 0.9999):
@@ -157,8 +157,27 @@ def test_a_query_may_have_another_recall_aim_than_its_gallery(tmp_path: Path, ki
     assert 0 < low == lowest < own == same < high <= higher
     assert none == 0, "an aim that was never reached is for an exact search"
     again = SegmentedShard(DIM, Cosine(), shard.config, tmp_path)
-    again.upsert(range(4000), x)
+    again.upsert(range(2500), x)
     assert again.search(queries, 10, recall=0.8).how.effort == lowest
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("storage", list(Storage))
+def test_scores_are_those_of_brute_force_bit_for_bit(kind: IndexKind, storage: Storage) -> None:
+    """Of whole numbers, whose squares no order of adding them up rounds."""
+    random = np.random.default_rng(0)
+    x, queries = (random.integers(-9, 10, (n, DIM)).astype(np.float32) for n in (200, 20))
+    shard = SegmentedShard(DIM, Euclidean(), IndexConfig(kind=kind, storage=storage, recall=0.9))
+    shard.upsert(range(180), x[:180])
+    work(shard)
+    shard.upsert(range(180, 200), x[180:])
+    right = np.sqrt(np.square(queries[:, None] - x).sum(axis=2))
+
+    exact, found = shard.search(queries, 10, exact=True), shard.search(queries, 10)
+
+    assert np.array_equal(exact.scores_QK, np.sort(right, axis=1)[:, :10])
+    for hits in (exact, found):
+        assert np.array_equal(hits.scores_QK, np.take_along_axis(right, hits.slots_QK, axis=1))
 
 
 def test_few_allowed_items_are_compared_one_by_one_and_many_are_not() -> None:
