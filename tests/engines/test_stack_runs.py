@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from index.engines.config import IndexKind
+from regraft.connection import certificates
 from service.replica.engines import Engines
 from service.settings import Settings
 from service.store.database import Database
@@ -32,6 +33,7 @@ from staging.s3 import ObjectStore, object_store
 from staging.waiting import until
 
 KEY = "a-key-of-the-stack"
+OPENED: dict[str, Any] = {"verify": certificates(), "headers": {"Authorization": f"Bearer {KEY}"}}
 ITEMS, CLIENTS, K = 40, 2, 5
 
 pytestmark = pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
@@ -77,7 +79,7 @@ class Stack:
 
         def answers() -> bool:
             try:
-                return httpx.get(place, headers={"Authorization": f"Bearer {KEY}"}).status_code == 200
+                return httpx.get(place, **OPENED).status_code == 200
             except httpx.TransportError:
                 return False
 
@@ -138,9 +140,7 @@ def test_the_story_of_an_upgrade_on_the_stack(
             stack.ready(process, port)
         workers = [stack.start("worker", f"worker{n}") for n in range(2)]
         proxy = opened.enter_context(proxied(ports))
-        http = opened.enter_context(
-            httpx.Client(base_url=f"{proxy.url}/v1", timeout=60, headers={"Authorization": f"Bearer {KEY}"})
-        )
+        http = opened.enter_context(httpx.Client(base_url=f"{proxy.url}/v1", timeout=60, **OPENED))
 
         def ok(answer: httpx.Response) -> Any:
             assert answer.status_code < 300, f"{answer.text}\n{stack.log()}"

@@ -13,6 +13,7 @@ import numpy as np
 
 from index.encoder import Encoder
 from index.folder import load_version
+from regraft.connection import certificates
 from service.store.vector_codec import from_bytes
 from staging.builders import image_bytes, make_image
 from staging.waiting import until
@@ -34,7 +35,7 @@ class Client:
         self.draw = random.Random(0)
 
     def write(self) -> None:
-        with httpx.Client(base_url=self.site.http.base_url, timeout=20) as http:
+        with httpx.Client(base_url=self.site.http.base_url, timeout=20, verify=certificates()) as http:
             number = 100
             while not self.stop.wait(0.1):
                 number += 1

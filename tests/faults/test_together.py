@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from index.engines.segments import SEAL_ROWS
+from regraft.connection import certificates
 from staging.processes import Site
 from staging.waiting import until
 
@@ -58,7 +59,8 @@ def together(site: Site) -> Any:
 def test_what_one_process_acknowledged_every_other_shows(together: Any) -> None:
     site, service = together
     until(lambda: len(servers(service.pid)) == PROCESSES, service)
-    clients = [httpx.Client(base_url=site.http.base_url, timeout=20) for _ in range(12)]  # a connection each
+    # A connection each.
+    clients = [httpx.Client(base_url=site.http.base_url, timeout=20, verify=certificates()) for _ in range(12)]
 
     for number in range(24):
         seq = ingested(clients[number % len(clients)], f"new{number}")
@@ -80,7 +82,7 @@ def test_one_that_is_killed_loses_nothing_and_is_started_again(together: Any) ->
         while not stop.is_set():
             number += 1
             try:
-                with httpx.Client(base_url=site.http.base_url, timeout=20) as http:
+                with httpx.Client(base_url=site.http.base_url, timeout=20, verify=certificates()) as http:
                     ingested(http, f"w{writer}-{number}")
             except httpx.TransportError:
                 continue
@@ -141,7 +143,7 @@ def test_another_one_builds_the_index_when_its_builder_is_killed_and_all_search_
 
     def answers(**more: Any) -> list[dict[str, Any]]:
         """Of connections of their own, so that each process is asked."""
-        clients = [httpx.Client(base_url=site.http.base_url, timeout=20) for _ in range(8)]
+        clients = [httpx.Client(base_url=site.http.base_url, timeout=20, verify=certificates()) for _ in range(8)]
         told = [found(client, **{"k": 10, **more}) for client in clients]
         for client in clients:
             client.close()

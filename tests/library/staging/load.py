@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from regraft.connection import certificates
+
 
 class Load:
     """Clients that ask a gallery for its `k` best until they are stopped.
@@ -59,7 +61,7 @@ class Load:
             time.sleep(0.005)
 
     def _ask(self, number: int) -> None:
-        with httpx.Client(timeout=30, headers=self.headers) as http:
+        with httpx.Client(timeout=30, verify=certificates(), headers=self.headers) as http:
             while not self._stop.wait(self._pause):
                 number += len(self._threads)
                 files = [("images", ("q", self.pictures[number % len(self.pictures)]))]

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 from s3fs import S3FileSystem
 
+from regraft.connection import certificates
 from staging.ports import free_port
 
 KEYS = {"AWS_ACCESS_KEY_ID": "regraft", "AWS_SECRET_ACCESS_KEY": "regraft-secret", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -44,7 +45,7 @@ class ObjectStore:
             assert self._process.poll() is None, "the emulator of S3 ended"
             assert time.monotonic() < deadline, "the emulator of S3 does not answer"
             try:
-                httpx.get(f"{self.url}/moto-api/", timeout=5)
+                httpx.get(f"{self.url}/moto-api/", timeout=5, verify=certificates())
             except httpx.TransportError:
                 time.sleep(0.05)
             else:
@@ -59,7 +60,7 @@ class ObjectStore:
     def bucket(self) -> str:
         """The URL of a new bucket, and a prefix in it."""
         name = f"b{uuid.uuid4().hex}"
-        httpx.put(f"{self.url}/{name}", timeout=10).raise_for_status()
+        httpx.put(f"{self.url}/{name}", timeout=10, verify=certificates()).raise_for_status()
         return f"s3://{name}/regraft/images"
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 import httpx
 
+from regraft.connection import certificates
 from staging.forked import Forked
 from staging.processes import Site
 
@@ -89,5 +90,5 @@ class Stage:
         self.server = self.site.server()
         if self.outages:
             self.http.close()
-        self.http = httpx.Client(base_url=self.site.http.base_url, timeout=60)
+        self.http = httpx.Client(base_url=self.site.http.base_url, timeout=60, verify=certificates())
         self._down = False

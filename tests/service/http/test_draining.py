@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from index.version import Version
+from regraft.connection import certificates
 from staging.builders import zip_version
 from staging.processes import Site
 from staging.waiting import until
@@ -82,7 +83,7 @@ def test_under_load_sigterm_cuts_no_request_off(site: Site, stops: int) -> None:
 
         assert set(clients.told) <= {"200", "refused"}, clients.told
         site.http.close()
-        site.http = httpx.Client(base_url=site.http.base_url, timeout=20)
+        site.http = httpx.Client(base_url=site.http.base_url, timeout=20, verify=certificates())
 
 
 def test_a_long_request_that_runs_is_answered_as_a_whole(
@@ -103,7 +104,7 @@ def test_a_long_request_that_runs_is_answered_as_a_whole(
             return super().read(size)
 
     def ingest() -> None:
-        with httpx.Client(base_url=site.http.base_url, timeout=30) as http:
+        with httpx.Client(base_url=site.http.base_url, timeout=30, verify=certificates()) as http:
             files = [("images", ("0", Picture(pictures[0])))]
             answers.append(http.post("/galleries/g/items", data={"items": json.dumps(items)}, files=files).json())
 

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from index.events import Event
+from regraft.connection import certificates
 from service.replica.replica import Replica
 from staging.waiting import until
 
@@ -61,7 +62,7 @@ def test_who_waits_for_a_gallery_takes_no_thread(served: Any, slow: Slow) -> Non
     quick = served.gallery("plain")
 
     def ask(number: int) -> int:
-        with httpx.Client(base_url=served.http.base_url, timeout=30) as http:
+        with httpx.Client(base_url=served.http.base_url, timeout=30, verify=certificates()) as http:
             if number % 2:
                 return len(found(http, slow.path))
             return http.post(f"{slow.path}/deployments", json={"version": "none"}).status_code
@@ -83,7 +84,7 @@ def test_writes_to_it_do_not_wait_and_are_seen_by_who_does(served: Any, slow: Sl
     late = range(100, 100 + ASKING)
 
     def write(number: int) -> int:
-        with httpx.Client(base_url=served.http.base_url, timeout=30) as http:
+        with httpx.Client(base_url=served.http.base_url, timeout=30, verify=certificates()) as http:
             return store(http, slow.path, number)
 
     with ThreadPoolExecutor(ASKING) as clients:
