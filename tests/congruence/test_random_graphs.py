@@ -168,7 +168,7 @@ def check_order(found: SearchResult, tables: list[np.ndarray], keys_of: list[lis
             np.testing.assert_allclose(shown, best, rtol=1e-12)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_route_and_mode_equals_brute_force(universe: Universe, data: st.DataObject) -> None:
     chosen = data.draw(

@@ -161,7 +161,7 @@ def put(metadata: Metadata, slots: dict[int, int], items: dict[int, Any]) -> Non
     slots.update(zip(items, metadata.put(list(items), texts).tolist(), strict=True))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(items=st.lists(documents, max_size=12), asked=st.lists(filters, min_size=1, max_size=4))
 @example(items=[{"a": 2**53}, {"a": 2**53 + 1}, {"a": 2**53 + 2}], asked=[{"field": "a", "range": {"lt": 2**53 + 1}}])
 @example(items=[{"a": [0, 9]}], asked=[{"field": "a", "range": {"gt": 3, "lt": 5}}])
@@ -195,7 +195,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("sweeps")
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(steps=steps)
 def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tuple[str, Any]]) -> None:
     metadata, slots = Metadata(), {}

@@ -276,11 +276,11 @@ def test_an_old_version_without_weights_is_asked_by_its_encoder_once(
 
     monkeypatch.setattr(Encoder, "encode", counted)
     known, foreign = (
-        load_version(path.train(quick("digits_l2", old=str(folder)), tmp_path / f"{name}-v2", False))
+        load_version(path.train(quick("digits_l2", old=str(folder), epochs=1), tmp_path / f"{name}-v2", False))
         for name, folder in (("known", v1), ("foreign", tmp_path / "v1"))
     )
     assert sum(asked) == 900 + 320 + 577
-    path.train(quick("digits_oca", old=str(tmp_path / "v1")), tmp_path / "third", False)
+    path.train(quick("digits_oca", old=str(tmp_path / "v1"), epochs=1), tmp_path / "third", False)
 
     assert sum(asked) == 900 + 320 + 577  # kept
     scores = [version.card.metrics["old/old"]["cmc@1"]["value"] for version in (known, foreign)]
@@ -293,7 +293,8 @@ def test_an_old_version_sees_images_as_it_was_made_to_whatever_the_new_one_sees(
     v1: Path, tmp_path: Path, batches: list[tuple]
 ) -> None:
     larger = with_overrides(
-        quick("digits_l2", old=str(v1)), ["preprocess.height=16", "preprocess.width=16", "preprocess.resize=16"]
+        quick("digits_l2", old=str(v1), epochs=1),
+        ["preprocess.height=16", "preprocess.width=16", "preprocess.resize=16"],
     )
     made = load_version(path.train(larger, tmp_path / "v2", False))
     image_BCHW, _, cached = batches[0]

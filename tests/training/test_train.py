@@ -69,7 +69,7 @@ def test_a_reference_may_be_a_recipe_which_is_trained_once(
 ) -> None:
     monkeypatch.setattr(path, "RUNS", tmp_path / "runs")
     fct = quick("digits_fct", old=str(v1), epochs=1, options={"branch": 8, "trunk": 8})
-    short, changed = quick("digits_independent"), quick("digits_independent", rate=1e-4)
+    short, changed = quick("digits_independent", epochs=1), quick("digits_independent", epochs=1, rate=1e-4)
     monkeypatch.setitem(RECIPES, "digits_independent", lambda: short)
     path.train(fct, tmp_path / "a", progress=False)
     made = tmp_path / "runs" / "digits_independent"
