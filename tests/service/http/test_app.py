@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from service.http import app
 from service.runtime import running
 from service.settings import Settings
 from service.upgrades.deployments.reaper import Reaper
-from staging.served import problem
+from staging.served import problem, serving
+from staging.shortcuts import WORK_OUT
 from staging.waiting import until
 
 
@@ -53,10 +55,12 @@ def test_a_start_that_fails_leaves_no_thread_behind(tmp_path: Path, monkeypatch:
     assert set(threading.enumerate()) <= before
 
 
-def test_no_request_waits_for_a_router_to_be_worked_out(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_waits_for_a_router_to_be_worked_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def late(*_: object, **__: object) -> None:
         raise AssertionError("while requests are answered")
 
-    monkeypatch.setattr("fastapi.routing.get_dependant", late)
-    assert served.http.get("/galleries").status_code == 200
-    problem(served.http.post("/galleries/none/deployments", json={"version": "v1"}), 404, "unknown_gallery")
+    monkeypatch.setattr(app, "_work_out_routes", WORK_OUT)  # as a start does it
+    with serving(Settings(data=tmp_path)) as served:
+        monkeypatch.setattr("fastapi.routing.get_dependant", late)
+        assert served.http.get("/galleries").status_code == 200
+        problem(served.http.post("/galleries/none/deployments", json={"version": "v1"}), 404, "unknown_gallery")
