@@ -33,7 +33,7 @@ from service.store.partitioned import in_gallery, of_item
 from service.store.rows import GalleryRow, ItemRow, all_of, first_of
 from service.store.sql_arrays import blocks, columns_of, listed, records, texts
 from service.store.tables import embedding, gallery, item, version
-from service.store.vector_codec import is_place
+from service.store.vector_codec import any_place, is_place
 from service.store.vector_reader import read_vectors
 
 FEED_BLOCK = 10_000
@@ -329,9 +329,9 @@ def feed_of(connection: Connection, gallery_id: int, keys: Sequence[int]) -> Ite
 def _with_vectors(connection: Connection, rows: Sequence[FeedRow], at_hand: AtHand | None = None) -> Sequence[FeedRow]:
     """Rows as the database stores them -> with vectors where some lie in files."""
     stored = [row[3] for row in rows]
-    far = [n for n, one in enumerate(stored) if is_place(one)]
-    if not far:
+    if not any_place(stored):
         return rows
+    far = [n for n, one in enumerate(stored) if is_place(one)]
     if at_hand is not None:
         for n, one in zip(far, at_hand([rows[n] for n in far]), strict=True):
             stored[n] = one

@@ -7,7 +7,7 @@ Shapes: N vectors, D their dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 import numpy as np
@@ -70,6 +70,11 @@ def all_whole(rows: Sequence[bytes], dim: int) -> bool:
 def is_place(row: bytes | None) -> TypeGuard[bytes]:
     """Whether what is stored says where the vector lies."""
     return row is not None and len(row) == PLACE.itemsize and row.startswith(PLACE_TAG)
+
+
+def any_place(rows: Iterable[bytes | None]) -> bool:
+    """Whether one of many may say where its vector lies: by their lengths alone, a fraction of looking at each."""
+    return PLACE.itemsize in set(map(len, filter(None, rows)))
 
 
 def places_in_file(file: int, noted: Keys) -> NDArray[np.void]:
