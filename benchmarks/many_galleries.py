@@ -1,0 +1,81 @@
+"""What a start costs where there are many galleries, which nobody has asked for yet.
+
+    python benchmarks/many_galleries.py [GALLERIES,...] [STARTS]
+
+Each of GALLERIES (default 10,10000) holds three items. A service without HTTP is started STARTS times (default 5) over
+each, in turns; then one gallery is asked. Processor time, medians: until it is up, until that gallery has answered, and
+of the seconds behind it, in which a thread sweeps the files of galleries that are gone.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+from sqlalchemy import update
+
+from index.folder import load_version, write_card
+from index.version import Card
+from service.registry.registry import insert_version
+from service.runtime import running
+from service.settings import Settings
+from service.store.database import Database, upgrade
+from service.store.repository import NewItem, insert_gallery, store_items, take_seq
+from service.store.tables import gallery
+
+ITEMS, BEHIND_SECONDS = 3, 3.0
+VECTORS = np.eye(ITEMS, dtype=np.float32)
+
+
+def main(counts: str = "10,10000", starts: str = "5") -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        made = {int(count): filled(Path(folder) / count, int(count)) for count in counts.split(",")}
+        taken: dict[int, list[list[float]]] = defaultdict(list)
+        for _ in range(int(starts)):
+            for count, settings in made.items():
+                taken[count].append(started(settings))
+    print("| galleries | start ms | first answer ms | 3 s behind it ms |")
+    print("| --- | --- | --- | --- |")
+    for count, rows in taken.items():
+        medians = [1e3 * statistics.median(column) for column in zip(*rows, strict=True)]
+        print(f"| {count} |", " | ".join(f"{median:.0f}" for median in medians), "|")
+
+
+def filled(folder: Path, count: int) -> Settings:
+    """So many galleries of one version whose vectors are supplied."""
+    settings = Settings(data=folder)
+    folder.mkdir()
+    upgrade(settings)
+    (settings.versions / "v").mkdir(parents=True)
+    write_card(settings.versions / "v", Card("v", ITEMS, {"kind": "cosine"}, None, method="supplied"))
+    database = Database(settings.database_url)
+    with database.write() as connection:
+        insert_version(connection, load_version(settings.versions / "v"), [])
+        for number in range(count):
+            key = insert_gallery(connection, f"g{number}")
+            items = [NewItem(f"i{n}", {}, "supplied", vector) for n, vector in enumerate(VECTORS)]
+            store_items(connection, key, 1, items, take_seq(connection, key, ITEMS))
+        connection.execute(update(gallery).values(current_id=1))
+    database.close()
+    return settings
+
+
+def started(settings: Settings) -> list[float]:
+    """Seconds of processor time of each part."""
+    clock = [time.process_time()]
+    with running(settings, migrated=True) as runtime:
+        clock.append(time.process_time())
+        runtime.replica.find("g7").gallery.search("v", lambda _: VECTORS, ITEMS)
+        clock.append(time.process_time())
+        time.sleep(BEHIND_SECONDS)
+        clock.append(time.process_time())
+    return np.diff(clock).tolist()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
