@@ -8,11 +8,12 @@ from __future__ import annotations
 from time import perf_counter
 
 from index.attempts import GalleryChanged
+from index.engines.remote_answers import Answers
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.metadata import Metadata
 from index.query_plan import Ask, EmbeddedQueries, Plan
-from index.scatter import Gathered, Moved, ShardQuery
+from index.scatter import ShardQuery, scatter
 from index.search_result import SearchResult
 from index.space import Vectors
 from index.view import View
@@ -34,60 +35,59 @@ def embed(view: View, query_version: str, ask: Ask) -> EmbeddedQueries:
     return made
 
 
-def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
-    """What is asked of the shards.
+def answered(
+    view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries, answers: Answers | None
+) -> SearchResult:
+    """What is found, and what its items are; `answers`: what engines have answered to the request.
 
     Raises:
         GalleryChanged: something else should have been embedded.
         NoRoute: strict, and a shard cannot be reached; or none can.
         ModeUnavailable: the shards cannot be merged in this mode.
+        Unanswered: engines are to be asked first.
+        EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
-    reach, params, vectors = view.reach(query_version, ask.encoders), ask.params, embedded.vectors
-    if not reach.encoders <= vectors.keys():
+    params, vectors = ask.params, embedded.vectors
+    plan = view.plan(query_version, ask.encoders, params.mode)
+    if not plan.encoders <= vectors.keys():
         raise GalleryChanged
-    if reach.degraded and (params.strict or not reach.routes):
-        raise NoRoute("; ".join(d.reason for d in reach.degraded), pointer="/version")
-    plan = view.plan(query_version, reach, params.mode)
-    moved = _moved(plan, view, vectors) if plan.moving else Moved(vectors, plan.still)
+    if plan.degraded and (params.strict or not plan.shards):
+        raise NoRoute("; ".join(d.reason for d in plan.degraded), pointer="/version")
+    transform_seconds = plan.still
+    if plan.moving:
+        vectors, transform_seconds = _moved(plan, view, vectors)
     allowed_S, filter_seconds = None, 0.0
     if params.filter is not None:
         started = perf_counter()
         allowed_S = metadata.select(params.filter)
         filter_seconds = perf_counter() - started
-    depth, queries = min(ask.depth, view.items), len(next(iter(vectors.values())))
-    how = (params.exact, reach.degraded, filter_seconds, params.strict, params.recall)
-    return ShardQuery(plan, moved, queries, depth, allowed_S, *how)
+    depth = min(ask.depth, view.items)
+    query = ShardQuery(plan, vectors, transform_seconds, depth, allowed_S, params.exact, params.recall, params.strict)
+    (scores_QK, raw_QK, slots_QK, shards_QK, full), shards, merge_seconds, degraded = scatter(query, answers)
+    keys_QK, items = metadata.found(slots_QK, full=full)
+    return SearchResult(
+        query_version,
+        plan.mode,
+        scores_QK,
+        raw_QK,
+        keys_QK,
+        shards_QK,
+        shards,
+        items,
+        view.seq,
+        view.items_by_version,
+        plan.degraded + degraded,
+        embedded.seconds,
+        filter_seconds,
+        merge_seconds,
+    )
 
 
-def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> Moved:
-    """The queries at the end of each route."""
+def _moved(plan: Plan, view: View, vectors: dict[str, Vectors]) -> tuple[dict[str, Vectors], dict[str, float]]:
+    """The queries at the end of each route, and the seconds that took."""
     moved, seconds = dict(vectors), dict(plan.still)
     for version, route in plan.moving.items():
         started = perf_counter()
         moved[version] = follow(route, view.topology.transform, vectors)
         seconds[version] = perf_counter() - started
-    return Moved(moved, seconds)
-
-
-def result(
-    view: View, metadata: Metadata, query_version: str, embedded: EmbeddedQueries, query: ShardQuery, found: Gathered
-) -> SearchResult:
-    """What was found, and what its items are."""
-    merged = found.merged
-    keys_QK, items = metadata.found(merged.keys_QK)
-    return SearchResult(
-        query_version,
-        query.plan.mode,
-        merged.scores_QK,
-        merged.raw_QK,
-        keys_QK,
-        merged.shards_QK,
-        found.shards,
-        items,
-        view.seq,
-        view.items_by_version,
-        query.degraded + found.degraded,
-        embedded.seconds,
-        query.filter_seconds,
-        found.merge_seconds,
-    )
+    return moved, seconds

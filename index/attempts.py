@@ -31,30 +31,40 @@ def at_once(_error: BaseException, _number: int) -> float | None:
 
 
 class Attempt:
-    """One attempt; `again`: it is not the first."""
+    """What is tried, until it has not failed.
 
-    def __init__(self, number: int, on: type[BaseException], pauses: Pauses) -> None:
-        self.again = number > 1
-        self.failed = False
-        self.pause = 0.0
-        self._number, self._on, self._pauses = number, on, pauses
+    Attributes:
+        number: of this time, from 1.
+        failed: whether it is to be tried again.
+        pause: seconds before that.
+    """
+
+    __slots__ = ("_on", "_pauses", "failed", "number", "pause")
+
+    def __init__(self, on: type[BaseException], pauses: Pauses) -> None:
+        self._on, self._pauses = on, pauses
+        self.number, self.failed, self.pause = 1, False, 0.0
+
+    @property
+    def again(self) -> bool:
+        """Whether it is not the first time."""
+        return self.number > 1
 
     def __enter__(self) -> None:
         self.failed = False
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        pause = self._pauses(error, self._number) if isinstance(error, self._on) else None
-        self.failed, self.pause = pause is not None, pause or 0.0
+        if isinstance(error, self._on) and (pause := self._pauses(error, self.number)) is not None:
+            self.failed, self.pause = True, pause
         return self.failed
 
 
 def attempts(on: type[BaseException] = GalleryChanged, pauses: Pauses = at_once) -> Iterator[Attempt]:
     """Attempts, until one does not end by an error of the kind `on`, or `pauses` says that it was the last."""
-    number, attempt = 1, Attempt(1, on, pauses)
+    attempt = Attempt(on, pauses)
     yield attempt
     while attempt.failed:
         if attempt.pause:
             time.sleep(attempt.pause)
-        number += 1
-        attempt = Attempt(number, on, pauses)
+        attempt.number += 1
         yield attempt

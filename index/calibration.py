@@ -78,7 +78,7 @@ class Calibration:
         }
 
 
-def probability(log_odds: Floats) -> Floats:
+def probability(log_odds: NDArray[np.floating[Any]]) -> Floats:
     """What log-odds of any shape mean, in [0, 1]."""
     likely: Floats = np.exp(-np.logaddexp(0.0, -log_odds))  # without an overflow that is to be ignored
     return likely

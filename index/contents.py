@@ -25,14 +25,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from index.durable import sync_all
 from index.folder import sha256
+from index.kept_items import NOBODY
 from index.scan import Mask
 
 Keys = NDArray[np.int64]
 Place = tuple[str, str]
 """Version and origin of a shard."""
 
-NOBODY = -1
-"""The key of a slot that no item holds, and the slot of no item."""
 HeldBySlot = tuple[Keys, Callable[[], Keys]]
 """Embeddings of a shard (M,): the slots of their items, and what gives their digests."""
 MANIFEST = "manifest.json"

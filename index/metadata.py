@@ -14,7 +14,6 @@ slots, N items.
 from __future__ import annotations
 
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, reduce
@@ -26,10 +25,10 @@ from numpy.typing import NDArray
 
 from index.collector import collector_paused
 from index.columns import Mask
-from index.contents import NOBODY, Contents
+from index.contents import Contents
 from index.fields import Field, deepest_first, enter
 from index.filter import And, Condition, Exists, Filter, Not, Or, Test, keys_of
-from index.kept_texts import JoinedTexts, KeptTexts, NotedTexts, joined_texts
+from index.kept_items import KEY, NOBODY, SEQ, JoinedTexts, KeptItems, joined_texts, texts_of
 
 Slots = NDArray[np.int64]
 
@@ -67,9 +66,9 @@ NOTHING = Item()
 class FoundItems(Mapping[int, Item]):
     """Some items by key, as they were when they were found; made of what is kept when somebody looks at one."""
 
-    def __init__(self, keys: Slots, texts: NotedTexts, seqs: Slots) -> None:
-        """What belongs together stands at one place: keys, both texts, numbers in the feed; of any shape."""
-        self._keys, self._texts, self._seqs = keys, texts, seqs
+    def __init__(self, rows_N5: Slots, memory: bytearray) -> None:
+        """See `KeptItems.rows`."""
+        self._rows_N5, self._memory = rows_N5, memory
 
     def __getitem__(self, key: int) -> Item:
         """What is known of one of them."""
@@ -85,8 +84,9 @@ class FoundItems(Mapping[int, Item]):
 
     @cached_property
     def _items(self) -> dict[int, Item]:
-        columns = zip(self._keys.ravel().tolist(), self._texts.both(), self._seqs.ravel().tolist(), strict=True)
-        return {key: Item(*both, seq) for key, both, seq in columns}
+        keys, seqs = self._rows_N5[:, KEY].tolist(), self._rows_N5[:, SEQ].tolist()
+        texts = texts_of(self._rows_N5, self._memory)
+        return {key: Item(*both, seq) for key, both, seq in zip(keys, texts, seqs, strict=True)}
 
 
 class ItemChanges(NamedTuple):
@@ -113,11 +113,8 @@ class Metadata:
     def __init__(self) -> None:
         self._root = Field()
         self._slot_of: dict[int, int] = {}
-        # JSON and id. A retired slot keeps nothing.
-        self._texts = KeptTexts()
-        self._seq_S, self._key_S = array("q"), array("q")
-        # NumPy's look at keys and numbers, None after a write: while there is one they cannot grow.
-        self._looked: tuple[Slots, Slots] | None = None
+        # The texts are JSON and id.
+        self._kept = KeptItems()
         # Keys of metadata by which every item is found, and of all items, once they were looked through for the first.
         self._entered: frozenset[str] = frozenset()
         self._keys: set[str] = set()
@@ -144,7 +141,8 @@ class Metadata:
         same: tuple[list[int], list[int]] = [], []
         renamed: list[tuple[int, bytes, bytes]] = []
         known = [slot for slot in slots if slot is not None]
-        before = iter(self._texts.noted(np.array(known, np.int64)).both() if known else ())
+        rows_N5 = self._kept.rows(np.array(known, np.int64))
+        before = iter(texts_of(rows_N5, self._kept.memory))
         for key, slot, item in zip(keys, slots, map(items.get, keys), strict=True):
             if slot is None:
                 new.append((key, item or NOTHING))
@@ -166,9 +164,9 @@ class Metadata:
         """Store what was found to have changed."""
         slots, seqs = changes.same
         if slots:
-            np.asarray(self._seq_S)[slots] = seqs
+            self._kept.stamp(slots, seqs)
         for one in changes.renamed:
-            self._texts.put(*one)
+            self._kept.put(*one)
         if changes.keys:
             self._store(changes.keys, changes.texts, changes.seqs)
 
@@ -178,11 +176,8 @@ class Metadata:
 
     def load(self, items: Contents) -> Slots:
         """Store what is known of items that are not there yet, and return their slots (N,)."""
-        self._looked = None
-        before, keys = len(self._seq_S), items.keys_N
-        self._texts.load(items.texts, items.places_N3)
-        self._seq_S.frombytes(items.seqs_N.tobytes())
-        self._key_S.frombytes(keys.tobytes())
+        before, keys = self._kept.slots(), items.keys_N
+        self._kept.load(keys, items.seqs_N, items.texts, items.places_N3)
         for start in range(0, len(keys), LOADED_TOGETHER):
             block = keys[start : start + LOADED_TOGETHER].tolist()
             self._slot_of.update(zip(block, range(before + start, before + start + len(block)), strict=True))
@@ -190,40 +185,37 @@ class Metadata:
 
     def copied(self) -> Contents:
         """What `load` takes, without what items hold, of all slots (S,)."""
-        return Contents(np.array(self._key_S), np.array(self._seq_S), *self._texts.copied(), {})
+        return Contents(*self._kept.copied(), {})
 
     def slots(self) -> int:
         """How many slots there are, S."""
-        return len(self._seq_S)
+        return self._kept.slots()
 
     def seqs(self, slots_N: Slots) -> Slots:
         """The numbers of the last writes of the items that hold these slots (N,)."""
-        return np.asarray(self._seq_S, np.int64).take(slots_N)
+        return self._kept.seqs(slots_N)
 
     def bytes(self) -> int:
         """Roughly what it takes of memory: texts, and the values that filters test, which are about as much again."""
-        return (1 + bool(self._entered)) * self._texts.size() + len(self._seq_S) * SLOT_BYTES
+        return (1 + bool(self._entered)) * self._kept.size() + self._kept.slots() * SLOT_BYTES
 
     def get(self, key: int) -> Item | None:
         """What is known of an item, None where there is no such item."""
         slot = self._slot_of.get(key)
-        return None if slot is None else Item(*self._texts.both(slot), self._seq_S[slot])
+        return None if slot is None else Item(*self._kept.both(slot), self._kept.seq(slot))
 
-    def found(self, slots_QK: Slots) -> tuple[Slots, FoundItems]:
+    def found(self, slots_QK: Slots, *, full: bool) -> tuple[Slots, FoundItems]:
         """The keys (Q, K) of the items that hold these slots, and what is known of them, whatever is written later.
 
-        Slots from the first NOBODY in a row on are none, and get NOBODY as keys.
+        `full`: no slot is NOBODY; those that are get NOBODY as keys.
         """
-        if (looked := self._looked) is None:
-            looked = self._looked = np.asarray(self._key_S), np.asarray(self._seq_S)
-        key_S, seq_S = looked
-        keys_QK = key_S.take(slots_QK) if len(key_S) else slots_QK.copy()
-        if [NOBODY] not in slots_QK[:, -1:].tolist():
-            return keys_QK, FoundItems(keys_QK, self._texts.noted(slots_QK), seq_S.take(slots_QK))
+        if full:
+            rows_N5 = self._kept.rows(slots_QK.ravel())
+            return rows_N5[:, KEY].reshape(slots_QK.shape), FoundItems(rows_N5, self._kept.memory)
         there_QK = slots_QK != NOBODY
-        keys_QK[~there_QK] = NOBODY
-        slots_N = slots_QK[there_QK]
-        return keys_QK, FoundItems(keys_QK[there_QK], self._texts.noted(slots_N), seq_S.take(slots_N))
+        keys_QK, rows_N5 = np.full(slots_QK.shape, NOBODY), self._kept.rows(slots_QK[there_QK])
+        keys_QK[there_QK] = rows_N5[:, KEY]
+        return keys_QK, FoundItems(rows_N5, self._kept.memory)
 
     def drop(self, keys: Iterable[int]) -> None:
         """Forget items; unknown ones are ignored."""
@@ -260,14 +252,14 @@ class Metadata:
         if not self._entering:
             asked = keys_of(where) - self._entered
             self._entering, self._place = asked & self._keys if self._read else asked, 0
-        start, self._place = self._place, min(self._place + ENTERED_TOGETHER, len(self._seq_S))
+        start, self._place = self._place, min(self._place + ENTERED_TOGETHER, self._kept.slots())
         with collector_paused():
             self._enter(range(start, self._place), self._entering)
-        if self._place == len(self._seq_S):
+        if self._place == self._kept.slots():
             self._entered, self._entering, self._read = self._entered | self._entering, frozenset(), True
 
     def _test(self, path: tuple[str, ...], test: Test) -> Mask:
-        selected_S = np.zeros(len(self._seq_S), np.bool_)
+        selected_S = np.zeros(self._kept.slots(), np.bool_)
         field: Field | None = self._root
         for key in path:
             field = field and field.children.get(key)
@@ -280,15 +272,10 @@ class Metadata:
         for before in map(self._slot_of.get, keys):
             if before is not None:
                 self._retire(before)
-        self._looked = None
         again = [self._free.pop() for _ in range(min(len(keys), len(self._free)))]
-        for slot, key, seq in zip(again, keys, seqs, strict=False):
-            self._key_S[slot], self._seq_S[slot] = key, seq
-        before, added = len(self._seq_S), len(keys) - len(again)
+        before, added = self._kept.slots(), len(keys) - len(again)
         slots = [*again, *range(before, before + added)]
-        self._texts.add(texts, again)
-        self._seq_S.extend(seqs[len(again) :])
-        self._key_S.extend(keys[len(again) :])
+        self._kept.add(keys, seqs, texts, again)
         self._slot_of.update(zip(keys, slots, strict=True))
         if self._read:
             self._enter(slots, self._entered)
@@ -297,13 +284,12 @@ class Metadata:
         self._sweep()
 
     def _retire(self, slot: int) -> None:
-        self._texts.free(slot)
-        self._key_S[slot] = NOBODY
+        self._kept.free(slot)
         self._retired.append(slot)
 
     def _enter(self, slots: Sequence[int], keys: Iterable[str]) -> None:
         """Enter what is at these slots, of which some may be retired, by some keys."""
-        held, texts = self._texts.firsts(slots)
+        held, texts = self._kept.firsts(slots)
         if held:
             # As one text: many small ones cost several times as much.
             documents = _parsed(b"[%s]" % texts)
@@ -314,7 +300,7 @@ class Metadata:
         """Drop the entries of retired slots once there are many, and use those slots again."""
         if len(self._retired) < max(MIN_RETIRED, len(self._slot_of) // 2):
             return
-        kept_S = np.ones(len(self._seq_S), np.bool_)
+        kept_S = np.ones(self._kept.slots(), np.bool_)
         kept_S[self._retired] = False
         for field in deepest_first(self._root):
             field.keep(kept_S)

@@ -12,10 +12,12 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from index.calibration import Calibration
-from index.engines.base import Keys, Shard
+from index.engines.base import Hits, Shard
+from index.engines.joined import Merged
 from index.graph import Route
-from index.merge import Merged, Mode, merge_calibrated, merge_rank, merge_raw, no_matches
+from index.merge import Mode, merge_calibrated, merge_rank, merge_raw
 from index.search_params import DEFAULTS, SearchParams
+from index.search_result import Degraded
 from index.space import Space, Vectors
 
 Encode = Callable[[str], Vectors]
@@ -51,61 +53,71 @@ class EmbeddedQueries(NamedTuple):
     seconds: dict[str, float]
 
 
+class PlannedShard(NamedTuple):
+    """A shard that is scanned.
+
+    Attributes:
+        shard: it lies at this version and origin.
+        items: how many it serves.
+        part: their share of all that the plan scans.
+        route: how queries reach it.
+        calibration: its score map; None unless shards are merged by them.
+    """
+
+    version: str
+    origin: str
+    shard: Shard
+    items: int
+    part: float
+    route: Route
+    calibration: Calibration | None
+
+
 @dataclass(frozen=True)
 class Plan:
     """How queries of one version are answered for as long as a gallery does not change.
 
     Attributes:
-        routes: version -> how it is reached.
-        shards: to scan.
-        sizes: how many items each of them serves.
-        spaces: the space of each.
+        encoders: the versions that must embed the queries.
+        degraded: what no route leads to.
+        shards: what is scanned.
+        spaces: of each shard.
         mode: how they are merged.
-        maps: the score map of each; None unless the mode is `calibrated`.
     """
 
-    routes: Mapping[str, Route]
-    shards: Mapping[ShardKey, Shard]
-    sizes: Sequence[int]
+    encoders: frozenset[str]
+    degraded: tuple[Degraded, ...]
+    shards: Sequence[PlannedShard]
     spaces: Sequence[Space]
     mode: Mode
-    maps: Sequence[Calibration | None]
 
-    def merge(self, scanned: Sequence[tuple[Vectors, Keys]], queries: int, k: int) -> Merged:
+    def merge(self, found: Sequence[Hits], k: int) -> Merged:
         """One ranking of the k best of what each shard found."""
-        if not scanned:
-            return no_matches(queries)
         if self.mode is Mode.CALIBRATED:
-            return merge_calibrated(scanned, [found for found in self.maps if found], k)
+            return merge_calibrated(found, self._maps, k)
         if self.mode is Mode.RAW:
-            return merge_raw(scanned, self._orders, k)
-        return merge_rank(scanned, self.sizes, k)
+            return merge_raw(found, self._orders, k)
+        return merge_rank(found, [one.items for one in self.shards], k)
 
     @cached_property
     def moving(self) -> Mapping[str, Route]:
-        """The routes along which queries are not compared as they were embedded."""
-        return {version: route for version, route in self.routes.items() if route.edges and not route.dual}
+        """Version -> the route along which queries are not compared as they were embedded."""
+        routes = {one.version: one.route for one in self.shards}
+        return {version: route for version, route in routes.items() if route.edges and not route.dual}
 
     @cached_property
     def still(self) -> Mapping[str, float]:
         """Version -> the seconds that moving queries takes, where nothing moves them."""
-        return dict.fromkeys(self.routes, 0.0)
-
-    @cached_property
-    def alone(self) -> bool:
-        """Whether there is one shard, and it lies in memory."""
-        return len(self.shards) == 1 and not self.elsewhere
+        return {one.version: 0.0 for one in self.shards}
 
     @cached_property
     def elsewhere(self) -> bool:
         """Whether a shard may have to ask an engine."""
-        return any(shard.elsewhere for shard in self.shards.values())
+        return any(one.shard.elsewhere for one in self.shards)
 
     @cached_property
-    def parts(self) -> Sequence[float]:
-        """The share of all items that each of the shards serves."""
-        whole = sum(self.sizes)
-        return [size / whole for size in self.sizes]
+    def _maps(self) -> Sequence[Calibration]:
+        return [one.calibration for one in self.shards if one.calibration]
 
     @cached_property
     def _orders(self) -> Sequence[bool]:

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from index.calibration import Calibration
 from index.engines.base import Keys, Scanned
+from index.engines.joined import Floats
 from index.graph import Route
-from index.merge import Floats, Mode
+from index.merge import Mode
 from index.metadata import Item
 from index.space import Vectors
 
@@ -73,7 +74,7 @@ class SearchResult(NamedTuple):
 
     version: str
     mode: Mode
-    scores_QK: Floats
+    scores_QK: Floats | Vectors
     raw_QK: Vectors
     keys_QK: Keys
     shards_QK: NDArray[np.int64]

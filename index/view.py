@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from index.calibration import Calibration
 from index.engines.base import Shard
 from index.graph import Route
 from index.merge import Mode, choose_mode
-from index.query_plan import Plan, ShardKey
+from index.query_plan import Plan, PlannedShard, ShardKey
 from index.search_result import Degraded
 from index.topology import Topology
 
@@ -32,13 +32,11 @@ class Reach:
         degraded: what is not.
         encoders: the versions that must embed the queries; where there are no items the one that asks, so that its
             queries are legal.
-        plans: how they are answered in a mode, once that was asked.
     """
 
     routes: Mapping[str, Route]
     degraded: tuple[Degraded, ...]
     encoders: frozenset[str]
-    plans: dict[Mode | None, Plan] = field(default_factory=dict)
 
 
 class View:
@@ -65,6 +63,7 @@ class View:
             self._compared = math.inf  # whoever asks may have to wait
         # Dictionaries, not lru_cache: that would hold this view, and shards that are gone, until the next collection.
         self._reaches: dict[tuple[str, frozenset[str]], Reach] = {}
+        self._plans: dict[tuple[str, frozenset[str], Mode | None], Plan] = {}
 
     def rows_scanned(self, query_version: str) -> float:
         """Items that a query of a version is compared with; infinite where a route leads on, or to another server."""
@@ -80,10 +79,13 @@ class View:
             found = self._reaches[query_version, encoders] = self._reach(query_version, encoders)
         return found
 
-    def plan(self, query_version: str, reach: Reach, mode: Mode | None) -> Plan:
+    def plan(self, query_version: str, encoders: frozenset[str], mode: Mode | None) -> Plan:
         """How they are answered; ModeUnavailable: not in this mode."""
-        if (found := reach.plans.get(mode)) is None:
-            found = reach.plans[mode] = self._plan(query_version, reach, mode)
+        if (found := self._plans.get((query_version, encoders, mode))) is None:
+            if len(self._plans) >= REMEMBERED:
+                self._plans.clear()
+            made = self._plan(query_version, self.reach(query_version, encoders), mode)
+            found = self._plans[query_version, encoders, mode] = made
         return found
 
     def _reach(self, query_version: str, encoders: frozenset[str]) -> Reach:
@@ -99,4 +101,9 @@ class View:
         maps = self.topology.maps_for(routes)
         chosen = choose_mode(mode, spaces, maps is not None, self.topology.preferred(query_version, routes))
         used: list[Calibration | None] = [*maps] if maps and chosen is Mode.CALIBRATED else [None] * len(live)
-        return Plan(reach.routes, live, [self.sizes[key] for key in live], spaces, chosen, used)
+        whole = sum(self.sizes[key] for key in live)
+        shards = [
+            PlannedShard(*key, shard, self.sizes[key], self.sizes[key] / whole, route, calibration)
+            for (key, shard), (route, _), calibration in zip(live.items(), routes, used, strict=True)
+        ]
+        return Plan(reach.encoders, reach.degraded, shards, spaces, chosen)

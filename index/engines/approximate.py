@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -177,11 +177,8 @@ class Selection:
 
     def __init__(self, allowed_R: Mask | None = None) -> None:
         """`allowed_R`: None for all."""
+        self.allowed_R = allowed_R
         self._params: dict[int, Any] = {}
-        self._selector: Any = None
-        if allowed_R is not None:
-            self._bits = np.packbits(allowed_R, bitorder="little")  # FAISS keeps a pointer into them
-            self._selector = _faiss().IDSelectorBitmap(self._bits)
 
     def params(self, index: Approximate, effort: int) -> Any:
         """FAISS's parameters of a search among them."""
@@ -190,6 +187,14 @@ class Selection:
                 self._params.clear()
             found = self._params[effort] = index.params(effort, self._selector)
         return found
+
+    @cached_property
+    def _selector(self) -> Any:
+        return (
+            None
+            if self.allowed_R is None
+            else _faiss().IDSelectorBitmap(np.packbits(self.allowed_R, bitorder="little"))
+        )
 
 
 def build(

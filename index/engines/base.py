@@ -40,9 +40,9 @@ class Scanned:
         return Scanned(self.exact + other.exact, self.approximate + other.approximate, max(self.effort, other.effort))
 
 
-def has_missing(at_QK: Keys) -> bool:
-    """Whether there are fewer than K results in any row (Q, K), whose last then is MISSING."""
-    return [MISSING] in at_QK[:, -1:].tolist()  # NumPy's own ways cost several times as much for a few queries
+def is_full(at_QK: Keys) -> bool:
+    """Whether there are K results in each row (Q, K); else its last is MISSING."""
+    return [MISSING] not in at_QK[:, -1:].tolist()  # NumPy's own ways cost several times as much for a few queries
 
 
 class Hits(NamedTuple):
@@ -51,6 +51,7 @@ class Hits(NamedTuple):
     Attributes:
         scores_QK: in the space's own score.
         slots_QK: of the items; MISSING where there are no more.
+        full: as `is_full` says of `slots_QK`.
         how: how it was found.
         sure: it was searched for no more than so many of each list, 1 to K.
 
@@ -59,6 +60,7 @@ class Hits(NamedTuple):
 
     scores_QK: Vectors
     slots_QK: Keys
+    full: bool
     how: Scanned
     sure: int
 
@@ -66,7 +68,7 @@ class Hits(NamedTuple):
 def nothing(queries: int, k: int) -> Hits:
     """Of a shard that gave no answer."""
     none_QK = np.full((queries, k), MISSING, np.int64)
-    return Hits(np.zeros((queries, k), np.float32), none_QK, Scanned(), k)
+    return Hits(np.zeros((queries, k), np.float32), none_QK, is_full(none_QK), Scanned(), k)
 
 
 class Shard(Protocol):

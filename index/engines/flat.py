@@ -12,7 +12,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from index.engines.base import MISSING, Hits, Keys, Scanned, has_missing
+from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.exact import nearest_rows
 from index.scan import Mask
 from index.space import Space, Vectors
@@ -101,11 +101,11 @@ class FlatShard:
             passed_R = allowed_S[self._slots_R[:count]]
             allowed_R = passed_R if allowed_R is None else passed_R & allowed_R
         scores_QK, at_QK = nearest_rows(self.space, queries_QD, self._rows_RW[:count], allowed_R, k)
-        slots_QK = self._slots_R.take(at_QK) if count else at_QK
-        if has_missing(at_QK):
+        slots_QK, full = self._slots_R.take(at_QK) if count else at_QK, is_full(at_QK)
+        if not full:
             slots_QK[at_QK == MISSING] = MISSING
         how = Scanned(count if allowed_R is None else int(np.count_nonzero(allowed_R)))
-        return Hits(scores_QK, slots_QK, how, k)
+        return Hits(scores_QK, slots_QK, full, how, k)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from index.attempts import GalleryChanged
-from index.engines.base import MISSING, Hits, Keys, Scanned
+from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.digest import digests
 from index.engines.exact import nearest_rows
 from index.engines.remote import Candidates, Collection, EngineUnavailable
@@ -88,7 +88,7 @@ class RemoteSearch:
         scores_QK = np.zeros((len(queries_QD), k), np.float32)
         slots_QK = np.full((len(queries_QD), k), MISSING, np.int64)
         if not wanted or not len(queries_QD):
-            return Hits(scores_QK, slots_QK, Scanned(), k)
+            return Hits(scores_QK, slots_QK, is_full(slots_QK), Scanned(), k)
         queries_QW = np.ascontiguousarray(self._space.queries(queries_QD), np.float32)
         ask = self._wait if answers is None else partial(answers.search, self._collection, self._rows)
         asked = _Wanted(queries_QD, queries_QW, wanted, live_R, exact, ask)
@@ -103,7 +103,8 @@ class RemoteSearch:
             scores_QK[query, : scores_1K.shape[1]] = scores_1K[0]
             slots_QK[query, : scores_1K.shape[1]] = self._rows.slots_R[right.at_G[best_1K[0]]]
         self._disagreed = None
-        return Hits(scores_QK, slots_QK, Scanned(among) if few or exact else Scanned(0, among, depth), k)
+        how = Scanned(among) if few or exact else Scanned(0, among, depth)
+        return Hits(scores_QK, slots_QK, is_full(slots_QK), how, k)
 
     def _wait(self, queries_QW: Vectors, c: int, *, least: int, **how: Any) -> Told:
         return Told(c, self._collection.search(queries_QW, c, **how))

@@ -21,15 +21,16 @@ import numpy as np
 
 from index.attempts import GalleryChanged
 from index.contents import HeldBySlot
-from index.engines.base import MISSING, Hits, Keys
+from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig
 from index.engines.digest import digests
+from index.engines.joined import best_of
 from index.engines.remote import Collection, EngineUnavailable, Entries, held_there, same_entries
 from index.engines.remote_answers import Answers
 from index.engines.remote_check import RecallCheck
 from index.engines.remote_rows import RemoteRows
 from index.engines.remote_search import RemoteSearch
-from index.engines.segments import Job, SegmentedShard, best_of
+from index.engines.segments import Job, SegmentedShard
 from index.engines.snapshot import remove
 from index.events import Event
 from index.scan import Mask
@@ -126,7 +127,11 @@ class RemoteShard(SegmentedShard):
             parts.append(self._search.search(queries_QD, k, allowed_S, exact=exact, answers=answers))
         if super().count() or not self.there.count():
             parts.insert(0, super().search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part))
-        return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
+        if len(parts) == 1:
+            return parts[0]
+        merged = best_of(parts, k, higher_is_better=self.space.higher_is_better)
+        how = sum((hits.how for hits in parts), Scanned())
+        return Hits(merged.raw_QK, merged.keys_QK, merged.full, how, min(hits.sure for hits in parts))
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""

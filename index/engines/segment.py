@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from index.engines import gpu
 from index.engines.approximate import Selection, build
-from index.engines.base import MISSING, Hits, Keys, Scanned, has_missing
+from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows
@@ -84,7 +84,7 @@ class Segment:
         self.dead = len(self.alive_R) - int(np.count_nonzero(self.alive_R))
         self._live_R: Mask = self.alive_R & self.served_R
         self._live = int(np.count_nonzero(self._live_R))
-        self._selection: Selection | None = None
+        self._all_live = Selection(None if self._live == len(self.keys_R) else self._live_R)
         self._ways: dict[tuple[int, float, int, float | None], tuple[Scanned, int, int]] = {}
 
     def serve(self, served_S: Mask) -> None:
@@ -161,20 +161,26 @@ class Segment:
         part: float = 1.0,
     ) -> Hits:
         """As `Shard.search`."""
-        allowed_R = self._allowed(allowed_S)
-        among = self._live if allowed_S is None or allowed_R is None else int(np.count_nonzero(allowed_R))
+        selected, among = self._selected(allowed_S)
         how, sure, depth = self._how(k, part, among, recall) if among and not exact else (Scanned(among), k, k)
-        if (found := self._by_gpu(queries_QD, depth, how.effort, allowed_R)) is not None:
+        if (device := gpu.used()) and (found := self._by_gpu(device, queries_QD, depth, how.effort, selected)):
             scores_QC, at_QC = found
-        elif how.effort:
-            scores_QC, at_QC = self._approximate(queries_QD, depth, min(sure, among), how.effort, allowed_R)
+        elif how.effort and self.tuned:
+            scores_QC, at_QC = search_index(
+                self.tuned.index, self.space, self.rows_RW, queries_QD, depth, how.effort, selected
+            )
         else:
-            scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, allowed_R, depth)
-        slots_QC = self.slots_R.take(at_QC) if len(self.slots_R) else at_QC
-        if has_missing(at_QC):
-            none_QC = at_QC == MISSING
-            slots_QC, scores_QC = np.where(none_QC, MISSING, slots_QC), np.where(none_QC, np.float32(0), scores_QC)
-        return Hits(scores_QC, slots_QC, how, sure)
+            scores_QC, at_QC = nearest_rows(self.space, queries_QD, self.rows_RW, selected.allowed_R, depth)
+        if is_full(at_QC):
+            return Hits(scores_QC, self.slots_R.take(at_QC), True, how, sure)
+        least = min(sure, among)
+        if least and len(few := np.flatnonzero(at_QC[:, least - 1] == MISSING)):  # more are there than the index found
+            found = nearest_rows(self.space, queries_QD[few], self.rows_RW, selected.allowed_R, depth)
+            scores_QC[few], at_QC[few] = found
+        none_QC = at_QC == MISSING
+        slots_QC = self.slots_R.take(at_QC) if among else at_QC
+        scores_QC, slots_QC = np.where(none_QC, np.float32(0), scores_QC), np.where(none_QC, MISSING, slots_QC)
+        return Hits(scores_QC, slots_QC, is_full(at_QC), how, sure)
 
     def index_by(
         self, config: IndexConfig, queries_QD: Vectors | None, stopped: Callable[[], bool], *, missed: str
@@ -225,12 +231,14 @@ class Segment:
         self.alive_R, self.served_R = self.alive_R[order_R], self.served_R[order_R]
         self.refresh()
 
-    def _allowed(self, allowed_S: Mask | None) -> Mask | None:
-        whole = self._live == len(self.keys_R)
+    def _selected(self, allowed_S: Mask | None) -> tuple[Selection, int]:
+        """The live rows that are allowed, and how many they are; all that are live are said once a change."""
         if allowed_S is None:
-            return None if whole else self._live_R
+            return self._all_live, self._live
         allowed_R: Mask = allowed_S[self.slots_R]
-        return allowed_R if whole else allowed_R & self._live_R
+        if self._live < len(self.keys_R):
+            allowed_R &= self._live_R
+        return Selection(allowed_R), int(np.count_nonzero(allowed_R))
 
     def _how(self, k: int, part: float, among: int, recall: float | None) -> tuple[Scanned, int, int]:
         """How `among` of the rows are best searched, for how many of a list, and how many are asked for.
@@ -254,34 +262,14 @@ class Segment:
         needed = self.tuned.effort_for(among / len(self.keys_R), part, k, recall)
         return math.ceil(needed) if self.tuned.index.cost(needed) < among else 0
 
-    def _by_gpu(self, queries_QD: Vectors, k: int, effort: int, allowed_R: Mask | None) -> tuple[Vectors, Rows] | None:
-        """What the GPU finds, if this process uses one; None: the CPU is to search."""
-        if (device := gpu.used()) is None:
-            return None
+    def _by_gpu(
+        self, device: gpu.Gpu, queries_QD: Vectors, k: int, effort: int, selected: Selection
+    ) -> tuple[Vectors, Rows] | None:
+        """What the GPU finds; None: the CPU is to search."""
         if self._on_gpu is None:
             index = None if self.tuned is None else self.tuned.index
             self._on_gpu = gpu.OnGpu(device, self.space, self.rows_RW, index)
-        return self._on_gpu.search(queries_QD, k, effort, allowed_R)
-
-    def _approximate(
-        self, queries_QD: Vectors, k: int, least: int, effort: int, allowed_R: Mask | None
-    ) -> tuple[Vectors, Rows]:
-        """What the index finds; where that is fewer than the `least` that are there, what comparing every row finds."""
-        assert self.tuned is not None
-        selected = self._selected(allowed_R)
-        scores_QK, at_QK = search_index(self.tuned.index, self.space, self.rows_RW, queries_QD, k, effort, selected)
-        if has_missing(at_QK) and len(few := np.flatnonzero(at_QK[:, least - 1] == MISSING)):
-            found = nearest_rows(self.space, queries_QD[few], self.rows_RW, allowed_R, k)
-            scores_QK[few], at_QK[few] = found
-        return scores_QK, at_QK
-
-    def _selected(self, allowed_R: Mask | None) -> Selection:
-        """These rows; those that are live are said once a change."""
-        if allowed_R is not None and allowed_R is not self._live_R:
-            return Selection(allowed_R)
-        if self._selection is None:
-            self._selection = Selection(allowed_R)
-        return self._selection
+        return self._on_gpu.search(queries_QD, k, effort, selected.allowed_R)
 
     @property
     def dim(self) -> int:

@@ -25,8 +25,10 @@ from index.engines.base import MISSING, Hits, Keys, Scanned
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN
 from index.engines.flat import FlatShard
+from index.engines.joined import best_of, unsure, with_whole
 from index.engines.segment import Segment, merged
 from index.engines.snapshot import SegmentFiles, remove
+from index.engines.tuning import most_of
 from index.scan import Mask
 from index.space import Space, Vectors
 
@@ -141,18 +143,29 @@ class SegmentedShard:
         recall: float | None = None,
         part: float = 1.0,
     ) -> Hits:
-        """The best of head and segments; see Shard."""
+        """The best of head and segments, see Shard; of several each gives its share, see `index.engines.joined`."""
         if not self.segments:
             return self.head.search(queries_QD, k, allowed_S)
-        parts = [
-            segment.search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part)
-            for segment in self.segments
-            if segment.count()
-        ]
-        if self.head.count() or not parts:
-            parts.insert(0, self.head.search(queries_QD, k, allowed_S))
         self._asked.append(queries_QD if len(queries_QD) <= REMEMBERED else queries_QD[:REMEMBERED])
-        return parts[0] if len(parts) == 1 else best_of(parts, k, higher_is_better=self.space.higher_is_better)
+        held: tuple[FlatShard | Segment, ...] = self.head, *self.segments
+        searched = [one for one in held if one.count()] or [self.head]
+        if len(searched) == 1:
+            return searched[0].search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part)
+        count, higher_is_better = sum([one.count() for one in searched]), self.space.higher_is_better
+        found = [
+            one.search(queries_QD, k, allowed_S, exact=exact, recall=recall, part=part * one.count() / count)
+            for one in searched
+        ]
+        sure = k if min([hits.sure for hits in found]) == k else most_of(k, part)
+        merged = best_of(found, k, higher_is_better=higher_is_better)
+        if any(again := unsure(merged, found, sure)):
+            for number, rows in enumerate(again):
+                if rows:
+                    whole = searched[number].search(queries_QD[rows], k, allowed_S, exact=exact, recall=recall)
+                    found[number] = with_whole(found[number], rows, whole)
+            merged = best_of(found, k, higher_is_better=higher_is_better)
+        how = sum((hits.how for hits in found), Scanned())
+        return Hits(merged.raw_QK, merged.keys_QK, merged.full, how, sure)
 
     def fetch(self, keys: Sequence[int] | Keys) -> Vectors:
         """Stored rows; see Shard."""
@@ -330,14 +343,3 @@ def _digests(segment: Segment, alive_R: Mask) -> Keys:
 
 def _has_left(segment: Segment) -> bool:
     return not segment.held() and segment.folder is not None and not segment.folder.exists()
-
-
-def best_of(parts: Sequence[Hits], k: int, *, higher_is_better: bool) -> Hits:
-    """The k best of several results, (Q, k) each."""
-    scores_QS = np.concatenate([hits.scores_QK for hits in parts], axis=1)
-    slots_QS = np.concatenate([hits.slots_QK for hits in parts], axis=1)
-    rank_QS = np.where(slots_QS == MISSING, np.inf, -scores_QS if higher_is_better else scores_QS)
-    order_QK = np.argsort(rank_QS, axis=1, kind="stable")[:, :k]
-    how = sum((hits.how for hits in parts), Scanned())
-    scores_QK, slots_QK = (np.take_along_axis(array_QS, order_QK, axis=1) for array_QS in (scores_QS, slots_QS))
-    return Hits(scores_QK, slots_QK, how, min(hits.sure for hits in parts))

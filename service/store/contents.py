@@ -14,7 +14,7 @@ import orjson
 from sqlalchemy import Connection, Text, case, cast, false, func, select
 
 from index.contents import Contents, HeldColumns
-from index.kept_texts import joined_texts
+from index.kept_items import joined_texts
 from index.query_plan import ShardKey
 from service.store.partitioned import of_item
 from service.store.tables import embedding, item

@@ -11,20 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from index.calibration import Calibration
-from index.engines.base import MISSING
+from index.engines.base import MISSING, Hits, Scanned, is_full
+from index.engines.joined import Merged
 from index.errors import InvalidArgument, ModeUnavailable
-from index.merge import Merged, Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
+from index.merge import Mode, choose_mode, merge_calibrated, merge_rank, merge_raw
 from index.space import Cosine, Euclidean, Lorentz
 
 
-def result(*pairs: tuple[float, int]) -> tuple[np.ndarray, np.ndarray]:
+def result(*pairs: tuple[float, int]) -> Hits:
     """One query's shard result."""
-    return np.array([[s for s, _ in pairs]], np.float32), np.array([[k for _, k in pairs]], np.int64)
+    scores, slots = np.array([[s for s, _ in pairs]], np.float32), np.array([[k for _, k in pairs]], np.int64)
+    return Hits(scores, slots, is_full(slots), Scanned(), len(pairs))
 
 
 def parts(merged: Merged) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     np.testing.assert_array_equal(merged.scores_QK, merged.raw_QK)
-    return merged.scores_QK, merged.keys_QK, merged.shards_QK
+    return merged.scores_QK, merged.keys_QK, merged.parts_QK
 
 
 def test_higher_scores_come_first_where_higher_is_better() -> None:
@@ -98,7 +100,7 @@ def test_calibrated_matches_rank_by_their_probability() -> None:
     maps = [calibration(1.0, (0.9, 0.3)), calibration(1.0, (0.6, 0.9))]
     merged = merge_calibrated([result((0.9, 1), (0.8, 2)), result((0.6, 3), (0.1, 4))], maps, 4)
     np.testing.assert_array_equal(merged.keys_QK, [[3, 4, 1, 2]])
-    np.testing.assert_array_equal(merged.shards_QK, [[1, 1, 0, 0]])
+    np.testing.assert_array_equal(merged.parts_QK, [[1, 1, 0, 0]])
     np.testing.assert_allclose(merged.raw_QK, [[0.6, 0.1, 0.9, 0.8]])
     odds = [9, 9 * math.exp(-0.5), 3 / 7, 3 / 7 * math.exp(-0.1)]
     np.testing.assert_allclose(merged.scores_QK, [[o / (1 + o) for o in odds]], rtol=1e-6)
@@ -176,7 +178,7 @@ def test_each_mode_equals_a_sort_of_everything_and_keeps_the_order_of_every_shar
         own = [key for key in keys if key // 100 == number]
         assert own == list(range(100 * number, 100 * number + len(own)))
     shards_of = [key // 100 if key != MISSING else -1 for key in merged.keys_QK[0]]
-    np.testing.assert_array_equal(merged.shards_QK[0], shards_of)
+    np.testing.assert_array_equal(merged.parts_QK[0], shards_of)
 
 
 def test_the_mode_is_the_first_that_is_possible() -> None:

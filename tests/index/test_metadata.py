@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from index import columns, kept_texts
+from index import columns, kept_items
 from index import metadata as module
 from index.filter import parse_filter
 from index.metadata import NOBODY, Item, Metadata
@@ -190,7 +190,7 @@ def sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sweep after every few changes, and order words as often."""
     monkeypatch.setattr(module, "MIN_RETIRED", 2)
     monkeypatch.setattr(columns, "ORDERED_TOGETHER", 3)
-    monkeypatch.setattr(kept_texts, "MIN_FREED", 20)
+    monkeypatch.setattr(kept_items, "MIN_FREED", 20)
     monkeypatch.setattr(module, "ENTERED_TOGETHER", 3)
 
 
@@ -214,7 +214,7 @@ def test_filters_stay_exact_under_any_puts_replacements_and_drops(steps: list[tu
         else:
             assert found(metadata, slots, argument) == {key for key, item in held.items() if holds(argument, item)}
     assert len(set(slots.values())) == len(slots), "two items share a slot"
-    keys, shown = metadata.found(np.array([[*slots.values(), NOBODY]]))
+    keys, shown = metadata.found(np.array([[*slots.values(), NOBODY]]), full=False)
     assert keys.tolist() == [[*slots, NOBODY]]
     assert {key: (json.loads(one.metadata), one.id) for key, one in shown.items()} == {
         key: (item, f"item ü{key}") for key, item in held.items()
@@ -228,7 +228,7 @@ def test_what_was_found_stays_as_it_was_whatever_is_written_later() -> None:
     metadata = Metadata()
     before = {key: Item(json.dumps({"a": key}), f"item {key}", key) for key in range(9)}
     slots = metadata.put(list(before), before)
-    keys, shown = metadata.found(slots.reshape(3, 3))
+    keys, shown = metadata.found(slots.reshape(3, 3), full=True)
     metadata.drop(range(3))
     metadata.put(range(3, 12), {key: Item(json.dumps({"b": key}), "other", 99) for key in range(3, 12)})
 

@@ -12,7 +12,7 @@ from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.gallery import Gallery
-from index.scatter import Moved, ShardQuery, scatter
+from index.scatter import ShardQuery, scatter
 from index.space import Cosine
 from index.version import Card, Edge, EdgeKind, Score, Version
 from staging.builders import always
@@ -97,9 +97,9 @@ def test_a_filter_that_leaves_only_one_version_keeps_recall_and_fills_the_list()
     allowed = np.zeros(len(items), np.bool_)
     allowed[only.slots()] = True
     view, queries = gallery._view, drawn(100, 1)
-    plan = view.plan("v0", view.reach("v0", frozenset()), None)
-    moved = Moved(dict.fromkeys(plan.routes, queries), dict.fromkeys(plan.routes, 0.0))
-    found, right = (scatter(ShardQuery(plan, moved, len(queries), K, allowed, exact)).merged for exact in (False, True))
+    plan = view.plan("v0", frozenset(), None)
+    asked = ShardQuery(plan, dict.fromkeys(plan.still, queries), plan.still, K, allowed, exact=False)
+    found, right = (scatter(query).merged for query in (asked, asked._replace(exact=True)))
 
     assert (found.keys_QK >= 0).all()
     assert np.mean([np.isin(a, b).mean() for a, b in zip(right.keys_QK, found.keys_QK, strict=True)]) >= AIM

@@ -287,6 +287,35 @@ def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     assert [len(one.keys_R) for one in shard.segments] == [200]
 
 
+@pytest.mark.parametrize("together", [False, True], ids=["anywhere", "together"])
+def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_it_gave_more(
+    together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    monkeypatch.setattr(approximate, "NODE_COST", 1)  # as in larger segments, where a graph is faster than a scan
+    rows, queries = vectors(Cosine(), 2000, centres=200), vectors(Cosine(), 200, seed=3, centres=200)
+    rows = rows[np.argsort(rows[:, 0])] if together else rows
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW, recall=0.95))
+    for start in range(0, 2000, 500):
+        shard.upsert(range(start, start + 500), rows[start : start + 500])
+        work(shard)
+    asked: list[tuple[float, int]] = []
+    search = segment.Segment.search
+
+    def noted(one: segment.Segment, queries: np.ndarray, *args: Any, part: float = 1.0, **options: Any) -> Any:
+        asked.append((part, len(queries)))
+        return search(one, queries, *args, part=part, **options)
+
+    monkeypatch.setattr(segment.Segment, "search", noted)
+    found = shard.search(queries, 10)
+    again = [count for part, count in asked if part == 1]
+    assert [part for part, _ in asked][:4] == [0.25] * 4
+    assert found.slots_QK.shape == (200, 10)
+    assert found.sure == 10
+    assert max(again, default=0) < 200 / (1 if together else 4)
+    assert recall(shard, queries) >= 0.95
+
+
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
     """Four segments of 100 rows, as no index of more reaches the aim."""

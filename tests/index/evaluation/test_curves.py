@@ -8,6 +8,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from index.engines.base import Hits, Scanned
 from index.evaluation import curves
 from index.evaluation.curves import (
     CALIBRATED,
@@ -103,7 +104,7 @@ def test_fused_places_rank_as_the_gallery_does() -> None:
     shards = []
     for cost, mine in ((old, np.flatnonzero(~moved)), (new, np.flatnonzero(moved))):
         best = np.argsort(cost[:, mine], axis=1)
-        shards.append((-np.take_along_axis(cost[:, mine], best, axis=1), mine[best]))
+        shards.append(Hits(-np.take_along_axis(cost[:, mine], best, axis=1), mine[best], True, Scanned(), len(mine)))
     merged = merge_rank(shards, [8, 12], 20).keys_QK
     relevant = generator.random((4, 20)) < 0.3
     for k in (1, 2, 7):

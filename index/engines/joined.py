@@ -1,0 +1,99 @@
+"""The lists of several parts as one, and which parts are to be searched again for it.
+
+Each part is expected to give its share of the list, and searched as thoroughly as that takes. Where it gave more it is
+searched once more, for all of the list: so recall holds also where what a query looks for lies together in one part.
+Shape suffixes: Q queries, K results wanted, S results of all parts side by side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from index.engines.base import MISSING, Hits, Keys, is_full
+from index.space import Vectors
+
+Floats = NDArray[np.float64]
+
+
+class Merged(NamedTuple):
+    """One ranked list a query, (Q, K) each, best first; rows with fewer results are padded.
+
+    Attributes:
+        scores_QK: what the list is ranked by.
+        raw_QK: the score in the space of the part.
+        keys_QK: the items by the parts' own numbers; MISSING where there is no result.
+        parts_QK: the number of the part each came from, -1 where there is no result.
+        full: whether no row is padded.
+    """
+
+    scores_QK: Floats | Vectors
+    raw_QK: Vectors
+    keys_QK: Keys
+    parts_QK: NDArray[np.int64]
+    full: bool
+
+
+def merge(found: Sequence[Hits], goodness: Sequence[Floats | Vectors], k: int) -> Merged:
+    """The k best of all parts by `goodness`, per part (Q, k), larger first; ties keep the order of the parts."""
+    if len(found) == 1:
+        return merged_alone(found[0], np.where(found[0].slots_QK == MISSING, 0.0, goodness[0]))
+    # Of one query and few results each call costs more than what it computes: these are the fewest and cheapest.
+    keys_QS = np.concatenate([hits.slots_QK for hits in found], axis=1)
+    good_QS: NDArray[Any] = np.concatenate(goodness, axis=1)
+    all_full = False not in [hits.full for hits in found]
+    if not all_full:
+        good_QS[keys_QS == MISSING] = -np.inf
+    at_QK = (-good_QS).argsort(axis=1, kind="stable")[:, :k]
+    parts_QK = _parts_of(tuple([hits.slots_QK.shape[1] for hits in found])).take(at_QK)
+    if len(at_QK) > 1:
+        at_QK = at_QK + keys_QS.shape[1] * np.arange(len(at_QK))[:, None]
+    raw_QK = np.concatenate([hits.scores_QK for hits in found], axis=1).take(at_QK)
+    scores_QK, keys_QK = good_QS.take(at_QK), keys_QS.take(at_QK)
+    if not (full := all_full or is_full(keys_QK)):
+        none_QK = keys_QK == MISSING
+        scores_QK[none_QK], parts_QK[none_QK] = 0.0, -1
+    return Merged(scores_QK, raw_QK, keys_QK, parts_QK, full)
+
+
+def merged_alone(hits: Hits, scores_QK: Floats | Vectors) -> Merged:
+    """What a single part found, which is in order already."""
+    parts_QK = np.zeros(hits.slots_QK.shape, np.int64)
+    if not hits.full:
+        parts_QK[hits.slots_QK == MISSING] = -1
+    return Merged(scores_QK, hits.scores_QK, hits.slots_QK, parts_QK, hits.full)
+
+
+def best_of(found: Sequence[Hits], k: int, *, higher_is_better: bool) -> Merged:
+    """The k best by the parts' own scores, which are of one space."""
+    return merge(found, [hits.scores_QK if higher_is_better else -hits.scores_QK for hits in found], k)
+
+
+def unsure(merged: Merged, found: Sequence[Hits], k: int) -> list[list[int]]:
+    """For each part the queries whose k best have more of it than it was searched for, or are fewer than k."""
+    given = merged.parts_QK[:, :k].tolist()  # lists are short, and NumPy's calls cost more than to count
+    return [
+        [query for query, row in enumerate(given) if hits.sure < k and (row.count(part) > hits.sure or row[-1] < 0)]
+        for part, hits in enumerate(found)
+    ]
+
+
+def with_whole(hits: Hits, rows: list[int], whole: Hits) -> Hits:
+    """What a part gave, for some of the queries by a search for the whole list."""
+    more = whole.scores_QK.shape[1] - hits.scores_QK.shape[1]
+    scores_QK = np.pad(hits.scores_QK, ((0, 0), (0, more)))
+    slots_QK = np.pad(hits.slots_QK, ((0, 0), (0, more)), constant_values=MISSING)
+    scores_QK[rows], slots_QK[rows] = whole.scores_QK, whole.slots_QK
+    how = replace(hits.how, effort=max(hits.how.effort, whole.how.effort))
+    return Hits(scores_QK, slots_QK, is_full(slots_QK), how, hits.sure)
+
+
+@lru_cache
+def _parts_of(widths: tuple[int, ...]) -> NDArray[np.int64]:
+    """The part of each of so many results side by side (S,)."""
+    return np.repeat(np.arange(len(widths)), widths)
