@@ -1,4 +1,4 @@
-"""QUERY PATH between encoding and the list: plan, transform, filter, scan, and what the items found are.
+"""QUERY PATH before the shards and behind them: plan, transform, filter; what the items found are.
 
 All from one view of a gallery; `Gallery.answer` holds its lock meanwhile.
 """
@@ -8,12 +8,11 @@ from __future__ import annotations
 from time import perf_counter
 
 from index.attempts import GalleryChanged
-from index.engines.remote_answers import Answers
 from index.errors import InvalidArgument, NoRoute
 from index.graph import follow
 from index.metadata import Metadata
 from index.query_plan import Ask, EmbeddedQueries, Plan
-from index.scatter import ShardQuery, scatter
+from index.scatter import Gathered, ShardQuery
 from index.search_result import SearchResult
 from index.space import Vectors
 from index.view import View
@@ -35,17 +34,13 @@ def embed(view: View, query_version: str, ask: Ask) -> EmbeddedQueries:
     return made
 
 
-def answered(
-    view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries, answers: Answers | None
-) -> SearchResult:
-    """What is found, and what its items are; `answers`: what engines have answered to the request.
+def prepared(view: View, metadata: Metadata, query_version: str, ask: Ask, embedded: EmbeddedQueries) -> ShardQuery:
+    """What the shards are asked, and how.
 
     Raises:
         GalleryChanged: something else should have been embedded.
         NoRoute: strict, and a shard cannot be reached; or none can.
         ModeUnavailable: the shards cannot be merged in this mode.
-        Unanswered: engines are to be asked first.
-        EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
     params, vectors = ask.params, embedded.vectors
     plan = view.plan(query_version, ask.encoders, params.mode)
@@ -61,9 +56,21 @@ def answered(
         started = perf_counter()
         allowed_S = metadata.select(params.filter)
         filter_seconds = perf_counter() - started
-    depth = min(ask.depth, view.items)
-    query = ShardQuery(plan, vectors, transform_seconds, depth, allowed_S, params.exact, params.recall, params.strict)
-    (scores_QK, raw_QK, slots_QK, shards_QK, full), shards, merge_seconds, degraded = scatter(query, answers)
+    depth, how = min(ask.depth, view.items), (params.exact, params.recall, params.strict)
+    return ShardQuery(plan, vectors, transform_seconds, depth, allowed_S, *how, filter_seconds)
+
+
+def result(
+    view: View,
+    metadata: Metadata,
+    query_version: str,
+    embedded: EmbeddedQueries,
+    query: ShardQuery,
+    gathered: Gathered,
+) -> SearchResult:
+    """What was found, and what its items are."""
+    plan, (merged, shards, merge_seconds, degraded) = query.plan, gathered
+    scores_QK, raw_QK, slots_QK, shards_QK, full = merged
     keys_QK, items = metadata.found(slots_QK, full=full)
     return SearchResult(
         query_version,
@@ -78,7 +85,7 @@ def answered(
         view.items_by_version,
         plan.degraded + degraded,
         embedded.seconds,
-        filter_seconds,
+        query.filter_seconds,
         merge_seconds,
     )
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ParamSpec, TypeVar
 
-from index.answering import answered, embed
+from index.answering import embed, prepared, result
 from index.attempts import GalleryChanged, attempts
 from index.contents import Contents, of_slots
 from index.edge_maps import Maps
@@ -38,6 +38,7 @@ from index.metadata import Item, Metadata
 from index.query_plan import Ask, Encode, ShardKey
 from index.remote_part import RemotePart
 from index.scan import Mask
+from index.scatter import scatter
 from index.search_params import DEFAULTS
 from index.search_result import Degraded, Missing, SearchResult
 from index.shards import Placed, Shards
@@ -119,7 +120,9 @@ class Gallery:
                     for version, ask, made in embedded:
                         if ask.stored and any(self._written(key) != seq for key, seq in ask.stored.items()):
                             raise GalleryChanged
-                        found.append(answered(view, self._metadata, version or view.current, ask, made, answers))
+                        name = version or view.current
+                        query = prepared(view, self._metadata, name, ask, made)
+                        found.append(result(view, self._metadata, name, made, query, scatter(query, answers)))
             except Unanswered as waiting:  # for engines, beside whoever writes
                 answers = waiting.answers
                 answers.ask()

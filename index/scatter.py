@@ -31,6 +31,7 @@ class ShardQuery(NamedTuple):
         transform_seconds: version -> how long that took.
         allowed_S, exact, recall: as in `Shard.search`.
         strict: no shard may give nothing.
+        filter_seconds: what seeing which items pass took.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class ShardQuery(NamedTuple):
     exact: bool
     recall: float | None = None
     strict: bool = True
+    filter_seconds: float = 0.0
 
 
 class Gathered(NamedTuple):
@@ -59,7 +61,7 @@ def scatter(query: ShardQuery, answers: Answers | None = None) -> Gathered:
         Unanswered: engines are to be asked first.
         EngineUnavailable: strict, and one of them gave no answer; or none did.
     """
-    plan, vectors, transform_seconds, k, allowed_S, exact, recall, strict = query
+    plan, vectors, transform_seconds, k, allowed_S, exact, recall, strict, _ = query
     answers = answers or (Answers() if plan.elsewhere else None)
     found: list[Hits] = []
     traces: list[ShardTrace] = []
