@@ -22,7 +22,7 @@ from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
 from index.engines.exact import nearest_rows
-from index.engines.tuning import Tuned, depth_of, most_of, search_index, tune
+from index.engines.tuning import AIM_K, Tuned, depth_of, most_of, search_index, tune
 from index.events import Event
 from index.scan import Mask, Rows
 from index.space import Space, Vectors
@@ -64,7 +64,7 @@ class Segment:
         self.config: IndexConfig | None = None
         self.folder: Path | None = None
         self.apart = False
-        """Whether it is not merged again: that was tried, and found too little."""
+        """Whether it is not merged again: that was tried, and found too little or took too long."""
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
         self._digests_R = digests_R
@@ -230,6 +230,13 @@ class Segment:
         self.keys_R, self.slots_R = self.keys_R[order_R], self.slots_R[order_R]
         self.alive_R, self.served_R = self.alive_R[order_R], self.served_R[order_R]
         self.refresh()
+
+    def cost(self, whole: Segment | None = None) -> float:
+        """What a search takes, as so many rows compared; for its part of a list over all rows of `whole`, if given."""
+        if self.tuned is None:
+            return float(len(self.keys_R))
+        part = 1.0 if whole is None else min(1.0, len(self.keys_R) / len(whole.keys_R))
+        return self.tuned.index.cost(self.tuned.effort_for(1.0, part, AIM_K))
 
     def _selected(self, allowed_S: Mask | None) -> tuple[Selection, int]:
         """The live rows that are allowed, and how many they are; all that are live are said once a change."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,14 @@ from index.space import Space, Vectors
 
 SEAL_ROWS = 32_768
 """A head of so many rows is sealed: a scan of it takes a millisecond."""
+LARGEST_SEALED = 4 * SEAL_ROWS
+"""A head that outgrew it while others were built becomes several: one index of many more may take far longer."""
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
 REMEMBERED, FEWEST_ASKED = 256, 64
 """So many queries are remembered; so many of them, if they differ, say how good an index is, fewer are no sample."""
 MERGED_TOGETHER = 4
-"""So many segments of about one size become one."""
+"""So many segments of about one size become one, where that takes a search less."""
 MOST_DEAD = 0.3
 """A segment with a larger share of dead rows is written anew."""
 SCANNED, KEPT = "every item is compared", "segments stay apart"
@@ -56,7 +58,7 @@ class Job:
     files: SegmentFiles | None
     made: Segment = field(init=False)
     apart: bool = field(default=False, init=False)
-    """Whether they stay as they are: one index of all of them misses the aim that the smaller ones reached."""
+    """Whether they stay as they are: one index of all of them misses the aim, or takes a search more than theirs do."""
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Merge what counts, index it and write it down; False: it was stopped, and there is nothing to swap in."""
@@ -67,7 +69,7 @@ class Job:
         kept = merging and any(one.tuned and one.config == self.config for one in self.replaced)
         if not made.index_by(self.config, self.queries_QD, stopped, missed=KEPT if kept else SCANNED):
             return False
-        self.apart = kept and made.tuned is None
+        self.apart = kept and (made.tuned is None or made.cost() > sum(one.cost(made) for one in self.replaced))
         if self.apart:
             return True
         made.arrange()
@@ -249,7 +251,7 @@ class SegmentedShard:
         # One array is scanned fastest, so that an exact shard is its head; but a GPU scans what does not change.
         sealed = self.config.kind is not IndexKind.EXACT or gpu.used() is not None
         if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
-            self.segments += (Segment(self.space, *self.head.rows()),)
+            self.segments += tuple(_sealed(self.space, self.head))
             self.head = FlatShard(self.dim, self.space)
         due = self._due()
         if not due:
@@ -323,18 +325,24 @@ class SegmentedShard:
 
     def _due(self) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, first."""
-        tiers: dict[int, list[Segment]] = {}
-        for segment in self.segments:
-            if segment.apart and segment.config == self.config:
-                continue
-            tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
-        for _, alike in sorted(tiers.items()):
-            if len(alike) >= MERGED_TOGETHER:
-                return tuple(alike)
         for segment in self.segments:
             if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
                 return (segment,)
+        tiers: dict[int, list[Segment]] = {}
+        for segment in self.segments:
+            if not segment.apart:
+                tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
+        for _, alike in sorted(tiers.items()):
+            if len(alike) >= MERGED_TOGETHER:
+                return tuple(alike[:MERGED_TOGETHER])
         return ()
+
+
+def _sealed(space: Space, head: FlatShard) -> Iterator[Segment]:
+    """Its rows as segments of about one size."""
+    pieces = math.ceil(head.held() / LARGEST_SEALED)
+    split = [np.array_split(part, pieces) for part in head.rows()]
+    return (Segment(space, *map(np.ascontiguousarray, piece)) for piece in zip(*split, strict=True))
 
 
 def _digests(segment: Segment, alive_R: Mask) -> Keys:

@@ -337,7 +337,33 @@ def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: Segme
     assert apart.indexed() == 400
     apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
     work(apart)
-    assert [len(one.keys_R) for one in apart.segments] == [400]  # tried again
+    assert [(len(one.keys_R), one.config) for one in apart.segments] == [(100, apart.config)] * 4
+
+
+def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = segment.tune
+
+    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
+        measured = tuned(index, space, rows, *about)
+        dear = [[effort * 40 for effort in efforts] for efforts in measured.efforts]
+        return measured if len(rows) <= 60 else measured._replace(efforts=dear)
+
+    monkeypatch.setattr(segment, "tune", tune)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start in range(0, 120, 60):
+        shard.upsert(range(start, start + 60), vectors(Cosine(), 60, seed=start))
+        work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [60, 60]
+
+
+def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LARGEST_SEALED", 50)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard.upsert(range(120), vectors(Cosine(), 120))
+    work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [40, 40, 40]
+    assert shard.search(vectors(Cosine(), 120), 1).slots_QK[:, 0].tolist() == list(range(120))
 
 
 def test_many_dead_rows_of_segments_that_stay_apart_are_swept(apart: SegmentedShard) -> None:
