@@ -29,6 +29,8 @@ PARTS = (1.0, 0.5, 0.25, 0.125)
 """The parts of a list that an index is measured as; the first is the whole."""
 AIMS = (0.8, 0.9, 0.95, 0.98, 0.99, 0.995)
 """Recall aims that a query may have instead of the gallery's; in between the next higher one counts."""
+DEAREST_AIM = 8
+"""Other aims are tried up to so many times the effort of the gallery's own."""
 SHARES = (1.0, 0.5, 0.1)
 """The shares of rows that may be found which efforts are measured at."""
 REFINED = 2
@@ -108,7 +110,7 @@ def tune(index: Approximate, space: Space, rows_RW: Vectors, queries_QD: Vectors
             reached = recall
             if efforts is None:
                 return Measured(None, reached)
-            aims = sample.reaching_each(AIMS)
+            aims = sample.reaching_each(AIMS, DEAREST_AIM * efforts[0])
         # Where too few rows are left to measure with, more than it could take: they are compared.
         measured.append(efforts or [math.ceil(effort / share**2) for effort in measured[0]])
     return Measured(measured, reached, aims)
@@ -187,14 +189,14 @@ class _Sample:
                     return found[::-1], recall
         return None, best
 
-    def reaching_each(self, aims: Sequence[float]) -> list[int]:
+    def reaching_each(self, aims: Sequence[float], most: int) -> list[int]:
         """The first effort that reaches each of these aims, which ascend, as the whole, up to those that none reaches.
 
-        What takes longer than to compare every row counts for none.
+        An effort above `most` counts for none, and what takes longer than to compare every row.
         """
         found: list[int] = []
         for effort in self._efforts(self._index.least(self._k)):
-            if self._index.cost(effort) >= len(self._rows_RW):
+            if effort > most or self._index.cost(effort) >= len(self._rows_RW):
                 break
             answers = self._answers(effort, self._k)
             while self._reaches(aims[len(found)], answers, self._k, 1.0)[0]:
