@@ -65,12 +65,13 @@ class Job:
         self.made = made = merged(self.replaced)
         if not made.keys_R.size:
             return True
-        merging = len(self.replaced) > 1
-        kept = merging and any(one.tuned and one.config == self.config for one in self.replaced)
+        kept = len(self.replaced) > 1 and any(one.tuned for one in self.replaced)
         if not made.index_by(self.config, self.queries_QD, stopped, missed=KEPT if kept else SCANNED):
             return False
         self.apart = kept and (made.tuned is None or made.cost() > sum(one.cost(made) for one in self.replaced))
         if self.apart:
+            if self.files is not None:
+                self.files.keep_apart(self.replaced)
             return True
         made.arrange()
         self.made = made if self.files is None else self.files.keep(made)
@@ -324,9 +325,9 @@ class SegmentedShard:
         return ~new_N
 
     def _due(self) -> tuple[Segment, ...]:
-        """The segments to be made one, or made anew, first."""
-        for segment in self.segments:
-            if segment.config != self.config or segment.dead > MOST_DEAD * len(segment.keys_R):
+        """The segments to be made one, or made anew, next."""
+        for segment in self.segments:  # first, so that what is merged says what a search of it takes
+            if segment.config != self.config:
                 return (segment,)
         tiers: dict[int, list[Segment]] = {}
         for segment in self.segments:
@@ -335,6 +336,9 @@ class SegmentedShard:
         for _, alike in sorted(tiers.items()):
             if len(alike) >= MERGED_TOGETHER:
                 return tuple(alike[:MERGED_TOGETHER])
+        for segment in self.segments:
+            if segment.dead > MOST_DEAD * len(segment.keys_R):
+                return (segment,)
         return ()
 
 
@@ -342,7 +346,7 @@ def _sealed(space: Space, head: FlatShard) -> Iterator[Segment]:
     """Its rows as segments of about one size."""
     pieces = math.ceil(head.held() / LARGEST_SEALED)
     split = [np.array_split(part, pieces) for part in head.rows()]
-    return (Segment(space, *map(np.ascontiguousarray, piece)) for piece in zip(*split, strict=True))
+    return (Segment(space, *piece) for piece in zip(*split, strict=True))
 
 
 def _digests(segment: Segment, alive_R: Mask) -> Keys:

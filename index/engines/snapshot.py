@@ -13,7 +13,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -35,6 +35,8 @@ from index.space import Space
 logger = logging.getLogger(__name__)
 
 MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
+APART = "apart"
+"""An empty file: merging this segment was tried, and not taken."""
 INCOMING = ".incoming-"
 
 
@@ -83,6 +85,13 @@ class SegmentFiles:
         mapped = _open(name, segment.space, segment.dim)
         mapped.count_as(segment)
         return mapped
+
+    def keep_apart(self, segments: Sequence[Segment]) -> None:
+        """Have the next process know that these are not to be merged; it would only cost it the time to find out."""
+        for segment in segments:
+            if segment.folder is not None:
+                with suppress(FileNotFoundError):  # swept meanwhile
+                    (segment.folder / APART).touch()
 
     def load(self, space: Space, dim: int, known: Collection[Path] = ()) -> list[Segment]:
         """The segments there are but the `known` ones, no row of which counts yet.
@@ -172,7 +181,7 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         raise ValueError("files of different lengths")
     # Slots come with the rows' items.
     segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R), digests_R=digests_R)
-    segment.config, segment.folder = manifest.config, folder
+    segment.config, segment.folder, segment.apart = manifest.config, folder, (folder / APART).exists()
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:

@@ -317,7 +317,7 @@ def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
     """Four segments of 100 rows, as no index of more reaches the aim."""
     tuned = segment.tune
 
@@ -325,7 +325,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
         return tuned(index, space, rows, *about) if len(rows) <= 100 else Measured(None, 0.5)
 
     monkeypatch.setattr(segment, "tune", tune)
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW), tmp_path)
     for start in range(0, 400, 100):
         shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
         work(shard)
@@ -338,6 +338,14 @@ def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: Segme
     apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
     work(apart)
     assert [(len(one.keys_R), one.config) for one in apart.segments] == [(100, apart.config)] * 4
+
+
+def test_segments_that_stay_apart_do_so_after_a_restart(apart: SegmentedShard, tmp_path: Path) -> None:
+    after = SegmentedShard(DIM, Cosine(), apart.config, tmp_path)
+    assert len(after.segments) == 4
+    for start in range(0, 400, 100):
+        after.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+    assert (after.count(), after.indexed(), after.freeze()) == (400, 400, None)
 
 
 def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from service.replica import indexer, snapshots
 
 VALUES: list[tuple[Any, str, Any]] = [
     (segments, "SEAL_ROWS", 3),
+    (segments, "LARGEST_SEALED", 4),
     (segments, "MERGED_TOGETHER", 2),
     (segment, "MIN_APPROXIMATE", 3),
     (approximate, "NODE_COST", 0),
