@@ -25,7 +25,7 @@ from index.evaluation.metrics import MEAN_AP, Retrieval
 from index.version import CARD
 from training.data import Data
 from training.evaluate import compare, embed_both, measure
-from training.fitting import checkpoint_of
+from training.fitting import Diverged, checkpoint_of
 from training.overrides import with_overrides
 from training.recipes import FAMILIES, Recipe, digits
 from training.recipes.family import FIRSTS, HOW, Family
@@ -164,7 +164,11 @@ def compare_methods(
     sets = Sets({})
     for run in runs:
         for part in parts:
-            run.train(part, sets, say)
+            try:
+                run.train(part, sets, say)
+            except Diverged as error:
+                say(f"seed {run.seed}: {run.version(part).name} has no row: {error}")
+                continue
             run.measure(part, sets, say)
             after_each()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import signal
 import threading
 import warnings
@@ -22,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from index.errors import InvalidArgument
+from index.errors import InvalidArgument, RegraftError
 from index.new_folder import Unwritable
 from training import processes
 from training.batching import training_batches
@@ -33,6 +34,15 @@ from training.recipes import Recipe
 from training.validation import Validation
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")
+LOOKED_AT = 50
+"""The loss of every so many steps is looked at and logged; on a GPU each look waits for the step."""
+
+
+class Diverged(RegraftError):
+    """The loss of a training is not finite any more."""
+
+    status = 422
+    code = "diverged"
 
 
 def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: Path, progress: bool) -> None:
@@ -50,6 +60,7 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
     Raises:
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM.
         InvalidArgument: the precision is unknown, or needs a GPU.
+        Diverged: the loss became infinite or NaN; the checkpoint is of an epoch before that.
     """
     recipe, images = module.recipe, data.train.dense()
     check_precision(recipe)
@@ -71,9 +82,9 @@ def fit(module: Loop, data: Data, validation: Validation | None = None, *, out: 
             strategy="ddp" if world > 1 else "auto",
             use_distributed_sampler=False,
             deterministic=True,
-            callbacks=[keeper] if validation is None else [validation, keeper],
+            callbacks=[Watch(), keeper] if validation is None else [Watch(), validation, keeper],
             logger=loggers(logs_of(out)) if progress else False,
-            log_every_n_steps=min(50, len(loader)),
+            log_every_n_steps=min(LOOKED_AT, len(loader)),
             enable_checkpointing=False,
             enable_model_summary=False,
             enable_progress_bar=progress,
@@ -92,6 +103,22 @@ def checkpoint_of(out: Path) -> Path:
 def logs_of(out: Path) -> Path:
     """The folder of a version's logs: `version_0`, and one more for each time that the training went on."""
     return out.with_name(f"{out.name}-logs")
+
+
+class Watch(lightning.Callback):
+    """Ends a training that diverged: what it would still write is a version that embeds everything alike."""
+
+    def on_train_batch_end(
+        self, trainer: lightning.Trainer, pl_module: lightning.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if batch_idx % LOOKED_AT and not trainer.is_last_batch:
+            return
+        loss = float(outputs["loss"])
+        if not math.isfinite(loss):
+            raise Diverged(
+                f"the loss is {loss} in epoch {trainer.current_epoch + 1}, step {batch_idx + 1}: the training "
+                "diverged; a lower rate, or lower weights of the method's losses, may hold it"
+            )
 
 
 class Keeper(lightning.Callback):

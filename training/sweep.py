@@ -18,6 +18,7 @@ from index.errors import InvalidArgument
 from index.folder import load_version
 from index.version import CARD
 from training.data import Data
+from training.fitting import Diverged
 from training.methods import method_options
 from training.recipes import Recipe
 from training.references import References
@@ -35,7 +36,7 @@ class Trial:
 
     Args:
         recipe: what was trained.
-        old_old, new_old, new_new: in [0, 1].
+        old_old, new_old, new_new: in [0, 1]; all 0 where the training diverged.
     """
 
     recipe: Recipe
@@ -113,6 +114,9 @@ def settings(recipe: Recipe, trials: int) -> Iterator[Recipe]:
 
 def _trial(recipe: Recipe, out: Path, data: Data, references: References | None) -> Trial:
     if not ((out / CARD).is_file() and load_version(out).card.recipe == recipe.as_json()):
-        train(recipe, out, progress=False, data=data, references=references)
+        try:
+            train(recipe, out, progress=False, data=data, references=references)
+        except Diverged:
+            return Trial(recipe, 0.0, 0.0, 0.0)
     metrics = load_version(out).card.metrics
     return Trial(recipe, *(float(metrics[pair]["cmc@1"]["value"]) for pair in ("old/old", "new/old", "new/new")))

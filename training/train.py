@@ -59,8 +59,8 @@ def train(
         `out`.
 
     Raises:
-        RegraftError: the recipe, its data or the old version cannot be used, or the disk is full; no part of a version
-            is left then, and a version that was there before still is.
+        RegraftError: the recipe, its data or the old version cannot be used, the training diverged, or the disk is
+            full; no part of a version is left then, and a version that was there before still is.
         KeyboardInterrupt: stopped by Ctrl-C or SIGTERM; likewise.
     """
     data = data or recipe_data(recipe)

@@ -25,7 +25,7 @@ from staging.children import child
 from staging.recipes import without_exporter
 from training import train as path
 from training.backbones import Frozen
-from training.fitting import checkpoint_of, logs_of
+from training.fitting import Diverged, checkpoint_of, logs_of
 from training.module import Training
 from training.recipes import Recipe, find_recipe
 from training.trained import WEIGHTS, Trained
@@ -191,6 +191,22 @@ def test_a_full_disk_at_a_checkpoint_leaves_the_one_before(tmp_path: Path, monke
 
     assert left(tmp_path) == {"v.checkpoint"}
     assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 2
+
+
+def test_a_training_whose_loss_is_not_finite_ends_there_and_keeps_the_epochs_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step: Step = Training.training_step
+
+    def diverging(module: Training, batch: Any, place: int) -> Tensor:
+        return step(module, batch, place) * (1.0 if module.trainer.global_step < 10 else float("nan"))
+
+    monkeypatch.setattr(Training, "training_step", diverging)
+    with pytest.raises(Diverged, match=r"loss is nan in epoch 2, .* a lower rate"):
+        path.train(RECIPE, tmp_path / "v", progress=False)
+
+    assert left(tmp_path) == {"v.checkpoint"}
+    assert torch.load(tmp_path / "v.checkpoint", weights_only=True)["epochs_done"] == 1
 
 
 def test_a_checkpoint_of_another_training_does_not_count(undisturbed: Path, tmp_path: Path, at_step: Any) -> None:

@@ -42,6 +42,12 @@ def test_the_best_trial_on_held_out_images_comes_first_and_trained_ones_are_read
     assert [trial.new_old for trial in ranked] == sorted((t.new_old for t in ranked), reverse=True)
 
 
+def test_a_trial_that_diverges_comes_last(v1: Path, tmp_path: Path) -> None:
+    recipe = quick("digits_l2", old=str(v1), epochs=1, optimiser="sgd", rate=1e-2, options={"weight": 1e30})
+    with without_exporter():
+        assert [trial.new_old for trial in sweep(recipe, 2, tmp_path)] == [0.0, 0.0]
+
+
 @pytest.mark.parametrize(
     ("name", "trials", "said"),
     [

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from index.version import Preprocess
-from training.recipes.family import MANY_CLASSES, Family
+from training.recipes.family import MANY_CLASSES, MANY_CLASSES_SGD, Family
 from training.recipes.recipe import Recipe
 
 MEAN, STD = (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)
@@ -77,23 +77,25 @@ FAMILIES = (
         "CIFAR-100, 50 classes -> 100, ResNet-20",
         replace(RESNET20, classes=50),
         replace(RESNET20, seed=1),
-        MANY_CLASSES,
+        MANY_CLASSES_SGD,
     ),
-    Family("cifar100_class", "CIFAR-100, 50 classes -> 100", replace(RESNET18, classes=50), NEW_RESNET18, MANY_CLASSES),
+    Family(
+        "cifar100_class", "CIFAR-100, 50 classes -> 100", replace(RESNET18, classes=50), NEW_RESNET18, MANY_CLASSES_SGD
+    ),
     Family(
         "cifar100_data",
         "CIFAR-100, 30 % of the images -> all",
         replace(RESNET18, fraction=0.3),
         NEW_RESNET18,
-        MANY_CLASSES,
+        MANY_CLASSES_SGD,
     ),
-    Family("cifar100_arch", "CIFAR-100, ResNet-18 -> ViT-B/16", RESNET18, NEW_VIT, MANY_CLASSES),
+    Family("cifar100_arch", "CIFAR-100, ResNet-18 -> ViT-B/16", RESNET18, NEW_VIT, MANY_CLASSES_SGD),
     Family(
         "cifar100_both",
         "CIFAR-100, 50 classes -> 100 and ViT-B/16",
         replace(RESNET18, classes=50),
         NEW_VIT,
-        MANY_CLASSES,
+        MANY_CLASSES_SGD,
     ),
     # BT2's and OCA's own runs of it have no scale, so this one has none either.
     Family(

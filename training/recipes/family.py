@@ -22,6 +22,13 @@ MANY_CLASSES: dict[str, Mapping[str, Any]] = {
 }
 """How methods that classify by old class means are set up for a hundred classes or more, where logits from -1 to 1 give
 too flat a softmax: see docs/decisions/0033."""
+MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
+    "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
+    "oca": {"options": {**MANY_CLASSES["oca"]["options"], "influence_weight": 0.3}},
+    "bt2": {"options": {**MANY_CLASSES["bt2"]["options"], "influence_weight": 0.3}},
+}
+"""Likewise for SGD, whose steps grow with the loss as Adam's do not: the default weight 10 over the scale, or training
+diverges."""
 
 FIRSTS: dict[str, str] = {
     "v1": "the old version",

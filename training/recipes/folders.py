@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from index.version import Preprocess
 from training.recipes.cifar100 import IMAGENET_MEAN, IMAGENET_STD, RESNET18, RESNET50
-from training.recipes.family import MANY_CLASSES, Family
+from training.recipes.family import MANY_CLASSES, MANY_CLASSES_SGD, Family
 from training.recipes.recipe import Recipe
 
 TINY = replace(
@@ -70,7 +70,7 @@ FAMILIES = (
         "Tiny ImageNet, half of the classes -> all",
         replace(TINY, class_share=0.5),
         replace(TINY, seed=1),
-        MANY_CLASSES,
+        MANY_CLASSES_SGD,
     ),
     Family(
         "imagenet",
@@ -84,6 +84,6 @@ FAMILIES = (
         "faces, half of the people -> all",
         replace(FACE, class_share=0.5),
         replace(FACE, seed=1),
-        MANY_CLASSES,
+        MANY_CLASSES_SGD,
     ),
 )
