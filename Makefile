@@ -70,17 +70,17 @@ check: $(DEV)  ## lint, format, types, layers, module sizes, version against cha
 	grep -q "^## $$($(BIN)/regraft --version)" CHANGELOG.md
 
 examples: $(DEV)  ## train the version folders under examples/ again
-	$(BIN)/regraft train digits_v1 --out examples/v1
-	$(BIN)/regraft train digits_bct --out examples/v2-bct
-	$(BIN)/regraft train digits_oca --out examples/v2-oca
-	$(BIN)/regraft train digits_fct --out examples/v2-fct
+	$(BIN)/regraft train digits_v1 --out examples/v1 --overwrite
+	$(BIN)/regraft train digits_bct --out examples/v2-bct --overwrite
+	$(BIN)/regraft train digits_oca --out examples/v2-oca --overwrite
+	$(BIN)/regraft train digits_fct --out examples/v2-fct --overwrite
 
 openapi: $(DEMO)  ## write docs/openapi.json again, after a change of a route
 	$(BIN)/python -m service.http.openapi_file docs/openapi.json
 
 photos: $(DEV)  ## train examples/photos-* again, from photo-sets/ (docs/photos.md); about an hour
-	$(BIN)/regraft train photos_v1 --out examples/photos-v1
-	$(BIN)/regraft train photos_oca --out examples/photos-v2
+	$(BIN)/regraft train photos_v1 --out examples/photos-v1 --overwrite
+	$(BIN)/regraft train photos_oca --out examples/photos-v2 --overwrite
 
 sizes: $(DEMO)  ## module and function lengths; fails above 400 lines a module
 	$(BIN)/python benchmarks/sizes.py

@@ -34,6 +34,16 @@ def check_target(out: Path, old: Version | None = None) -> None:
         raise InvalidArgument(f"{out} exists and is no version folder; it is left alone", pointer="/out")
 
 
+def check_new(folder: Path) -> None:
+    """Refuse a version folder that is there: whoever asks for it to be replaced does not call this.
+
+    Raises:
+        InvalidArgument: names the folder.
+    """
+    if (folder / CARD).exists():
+        raise InvalidArgument(f"{folder} is there already; --overwrite (overwrite=True) replaces it", pointer="/folder")
+
+
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A temporary folder that takes the place of `out` when the block ends well, and vanishes when it does not.

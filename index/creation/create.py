@@ -9,10 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from index.errors import InvalidArgument
 from index.folder import load_version, write_card
-from index.new_folder import check_target, new_folder
-from index.version import CARD, Card, Version
+from index.new_folder import check_new, check_target, new_folder
+from index.version import Card, Version
 
 
 class Source(Protocol):
@@ -43,8 +42,8 @@ def create_version(source: Source, folder: Path, *, overwrite: bool = False) -> 
         Unwritable: the disk is full, or the like. Whatever is raised, what was there before still is.
     """
     check_target(folder)
-    if (folder / CARD).exists() and not overwrite:
-        raise InvalidArgument(f"{folder} is there already; --overwrite (overwrite=True) replaces it", pointer="/folder")
+    if not overwrite:
+        check_new(folder)
     with new_folder(folder) as made:
         _check(made, write_card(made, source.write(made, folder.name)))
     return load_version(folder)

@@ -10,6 +10,7 @@ import typer
 
 from index.errors import InvalidArgument
 from index.folder import load_version
+from index.new_folder import check_new
 from regraft.commands.answers import answer, err, out
 from regraft.commands.options import needs
 
@@ -47,6 +48,7 @@ def train(
         Path | None,
         typer.Option("--save", metavar="FILE", help="Write the recipe, with what --set changed, and train nothing."),
     ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the version folder that is there.")] = False,
 ) -> None:
     """Train a version; after an interruption the same goes on.
 
@@ -73,8 +75,11 @@ def train(
             answer({"recipe": saved})
             out.print(f"wrote {saved}; `regraft train {save}` trains it")
             return
+        folder = target or RUNS / chosen.name
+        if not overwrite:
+            check_new(folder)
         try:
-            written = train_version(chosen, target or RUNS / chosen.name, references=references)
+            written = train_version(chosen, folder, references=references)
         except KeyboardInterrupt:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED) from None

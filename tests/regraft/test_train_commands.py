@@ -147,6 +147,19 @@ def test_a_wrong_recipe_is_told_before_torch_is_loaded(run, monkeypatch, command
     assert "near it: digits_bt2" in said
 
 
+def test_train_replaces_a_version_only_when_told_to(run, tmp_path, monkeypatch):
+    from training import train as path
+
+    trained = []
+    monkeypatch.setattr(path, "train", lambda recipe, out, **_: trained.append(out) or out)
+    there = make_version(tmp_path / "v1", "v1", 3).folder
+    code, _, said = run("train", "digits_v1", "--out", there)
+    assert (code, trained) == (1, [])
+    assert f"{there} is there already; --overwrite" in said
+    assert run("train", "digits_v1", "--out", there, "--overwrite")[0] == 0
+    assert trained == [there]
+
+
 def test_train_saves_a_recipe_as_a_file_and_trains_from_one(run, tmp_path, monkeypatch):
     from training import train as path
 
