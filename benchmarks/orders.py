@@ -1,29 +1,32 @@
 """Methods in the order of P_com: inside each paper's own run, and inside ours.
 
-    python benchmarks/orders.py digits=runs/digits omniglot=runs/omniglot --write docs/results.md
+    python benchmarks/orders.py docs/results/training.md --write docs/results.md
 
-A run is FAMILY=FOLDER, what `benchmarks/compatibility.py FAMILY --out FOLDER` or `regraft reproduce` left. Seeds count
-that measured every method which the first one did. --write FILE puts the table between `<!-- table orders -->` and
-`<!-- end -->`.
+Ours are the tables that `benchmarks/compatibility.py FAMILY --write` or `regraft reproduce` put into the document.
+--write FILE puts the orders between `<!-- table orders -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from training.comparison import COMPARED, Run, parts_of, runs_of
+from training.comparison import COMPARED
 from training.comparison_table import put_into
-from training.papers import PROTOCOLS, Protocol, ordering
+from training.papers import PROTOCOLS, ordering, ranked
+from training.recipes.family import FIRSTS
+
+MARKED = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="FAMILY=FOLDER")
+    parser.add_argument("document", type=Path)
     parser.add_argument("--write", type=Path, metavar="FILE")
     arguments = parser.parse_args()
-    rows = [*of_papers(), *(row for given in arguments.runs for row in of_runs(*given.split("=", 1)))]
+    rows = [*of_papers(), *of_tables(arguments.document.read_text())]
     table = "\n".join(
         ["| run | by P_com, best first |", "| --- | --- |", *(f"| {run} | {order} |" for run, order in rows)]
     )
@@ -40,18 +43,20 @@ def of_papers() -> Iterator[tuple[str, str]]:
             yield f"{whose}, CIFAR-100", order
 
 
-def of_runs(family: str, folder: str) -> Iterator[tuple[str, str]]:
-    """Our run of a family, and the order inside it."""
-    seeds = runs_of(COMPARED[family], Path(folder), len(list(Path(folder).glob("seed*"))), [])
-    parts = [part for part in parts_of(None) if seeds[0].measured(part).is_file()]
-    whole = [run for run in seeds if _has(run, parts)]
-    for line in ordering(Protocol(family, family, {}), whole, parts):
-        whose, _, order = line.partition(": ")
-        yield whose.replace("ours", f"ours, {family}"), order
-
-
-def _has(run: Run, parts: list[str]) -> bool:
-    return all(run.measured(part).is_file() for part in parts)
+def of_tables(text: str) -> Iterator[tuple[str, str]]:
+    """Which family and how many seeds, and the order of the methods that have them all."""
+    for family, table in MARKED.findall(text):
+        if family not in COMPARED:
+            continue
+        header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
+        rows = [dict(zip(header, line, strict=True)) for line in lines]
+        seeds = max(int(row["seeds"]) for row in rows)
+        found = {
+            row["method"]: float(row["P_com"])
+            for row in rows
+            if row["method"] not in FIRSTS and int(row["seeds"]) == seeds
+        }
+        yield f"ours, {family} ({seeds} seed{'s' if seeds > 1 else ''})", ranked(found)
 
 
 if __name__ == "__main__":

@@ -95,10 +95,13 @@ def ordering(protocol: Protocol, runs: Sequence[Run], parts: Sequence[str]) -> I
                 values.setdefault(whose.removesuffix("'s run"), {})[part] = value
     for whose, found in values.items():
         if len(found) > 1:
-            ranked = sorted(found, key=lambda part: -found[part])
-            # Below 0 the new version finds less in old items than the old one did.
-            places = [*(p for p in ranked if found[p] > 0), "old/old", *(p for p in ranked if found[p] <= 0)]
-            yield f"{whose}: {' > '.join(places)}"
+            yield f"{whose}: {ranked(found)}"
+
+
+def ranked(found: Mapping[str, float]) -> str:
+    """Methods by P_com, best first; old/old stands before those that find less in old items than the old version."""
+    order = sorted(found, key=lambda part: -found[part])
+    return " > ".join([*(p for p in order if found[p] > 0), "old/old", *(p for p in order if found[p] <= 0)])
 
 
 def _rows(protocol: Protocol, runs: Sequence[Run], part: str) -> Iterator[str]:
