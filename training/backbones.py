@@ -14,7 +14,6 @@ from textwrap import shorten
 from typing import Self
 
 import safetensors
-import safetensors.torch
 import timm
 import torch
 import torch.nn.functional as F
@@ -136,10 +135,11 @@ def _trunk_of_version(path: str) -> dict[str, Tensor]:
     if not path:
         return {}
     try:
-        held = safetensors.torch.load_file(Path(path) / "weights.safetensors" if Path(path).is_dir() else path)
+        with safetensors.safe_open(Path(path) / "weights.safetensors" if Path(path).is_dir() else path, "pt") as held:
+            its = [name for name in held.keys() if name.startswith(OF_VERSION)]  # noqa: SIM118
+            return {name.removeprefix(OF_VERSION): held.get_tensor(name) for name in its}
     except (OSError, safetensors.SafetensorError):
         return {}  # perhaps timm can read it
-    return {name.removeprefix(OF_VERSION): x for name, x in held.items() if name.startswith(OF_VERSION)}
 
 
 def _refuse_pretrained(start: str) -> None:
