@@ -75,7 +75,7 @@ class Training(Loop):
     """Trains `backbone` by `method`; the frozen models only look on.
 
     Args:
-        backbone: images -> raw embeddings.
+        backbone: images -> raw embeddings; it only looks on, too, where the method does not train it.
         method: embeddings -> loss; an nn.Module.
         recipe: the optimiser and its schedule.
         old: the frozen old model, images -> raw embeddings.
@@ -101,7 +101,14 @@ class Training(Loop):
 
     @property
     def looking_on(self) -> dict[str, Frozen]:
-        models = {"old": self.old, "independent": self.independent, "old_psi": self.old_psi, "psi": self.psi}
+        new = self.backbone if isinstance(self.backbone, Frozen) else None
+        models = {
+            "new": new,
+            "old": self.old,
+            "independent": self.independent,
+            "old_psi": self.old_psi,
+            "psi": self.psi,
+        }
         return {name: model for name, model in models.items() if model is not None}
 
     def training_step(self, drawn: TrainingBatch, _: int) -> Tensor:
@@ -111,7 +118,7 @@ class Training(Loop):
         seen = {**cached, **live}
         batch = EmbeddedBatch(
             # Under mixed precision encoders give half floats; what is left to do is cheap.
-            new_BD=self.backbone(image_BCHW).float(),
+            new_BD=seen["new"] if "new" in seen else self.backbone(image_BCHW).float(),
             label_B=label_B,
             old_BN=seen.get("old"),
             independent_BM=seen.get("independent"),

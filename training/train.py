@@ -253,12 +253,13 @@ def build_module(
     """
     seeing = old if isinstance(old, Trained) else None
     moves_items = method.edge_kind is EdgeKind.FORWARD
+    beside = independent if method.trains_encoder else None  # else it is the backbone
     return Training(
         backbone,
         method,
         recipe,
         old=None if seeing is None else Frozen(seeing.raw, seeing.recipe.preprocess),
-        independent=None if independent is None else Frozen(independent.raw, independent.recipe.preprocess),
+        independent=None if beside is None else Frozen(beside.raw, beside.recipe.preprocess),
         old_psi=Frozen(seeing.psi, seeing.recipe.preprocess) if moves_items and seeing and seeing.psi else None,
         psi=Frozen(psi, recipe.preprocess) if moves_items and psi else None,
     )

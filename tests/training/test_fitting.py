@@ -312,6 +312,22 @@ def test_cached_old_embeddings_are_those_of_each_step_unless_images_are_augmente
     assert sum(looked) == 900
 
 
+def test_a_backbone_that_is_not_trained_is_spared_too(
+    undisturbed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = []
+    forward = Frozen.forward
+    monkeypatch.setattr(Frozen, "forward", lambda frozen, images: looked.append(len(images)) or forward(frozen, images))
+    recipe = replace(find_recipe("digits_fct"), old=BCT.old, independent=str(undisturbed), epochs=2, warmup_epochs=0)
+
+    each = losses_of(replace(recipe, cache_old=False), tmp_path / "each")
+    looked.clear()
+    cached = losses_of(replace(recipe, cache_old=True), tmp_path / "cached")
+
+    assert each == pytest.approx(cached, rel=1e-4)
+    assert sum(looked) == 2 * 900, "each image by the old version and by the new one"
+
+
 def test_an_old_version_whose_weights_do_not_fit_its_card_is_refused_by_name(tmp_path: Path) -> None:
     old = shutil.copytree(ROOT / "examples/v1", tmp_path / "v1")
     card = json.loads((old / "card.json").read_text())
