@@ -4,9 +4,9 @@
 
 trains what OUT/seed<N>/ does not hold yet, one version after the other, measures it, and writes the table so far to
 OUT/table.md. Stop it at any time: the same command goes on. A recipe's settings can be changed for all versions by
---set, as in `regraft train`; --methods leaves some out; --table only prints what is there; --write FILE also puts it
-into the document FILE, between `<!-- table FAMILY -->` and `<!-- end -->`; --picture FILE draws it as SVG. What the
-columns mean is said in training/comparison_table.py.
+--set, as in `regraft train`, and for one by PART.FIELD=VALUE, as fct.epochs=80; --methods leaves some out; --table only
+prints what is there; --write FILE also puts it into the document FILE, between `<!-- table FAMILY -->` and
+`<!-- end -->`; --picture FILE draws it as SVG. What the columns mean is said in training/comparison_table.py.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="where versions and measurements go")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--methods", nargs="+", choices=HOW, help="only these")
-    parser.add_argument("--set", nargs="+", default=[], metavar="FIELD=VALUE", help="change every recipe")
+    parser.add_argument("--set", nargs="+", default=[], metavar="[PART.]FIELD=VALUE", help="for every recipe or one")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as SVG")

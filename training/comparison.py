@@ -68,7 +68,7 @@ class Run:
         family: which.
         seed: which.
         folder: where its versions are.
-        settings: changes of every recipe, field=value.
+        settings: changes of every recipe, field=value; of a single one, PART.field=value, as fct.epochs=80.
     """
 
     family: Family
@@ -78,7 +78,9 @@ class Run:
 
     def recipe(self, part: str) -> Recipe:
         """A recipe of the family with this run's seed, its references being this run's versions."""
-        recipe = with_overrides(self.family.recipe(part), self.settings)
+        own = [setting.removeprefix(f"{part}.") for setting in self.settings if setting.startswith(f"{part}.")]
+        for_all = [setting for setting in self.settings if setting.partition(".")[0] not in self.family.parts()]
+        recipe = with_overrides(self.family.recipe(part), [*for_all, *own])
         references = {"old": recipe.old, "independent": recipe.independent}
         here = [f"{field}={self.folder / name}" for field, name in references.items() if name]
         return with_overrides(recipe, [f"seed={recipe.seed + 10 * self.seed}", *here])

@@ -24,7 +24,8 @@ def reproduce(
     minutes: Annotated[float | None, typer.Option("--minutes", min=0.01, help="Stop then; run again to go on.")] = None,
     methods: Annotated[list[str] | None, typer.Option("--method", help="Only this one; may be repeated.")] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe.")
+        list[str] | None,
+        typer.Option("--set", metavar="FIELD=VALUE", help="Change a field of every recipe, fct.FIELD of one."),
     ] = None,
 ) -> None:
     """Train a paper's protocol and print its table beside ours.

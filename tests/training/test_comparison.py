@@ -62,6 +62,12 @@ def test_methods_bring_the_references_they_need() -> None:
     assert set(parts_of(None)) == set(COMPARED["digits"].parts())
 
 
+def test_a_setting_may_be_for_one_recipe_alone(tmp_path: Path) -> None:
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, ["epochs=3", "fct.epochs=7", "preprocess.height=9"])
+    assert [run.recipe(part).epochs for part in ("v1", "bct", "fct")] == [3, 3, 7]
+    assert run.recipe("fct").preprocess.height == 9
+
+
 def test_a_time_limit_ends_as_ctrl_c_does_and_leaves_no_alarm_behind() -> None:
     with pytest.raises(KeyboardInterrupt), at_most(0.001):
         time.sleep(5)
