@@ -90,7 +90,7 @@ class SegmentFiles:
         """Have the next process know that these are not to be merged; it would only cost it the time to find out."""
         for segment in segments:
             if segment.folder is not None:
-                with suppress(FileNotFoundError):  # swept meanwhile
+                with suppress(OSError):  # swept meanwhile, or the disk is full
                     (segment.folder / APART).touch()
 
     def load(self, space: Space, dim: int, known: Collection[Path] = ()) -> list[Segment]:
