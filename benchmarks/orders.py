@@ -2,7 +2,7 @@
 
     python benchmarks/orders.py docs/results/training.md --write docs/results.md
 
-Ours are the tables that `benchmarks/compatibility.py FAMILY --write` or `regraft reproduce` put into the document.
+Ours are the tables that `benchmarks/compatibility.py FAMILY --write` put into the document.
 --write FILE puts the orders between `<!-- table orders -->` and `<!-- end -->`.
 """
 
