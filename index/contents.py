@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -25,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from index.durable import sync_all
 from index.folder import sha256
+from index.incoming import incoming_folder
 from index.kept_items import NOBODY
 from index.scan import Mask
 
@@ -35,7 +34,6 @@ Place = tuple[str, str]
 HeldBySlot = tuple[Keys, Callable[[], Keys]]
 """Embeddings of a shard (M,): the slots of their items, and what gives their digests."""
 MANIFEST = "manifest.json"
-INCOMING = ".incoming-"
 
 
 class HeldColumns(NamedTuple):
@@ -97,9 +95,7 @@ class ContentsManifest(BaseModel):
 
 def write(contents: Contents, seq: int, folder: Path) -> str:
     """Write a snapshot at a number of the feed into a folder of them; returns its name. OSError: the disk is full."""
-    incoming = folder / f"{INCOMING}{uuid.uuid4().hex}"
-    incoming.mkdir(parents=True)
-    try:
+    with incoming_folder(folder) as incoming:
         for name, column in _columns(contents).items():
             np.save(incoming / f"{name}.npy", column)
         files = sorted(incoming.iterdir())
@@ -112,9 +108,7 @@ def write(contents: Contents, seq: int, folder: Path) -> str:
         if not (folder / name).exists():
             incoming.rename(folder / name)
         sync_all([folder])
-        return name
-    finally:
-        shutil.rmtree(incoming, ignore_errors=True)
+    return name
 
 
 def read(folder: Path) -> tuple[Contents, int]:

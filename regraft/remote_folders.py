@@ -13,13 +13,13 @@ from index.encoder import Encoder
 from index.errors import InvalidVersionFolder, NoRoute
 from index.execution import Execution
 from index.folder import card_sha256, load_version
+from index.incoming import incoming_folder, sweep
 from index.isolated import Limits, verify_isolated
 from index.version import Card, Edge, EdgeKey, EdgeKind, Version
 from regraft.client import Client
 from regraft.models import WorkEdge
 from service.registry import edge_archive
 from service.registry.encoders.text_entrances import open_texts
-from service.registry.incoming import incoming_folder, sweep
 from service.registry.stored_contents import TextEntrance
 
 EDGES = ".edges"

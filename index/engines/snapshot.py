@@ -8,11 +8,9 @@ item: the files are a cache, and SQL is the truth.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
-import uuid
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +28,8 @@ from index.engines.segment import Segment
 from index.engines.tuning import PARTS, SHARES, Tuned
 from index.events import Event
 from index.folder import sha256
+from index.incoming import INCOMING, incoming_folder, sweep
+from index.places import places
 from index.space import Space
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,6 @@ logger = logging.getLogger(__name__)
 MANIFEST, KEYS, DIGESTS, ROWS, INDEX = "manifest.json", "keys.npy", "digests.npy", "rows.npy", "index.faiss"
 APART = "apart"
 """An empty file: merging this segment was tried, and not taken."""
-INCOMING = ".incoming-"
 
 
 PartEfforts = Annotated[tuple[PositiveInt, ...], Field(min_length=len(PARTS), max_length=len(PARTS))]
@@ -67,21 +66,11 @@ class SegmentFiles:
 
     def keep(self, segment: Segment) -> Segment:
         """Write a segment, and give back the same one mapped from its files. OSError: the disk is full, or worse."""
-        incoming = self._folder / f"{INCOMING}{uuid.uuid4().hex}"
-        incoming.mkdir(parents=True)
-        lock = os.open(incoming, os.O_RDONLY)  # goes with the process: nobody takes the folder for remains meanwhile
-        try:
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+        with incoming_folder(self._folder) as incoming:
             self._write(segment, incoming)
             name = self._folder / incoming.name.removeprefix(INCOMING)
             incoming.rename(name)
             sync_all([self._folder])
-        except BaseException:
-            shutil.rmtree(incoming, ignore_errors=True)
-            raise
-        finally:
-            os.close(lock)
         mapped = _open(name, segment.space, segment.dim)
         mapped.count_as(segment)
         return mapped
@@ -98,10 +87,8 @@ class SegmentFiles:
 
         Damaged ones and those of another space are removed, and what was left by a process that was killed.
         """
-        for left in self._folder.glob(f"{INCOMING}*"):
-            if _is_abandoned(left):
-                shutil.rmtree(left, ignore_errors=True)
-        unknown = sorted(set(self._folder.glob("[!.]*")) - set(known))
+        sweep(self._folder)
+        unknown = sorted(set(places(self._folder, "*")) - set(known))
         if not unknown:
             return []
         # Hashing takes most of it, and no interpreter.
@@ -136,21 +123,6 @@ def remove(segment: Segment) -> None:
     """Delete the files of a segment, if it has any; what is mapped from them stays readable."""
     if segment.folder is not None:
         shutil.rmtree(segment.folder, ignore_errors=True)
-
-
-def _is_abandoned(incoming: Path) -> bool:
-    """Whether nobody holds the lock on a folder that is being filled."""
-    try:
-        lock = os.open(incoming, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return True
 
 
 def _open_or_remove(folder: Path, space: Space, dim: int) -> Segment | None:

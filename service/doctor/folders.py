@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 
+from index.incoming import remains
 from service.doctor.findings import Context, Finding
-from service.registry.incoming import remains
 
 
 def check(context: Context, fix: bool) -> list[Finding]:

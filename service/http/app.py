@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from index.collector import collector_paused
+from index.incoming import sweep
 from service.http import (
     audit,
     backfills,
@@ -46,7 +47,6 @@ from service.http.metrics import RequestMetrics
 from service.http.query_route import QueryRoute
 from service.http.whole_answers import WholeAnswers
 from service.logs import configure
-from service.registry.incoming import sweep
 from service.runtime import running
 from service.settings import Settings
 

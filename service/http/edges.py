@@ -14,6 +14,7 @@ from index.archive import unpack_version
 from index.edge_maps import check_calibration
 from index.errors import InvalidArgument
 from index.folder import load_edge
+from index.incoming import incoming_folder
 from index.isolated import check_edge_isolated
 from index.transform import load_transform
 from index.version import EDGE, Edge, EdgeKind
@@ -25,7 +26,6 @@ from service.http.parsing import parse_json
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service, read_body
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
-from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion
 from service.runtime import Runtime
 from service.schemas import MOST, NAME, Body, KindName, Name, Reason

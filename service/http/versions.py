@@ -14,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 from index.archive import unpack_version
 from index.durable import sync_all
 from index.folder import card_sha256, load_version
+from index.incoming import incoming_folder
 from index.isolated import verify_isolated
 from index.version import Edge, Version
 from regraft.models import EdgeSummary, VersionInfo, VersionList
@@ -23,7 +24,6 @@ from service.http.forms import FORM, media_type, read_form
 from service.http.request_context import CONFIRMED, RequestContext
 from service.http.requests import CheckedRoute, Service
 from service.registry.brought import version_key
-from service.registry.incoming import incoming_folder
 from service.registry.registry import LoadedVersion, Registry, insert_version, registered_ids, registered_sha256
 from service.runtime import Runtime
 from service.schemas import Name

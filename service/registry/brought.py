@@ -6,8 +6,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from index.durable import sync_all
+from index.incoming import incoming_folder
 from index.version import CARD
-from service.registry.incoming import incoming_folder
 from service.store.folder_store import FolderStore
 
 

@@ -16,10 +16,10 @@ from sqlalchemy.exc import IntegrityError
 
 from index.durable import sync_all
 from index.errors import RegraftError
+from index.incoming import incoming_folder
 from service.errors import UnknownVersion
 from service.registry.brought import version_key
 from service.registry.edge_records import delete_edge
-from service.registry.incoming import incoming_folder
 from service.registry.registry import Registry
 from service.store.audit import ChangeContext, record
 from service.store.database import Database

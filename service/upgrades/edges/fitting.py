@@ -30,10 +30,10 @@ from index.evaluation.fitting import (
     split_pairs,
 )
 from index.evaluation.metrics import Retrieval
+from index.incoming import incoming_folder
 from index.transform import load_transform
 from index.version import EDGE, Card, Edge, EdgeKind
 from service.registry.edge_records import EdgeOrigin, EdgeRecord
-from service.registry.incoming import incoming_folder
 from service.registry.paired_embeddings import PairedEmbeddings, draw_held
 from service.registry.registry import LoadedVersion, Registry
 from service.replica.replica import Replica

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from typing import Any
@@ -75,5 +76,5 @@ class SealedLife(Life):
             options["exact"] = True if "json" in request else "true"
         return super().query(**request)
 
-    def _files(self) -> set[str]:
-        return {str(path) for path in self.stage.site.settings.indexes.rglob("*")}
+    def _files(self) -> list[tuple[str, list[str], list[str]]]:
+        return list(os.walk(self.stage.site.settings.indexes))

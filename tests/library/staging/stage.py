@@ -73,7 +73,8 @@ class Stage:
     def check(self) -> None:
         """Nothing ended by itself, and nothing but what was foreseen went wrong."""
         assert [process.poll() for process in (self.server, *self.workers)] == [None] * (1 + len(self.workers))
-        assert [path for path in self.site.settings.data.glob("*.log") if "Traceback" in path.read_text()] == []
+        logs = [path.read_text() for path in self.site.settings.data.glob("*.log")]
+        assert [log[log.index("Traceback") :] for log in logs if "Traceback" in log] == []
 
     def close(self) -> None:
         """The processes end with their site."""

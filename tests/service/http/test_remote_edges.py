@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from index.errors import InvalidVersionFolder
 from index.folder import card_sha256
+from index.incoming import incoming_folder
 from index.isolated import Limits
 from index.version import Version
 from regraft.client import Client
@@ -21,7 +22,6 @@ from regraft.models import WorkEdge
 from regraft.remote import RemoteWorker
 from regraft.remote_folders import EDGES, Folders
 from service.registry import edge_archive
-from service.registry.incoming import incoming_folder
 from service.settings import Settings
 from service.store.tables import embedding, gallery, item
 from staging.builders import make_version

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from index.incoming import INCOMING
 from index.version import Version
-from service.registry.incoming import INCOMING
 from staging.edges import EYE, add, bare_edge, edges, fit, hold, key, remove, routes, send, zipped
 from staging.served import problem
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.registry.incoming import INCOMING
+from index.incoming import INCOMING
 from staging.edges import edges, fit, fit_file, key, npz, routes, zipped
 from staging.served import problem
 from staging.working import SteppedWorker

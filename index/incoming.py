@@ -11,8 +11,10 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+
+from index.places import places
 
 INCOMING = ".incoming-"
 """How their names begin; no version and no edge may be named so."""
@@ -21,17 +23,16 @@ INCOMING = ".incoming-"
 @contextmanager
 def incoming_folder(accepted: Path) -> Iterator[Path]:
     """An empty folder inside `accepted`; what is still there at the end was not accepted, and goes."""
-    place, lock = _make(accepted)
-    try:
+    with ExitStack() as after:
+        place, lock = _make(accepted)
+        after.callback(os.close, lock)
+        after.callback(shutil.rmtree, place, ignore_errors=True)
         yield place
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
-        os.close(lock)
 
 
 def remains(accepted: Path) -> Iterator[Path]:
     """The folders that were on their way when whoever filled them was killed; nobody else sweeps one meanwhile."""
-    for left in accepted.glob(f"{INCOMING}*"):
+    for left in places(accepted, f"{INCOMING}*"):
         try:
             lock = os.open(left, os.O_RDONLY)
         except OSError:  # it has arrived, or somebody else swept it

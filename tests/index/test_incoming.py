@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from service.registry import incoming
+from index import incoming
 
 KILLED = """
 import os, sys, pathlib
-from service.registry.incoming import incoming_folder
+from index.incoming import incoming_folder
 with incoming_folder(pathlib.Path(sys.argv[1])) as place:
     (place / "half").touch()
     os._exit(9)

@@ -1,0 +1,32 @@
+"""What is found in folders that others remove meanwhile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from index.places import places
+
+
+def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("going/one", "staying/two", ".hidden/three"):
+        (tmp_path / name).mkdir(parents=True)
+
+    def scandir(path: Any) -> Iterator[os.DirEntry[str]]:
+        if str(path) == str(tmp_path / "going"):
+            shutil.rmtree(tmp_path / "going")
+        return look(path)
+
+    look = os.scandir
+    monkeypatch.setattr(os, "scandir", scandir)
+
+    assert places(tmp_path, "*/*") == [tmp_path / "staying" / "two"]
+    assert not (tmp_path / "going").exists()
+    assert places(tmp_path / "going", "*") == []
