@@ -281,6 +281,7 @@ def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: P
     built: dict[str, tuple[Engine, float, float]] = {}
     for name, (engine, package, fast) in ENGINES.items():
         if name.startswith(chosen) and importlib.util.find_spec(package) and (fast or size <= SLOW_ABOVE):
+            tell(f"{size} x {dim}: building {name}")
             before, started = resident_mib(), time.perf_counter()
             made = engine(vectors, scratch / package)
             built[name] = made, time.perf_counter() - started, resident_mib() - before
@@ -288,6 +289,7 @@ def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: P
     for name, (made, *_) in built.items():
         for aim in AIMS if len(made.efforts) > 1 else (0.0,):
             ways[name, least(made, aim, asked[count:], nearest[count:])] = made
+    tell(f"{size} x {dim}: asking")
     random = np.random.default_rng(2)
     one: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
     many: dict[tuple[str, int], list[float]] = {way: [] for way in ways}
@@ -306,6 +308,11 @@ def measure(size: int, count: int, dim: int, chosen: tuple[str, ...], scratch: P
         gained = recall(found[name, effort], right)
         cost = f"{1 / np.mean(took):,.0f} | {TOGETHER / np.median(many[name, effort]):,.0f} | {seconds:.1f} | {mib:.0f}"
         print(f"| {size} | {name} | {effort or '-'} | {gained:.3f} | {speed} | {cost} |", flush=True)
+
+
+def tell(text: str) -> None:
+    """Progress: a million take many minutes to build."""
+    print(time.strftime("%H:%M:%S"), text, file=sys.stderr, flush=True)
 
 
 def least(engine: Engine, aim: float, queries: Vectors, right: Any) -> int:
