@@ -6,7 +6,8 @@ trains what OUT/seed<N>/ does not hold yet, one version after the other, measure
 OUT/table.md. Stop it at any time: the same command goes on. A recipe's settings can be changed for all versions by
 --set, as in `regraft train`, and for one by PART.FIELD=VALUE, as fct.epochs=80; --methods leaves some out; --table only
 prints what is there; --write FILE also puts it into the document FILE, between `<!-- table FAMILY -->` and
-`<!-- end -->`; --picture FILE draws it as SVG. What the columns mean is said in training/comparison_table.py.
+`<!-- end -->`, where rows of methods that OUT does not hold stay; --picture FILE draws it as SVG. What the columns mean
+is said in training/comparison_table.py.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import argparse
 from pathlib import Path
 
 from training.comparison import COMPARED, compare_methods, parts_of, runs_of
-from training.comparison_table import put_into, scores, table
+from training.comparison_table import amend, scores, table
 from training.plots import as_svg, pairs_figure
 from training.recipes.family import HOW
 
@@ -33,7 +34,7 @@ def main() -> None:
         compare_methods(runs, parts, keep, lambda text: print(text, flush=True))
     print(table(runs, parts))
     if arguments.write:
-        put_into(arguments.write, arguments.family, table(runs, parts))
+        amend(arguments.write, arguments.family, table(runs, parts))
     if arguments.picture:
         measured = [(part, found) for part in parts if part in HOW and (found := scores(part, runs))]
         arguments.picture.write_bytes(as_svg(pairs_figure(measured)))

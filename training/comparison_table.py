@@ -16,6 +16,7 @@ from index.errors import InvalidArgument
 from index.evaluation.metrics import MEAN_AP, mean_interval, p_com, p_up, paired_bootstrap
 from index.version import Score
 from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_of
+from training.recipes.family import FIRSTS, HOW
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
 COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd new/old", "sd new/new", "training, s")
@@ -77,18 +78,38 @@ def interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
+def amend(document: Path, name: str, text: str) -> None:
+    """`put_into` for a table of methods: rows of the document stay where the new table has none of their method.
+
+    So a table grows over machines that do not have each other's versions.
+
+    Raises:
+        InvalidArgument: the document has no such place.
+    """
+    held = _place(name).search(document.read_text())
+    header, rule, *rows = text.splitlines()
+    if held is not None and header in (before := held[2].strip().splitlines()):
+        new = {_method(row) for row in rows}
+        rows += [row for row in before[before.index(header) + 2 :] if _method(row) not in new]
+    order = [*FIRSTS, *HOW]
+    put_into(document, name, "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))]))
+
+
 def put_into(document: Path, name: str, text: str) -> None:
     """Replace what stands between `<!-- table NAME -->` and the next `<!-- end -->`.
 
     Raises:
         InvalidArgument: the document has no such place.
     """
-    written, count = re.subn(
-        rf"(<!-- table {re.escape(name)} -->\n).*?(<!-- end -->)",
-        lambda found: f"{found[1]}\n{text}\n\n{found[2]}",
-        document.read_text(),
-        flags=re.DOTALL,
-    )
+    written, count = _place(name).subn(lambda found: f"{found[1]}\n{text}\n\n{found[3]}", document.read_text())
     if not count:
         raise InvalidArgument(f"{document} has no place marked <!-- table {name} -->")
     document.write_text(written)
+
+
+def _place(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- table {re.escape(name)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def _method(row: str) -> str:
+    return row.split("|")[1].strip()

@@ -11,7 +11,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from training.comparison import COMPARED, Run, at_most, parts_of, runs_of
-from training.comparison_table import COLUMNS, put_into, scores, table
+from training.comparison_table import COLUMNS, amend, put_into, scores, table
 from training.papers import PROTOCOLS, beside, ordering
 from training.plots import as_svg, pairs_figure
 
@@ -53,6 +53,25 @@ def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> No
     assert document.read_text() == "a\n<!-- table x -->\n\n| new \\1 |\n\n<!-- end -->\nb\n"
     with pytest.raises(InvalidArgument, match="no place marked <!-- table y -->"):
         put_into(document, "y", "")
+
+
+def test_rows_of_methods_that_are_not_measured_here_stay_in_the_document(tmp_path: Path) -> None:
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
+    measured(run, "bct", old_old=[1, 0], new_old=[0, 0], new_new=[1, 1])
+    mine = table([run], ["bct"])
+    header, rule, bct = mine.splitlines()
+    document = tmp_path / "results.md"
+    document.write_text(
+        f"<!-- table x -->\n\n{header}\n{rule}\n| hbct | 3 |\n| bct | 2 |\n| l2 | 1 |\n\n<!-- end -->\n"
+    )
+    amend(document, "x", mine)
+
+    lines = [header, rule, "| l2 | 1 |", bct, "| hbct | 3 |"]
+    assert document.read_text() == "\n".join(["<!-- table x -->", "", *lines, "", "<!-- end -->", ""])
+
+    document.write_text("<!-- table x -->\n<!-- end -->\n")
+    amend(document, "x", mine)
+    assert document.read_text() == f"<!-- table x -->\n\n{mine}\n\n<!-- end -->\n"
 
 
 def test_methods_bring_the_references_they_need() -> None:

@@ -16,35 +16,16 @@ from index.engines.base import MISSING
 from index.engines.config import IndexConfig, IndexKind, Storage
 from index.engines.flat import FlatShard
 from index.engines.segments import SegmentedShard
-from index.engines.tuning import Measured
 from index.events import Event
 from index.space import Cosine, Euclidean, Lorentz, Space
+from staging.small_shards import DIM, make_shards_small, vectors, work
 
-DIM = 16
 SPACES = [Cosine(), Euclidean(), Lorentz(0.5)]
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment, "MIN_APPROXIMATE", 40)
-    monkeypatch.setattr(segment, "SAMPLES", 256)
-    monkeypatch.setattr(segments, "SEAL_ROWS", 30)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 2)
-
-
-def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:
-    random = np.random.default_rng(seed)
-    around = np.random.default_rng(99).normal(size=(centres, DIM))
-    x = around[random.integers(0, centres, count)] + 0.4 * random.normal(size=(count, DIM))
-    return space.normalise(x.astype(np.float32))
-
-
-def work(shard: SegmentedShard, beside: Callable[[], None] = lambda: None) -> None:
-    """Everything that is due, with something else happening while each index is built."""
-    while (job := shard.freeze()) is not None:
-        job.run()
-        beside()
-        shard.finish(job)
+    make_shards_small(monkeypatch)
 
 
 def recall(shard: SegmentedShard, queries: np.ndarray, allowed: np.ndarray | None = None, k: int = 10) -> float:
@@ -275,18 +256,6 @@ def test_an_item_that_gets_its_deleted_vector_back_while_its_segment_is_replaced
     np.testing.assert_array_equal(shard.fetch([7]), given[7:8])
 
 
-def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
-    for start in range(0, 400, 100):
-        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
-        work(shard)
-    assert [len(one.keys_R) for one in shard.segments] == [400]
-
-    shard.delete(range(200))
-    work(shard)
-    assert [len(one.keys_R) for one in shard.segments] == [200]
-
-
 @pytest.mark.parametrize("together", [False, True], ids=["anywhere", "together"])
 def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_it_gave_more(
     together: bool, monkeypatch: pytest.MonkeyPatch
@@ -314,85 +283,6 @@ def test_each_of_several_segments_is_searched_for_its_share_and_once_more_where_
     assert found.sure == 10
     assert max(again, default=0) < 200 / (1 if together else 4)
     assert recall(shard, queries) >= 0.95
-
-
-@pytest.fixture
-def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
-    """Four segments of 100 rows, as no index of more reaches the aim."""
-    tuned = segment.tune
-
-    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
-        return tuned(index, space, rows, *about) if len(rows) <= 100 else Measured(None, 0.5)
-
-    monkeypatch.setattr(segment, "tune", tune)
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW), tmp_path)
-    for start in range(0, 400, 100):
-        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
-        work(shard)
-    return shard
-
-
-def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: SegmentedShard) -> None:
-    assert [len(one.keys_R) for one in apart.segments] == [100] * 4
-    assert apart.indexed() == 400
-    apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
-    work(apart)
-    assert [(len(one.keys_R), one.config) for one in apart.segments] == [(100, apart.config)] * 4
-
-
-def test_segments_that_stay_apart_do_so_after_a_restart(apart: SegmentedShard, tmp_path: Path) -> None:
-    after = SegmentedShard(DIM, Cosine(), apart.config, tmp_path)
-    assert len(after.segments) == 4
-    for start in range(0, 400, 100):
-        after.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
-    assert (after.count(), after.indexed(), after.freeze()) == (400, 400, None)
-
-
-def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuned = segment.tune
-
-    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
-        measured = tuned(index, space, rows, *about)
-        dear = [[effort * 40 for effort in efforts] for efforts in measured.efforts]
-        return measured if len(rows) <= 60 else measured._replace(efforts=dear)
-
-    monkeypatch.setattr(segment, "tune", tune)
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
-    for start in range(0, 120, 60):
-        shard.upsert(range(start, start + 60), vectors(Cosine(), 60, seed=start))
-        work(shard)
-    assert [len(one.keys_R) for one in shard.segments] == [60, 60]
-
-
-def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "LARGEST_SEALED", 50)
-    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
-    shard.upsert(range(120), vectors(Cosine(), 120))
-    work(shard)
-    assert [len(one.keys_R) for one in shard.segments] == [40, 40, 40]
-    assert shard.search(vectors(Cosine(), 120), 1).slots_QK[:, 0].tolist() == list(range(120))
-
-
-def test_many_dead_rows_of_segments_that_stay_apart_are_swept(apart: SegmentedShard) -> None:
-    apart.delete(range(60))
-    work(apart)
-    assert sorted(len(one.keys_R) for one in apart.segments) == [40, 100, 100, 100]
-    assert apart.indexed() == 340
-
-
-def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SEAL_ROWS", 1000)
-    monkeypatch.setattr(segments, "SETTLED_ROWS", 50)
-    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
-    shard.upsert(range(100), vectors(Cosine(), 100))
-    work(shard)
-    assert shard.segments == ()
-
-    monkeypatch.setattr(segments, "SETTLED_SECONDS", 0.0)
-    work(shard)
-
-    assert (len(shard.segments), shard.head.count()) == (1, 0)
 
 
 def test_another_configuration_is_taken_up_while_it_serves() -> None:

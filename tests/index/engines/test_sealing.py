@@ -1,0 +1,112 @@
+"""When index.engines.segments seals a head, and which segments it merges, keeps apart or sweeps of dead rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from index.engines import segment, segments
+from index.engines.config import IndexConfig, IndexKind
+from index.engines.segments import SegmentedShard
+from index.engines.tuning import Measured
+from index.space import Cosine
+from staging.small_shards import DIM, make_shards_small, vectors, work
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    make_shards_small(monkeypatch)
+
+
+def test_a_smaller_head_is_sealed_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEAL_ROWS", 1000)
+    monkeypatch.setattr(segments, "SETTLED_ROWS", 50)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig())
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    assert shard.segments == ()
+
+    monkeypatch.setattr(segments, "SETTLED_SECONDS", 0.0)
+    work(shard)
+
+    assert (len(shard.segments), shard.head.count()) == (1, 0)
+
+
+def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LARGEST_SEALED", 50)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    shard.upsert(range(120), vectors(Cosine(), 120))
+    work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [40, 40, 40]
+    assert shard.search(vectors(Cosine(), 120), 1).slots_QK[:, 0].tolist() == list(range(120))
+
+
+def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start in range(0, 400, 100):
+        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+        work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [400]
+
+    shard.delete(range(200))
+    work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [200]
+
+
+@pytest.fixture
+def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SegmentedShard:
+    """Four segments of 100 rows, as no index of more reaches the aim."""
+    tuned = segment.tune
+
+    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
+        return tuned(index, space, rows, *about) if len(rows) <= 100 else Measured(None, 0.5)
+
+    monkeypatch.setattr(segment, "tune", tune)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW), tmp_path)
+    for start in range(0, 400, 100):
+        shard.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+        work(shard)
+    return shard
+
+
+def test_segments_whose_one_index_would_find_too_little_keep_theirs(apart: SegmentedShard) -> None:
+    assert [len(one.keys_R) for one in apart.segments] == [100] * 4
+    assert apart.indexed() == 400
+    apart.config = IndexConfig(kind=IndexKind.HNSW, recall=0.9)
+    work(apart)
+    assert [(len(one.keys_R), one.config) for one in apart.segments] == [(100, apart.config)] * 4
+
+
+def test_segments_that_stay_apart_do_so_after_a_restart(apart: SegmentedShard, tmp_path: Path) -> None:
+    after = SegmentedShard(DIM, Cosine(), apart.config, tmp_path)
+    assert len(after.segments) == 4
+    for start in range(0, 400, 100):
+        after.upsert(range(start, start + 100), vectors(Cosine(), 100, seed=start))
+    assert (after.count(), after.indexed(), after.freeze()) == (400, 400, None)
+
+
+def test_segments_whose_one_index_would_take_longer_keep_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    tuned = segment.tune
+
+    def tune(index: Any, space: Any, rows: np.ndarray, *about: Any) -> Any:
+        measured = tuned(index, space, rows, *about)
+        dear = [[effort * 40 for effort in efforts] for efforts in measured.efforts]
+        return measured if len(rows) <= 60 else measured._replace(efforts=dear)
+
+    monkeypatch.setattr(segment, "tune", tune)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start in range(0, 120, 60):
+        shard.upsert(range(start, start + 60), vectors(Cosine(), 60, seed=start))
+        work(shard)
+    assert [len(one.keys_R) for one in shard.segments] == [60, 60]
+
+
+def test_many_dead_rows_of_segments_that_stay_apart_are_swept(apart: SegmentedShard) -> None:
+    apart.delete(range(60))
+    work(apart)
+    assert sorted(len(one.keys_R) for one in apart.segments) == [40, 100, 100, 100]
+    assert apart.indexed() == 340

@@ -1,0 +1,37 @@
+"""Shards whose segments have a few dozen rows, in clusters, and everything that is due to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from index.engines import segment, segments
+from index.engines.segments import SegmentedShard
+from index.space import Space
+
+DIM = 16
+
+
+def make_shards_small(patch: pytest.MonkeyPatch) -> None:
+    """Seal, index and merge as few rows."""
+    patch.setattr(segment, "MIN_APPROXIMATE", 40)
+    patch.setattr(segment, "SAMPLES", 256)
+    patch.setattr(segments, "SEAL_ROWS", 30)
+    patch.setattr(segments, "MERGED_TOGETHER", 2)
+
+
+def vectors(space: Space, count: int, seed: int = 0, centres: int = 20) -> np.ndarray:
+    random = np.random.default_rng(seed)
+    around = np.random.default_rng(99).normal(size=(centres, DIM))
+    x = around[random.integers(0, centres, count)] + 0.4 * random.normal(size=(count, DIM))
+    return space.normalise(x.astype(np.float32))
+
+
+def work(shard: SegmentedShard, beside: Callable[[], None] = lambda: None) -> None:
+    """Everything that is due, with something else happening while each index is built."""
+    while (job := shard.freeze()) is not None:
+        job.run()
+        beside()
+        shard.finish(job)
