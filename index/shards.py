@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +43,7 @@ class Shards:
         # Version -> its place; of two that are not in it, the first by name is preferred.
         self._order: Mapping[str, int] = {}
         # What `_first` has found since something was last written: a deployment asks several times.
-        self._found: dict[tuple[str, ...], NDArray[np.int16]] = {}
+        self._found: dict[tuple[str, ...], NDArray[np.unsignedinteger[Any]]] = {}
 
     def serving(self) -> dict[ShardKey, SegmentedShard]:
         """Those that serve any item."""
@@ -213,15 +214,16 @@ class Shards:
         """The versions that items hold embeddings of, the preferred one first."""
         return sorted({version for version, _ in self._by_key}, key=partial(_rank, order))
 
-    def _first(self, ranked: Sequence[str], slots: int) -> NDArray[np.int16]:
+    def _first(self, ranked: Sequence[str], slots: int) -> NDArray[np.unsignedinteger[Any]]:
         """By slot, which of these versions serves the item (S,); where nobody holds the slot, how many there are.
 
         It is kept, of two orders at most, until something is written.
         """
         if (found := self._found.get(tuple(ranked))) is None or len(found) != slots:
-            found = np.full(slots, len(ranked), np.int16)
+            found = np.full(slots, len(ranked), np.min_scalar_type(len(ranked)))
             for (version, _), shard in sorted(self._by_key.items(), key=lambda held: -ranked.index(held[0][0])):
-                found[shard.slots()] = ranked.index(version)
+                for slots_N in shard.slots():
+                    found[slots_N] = ranked.index(version)
             kept = dict([*self._found.items()][-1:])
             self._found = {**kept, tuple(ranked): found}
         return found

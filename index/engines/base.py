@@ -100,8 +100,8 @@ class Shard(Protocol):
     def serve(self, served_S: Mask) -> None:
         """Say anew of everything held whether it is served, by slot."""
 
-    def slots(self) -> Keys:
-        """The slot of everything held."""
+    def slots(self) -> Sequence[Keys]:
+        """The slots of everything held, in parts: joining a million takes longer than what is done with them."""
 
     def held(self) -> int:
         """Number of embeddings, served or not."""

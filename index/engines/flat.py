@@ -81,7 +81,8 @@ class FlatShard:
 
     def serve(self, served_S: Mask) -> None:
         """Which rows are found; see Shard."""
-        self._served_R[: self.held()] = served_S[self.slots()]
+        count = self.held()
+        self._served_R[:count] = served_S[self._slots_R[:count]]
         self._recount()
 
     def search(
@@ -125,9 +126,9 @@ class FlatShard:
         arrays = (self._rows_RW, self._keys_R, self._slots_R, self._served_R)
         return sum(array.nbytes for array in arrays) + len(self._row_of) * ENTRY_BYTES
 
-    def slots(self) -> Keys:
-        """The slot of each row."""
-        return self._slots_R[: len(self._row_of)]
+    def slots(self) -> Sequence[Keys]:
+        """The slot of each row; see Shard."""
+        return [self._slots_R[: self.held()]]
 
     def held(self) -> int:
         """Number of rows."""

@@ -175,9 +175,9 @@ class RemoteShard(SegmentedShard):
         """What it takes of memory."""
         return super().bytes() + self.there.bytes()
 
-    def slots(self) -> Keys:
-        """The slot of everything held."""
-        return np.concatenate([super().slots(), self.there.slots()])
+    def slots(self) -> Sequence[Keys]:
+        """The slots of everything held; see Shard."""
+        return [*super().slots(), self.there.slots()]
 
     def held(self) -> int:
         """Number of embeddings, served or not."""
@@ -291,7 +291,7 @@ class RemoteShard(SegmentedShard):
         _, keys_N, _, served_N = self.head.rows()
         keys = [keys_N, *(one.keys_R[one.alive_R] for one in self.segments)]
         served = [served_N, *(one.served_R[one.alive_R] for one in self.segments)]
-        return np.concatenate(keys), SegmentedShard.slots(self), np.concatenate(served)
+        return np.concatenate(keys), np.concatenate(SegmentedShard.slots(self)), np.concatenate(served)
 
     def _confirm(self, found: Entries, numbers_of: NumbersOf) -> None:
         """Have those rows count there that are the ones in memory, as new as the last write of their items."""

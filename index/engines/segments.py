@@ -215,7 +215,7 @@ class SegmentedShard:
 
     def copied(self) -> list[tuple[Keys, Callable[[], Keys]]]:
         """What is held, in parts: slots, and what gives the digests of those that files hold, or soon will."""
-        head_N = self.head.slots().copy()
+        head_N = self.head.slots()[0].copy()
         return [
             (head_N, lambda: np.full(len(head_N), UNKNOWN)),
             *((one.slots_R[one.alive_R], partial(_digests, one, one.alive_R.copy())) for one in self.segments),
@@ -225,10 +225,10 @@ class SegmentedShard:
         """What rows and indexes take of memory, mapped or not."""
         return self.head.bytes() + sum(segment.bytes() for segment in self.segments)
 
-    def slots(self) -> Keys:
-        """The slot of everything held."""
-        whole = (one.slots_R[one.alive_R] if one.dead else one.slots_R for one in self.segments)
-        return np.concatenate([self.head.slots(), *whole])
+    def slots(self) -> Sequence[Keys]:
+        """The slots of everything held; see Shard."""
+        sealed = (one.slots_R[one.alive_R] if one.dead else one.slots_R for one in self.segments)
+        return [*self.head.slots(), *sealed]
 
     def held(self) -> int:
         """Number of embeddings, served or not."""

@@ -95,7 +95,7 @@ def test_a_filter_that_leaves_only_one_version_keeps_recall_and_fills_the_list()
     gallery = gallery_of(items, np.arange(len(items)) % 4)
     (only,) = [shard for place, shard in gallery._shards.serving().items() if place[0] == "v2"]
     allowed = np.zeros(len(items), np.bool_)
-    allowed[only.slots()] = True
+    allowed[np.concatenate(only.slots())] = True
     view, queries = gallery._view, drawn(100, 1)
     plan = view.plan("v0", frozenset(), None)
     asked = ShardQuery(plan, dict.fromkeys(plan.still, queries), plan.still, K, allowed, exact=False)

@@ -125,7 +125,7 @@ class Life:
             scores = dict(zip(every.slots_QK[query].tolist(), every.scores_QK[query].tolist(), strict=True))
             assert [scores[slot] for slot in there] == found.scores_QK[query, : len(there)].tolist()
         assert (self.shard.count(), self.shard.held()) == (self.twin.count(), self.twin.held())
-        assert sorted(self.shard.slots().tolist()) == sorted(self.twin.slots().tolist())
+        assert sorted(np.concatenate(self.shard.slots())) == sorted(np.concatenate(self.twin.slots()))
 
     def _write(self, some: list[int]) -> None:
         for key in some:
