@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import multiprocessing
 import os
 import subprocess
@@ -32,14 +33,16 @@ from ingest import answers, free_port
 from index.archive import pack_version
 from index.engines.approximate import Selection, build
 from index.engines.config import IndexKind, Storage
-from index.engines.segments import SETTLED_ROWS
+from index.engines.segments import SETTLED_ROWS, SETTLED_SECONDS
 from index.folder import load_version, write_card
 from index.version import Card
 
 DIM, K = 128, 10
 CONNECTIONS = (1, 8, 32)
 BATCH = 5_000
-INDEXING_SECONDS = 300.0
+SEALING_SECONDS = 3_600.0
+RESTING_SECONDS, RESTING_SHARE = 5.0, 0.1
+"""A service that takes no more than this share of a processor for so long has nothing left to build."""
 CENTRES = 200
 
 
@@ -48,7 +51,10 @@ def main(
 ) -> None:
     vectors, queries = clustered(int(items))
     with tempfile.TemporaryDirectory() as scratch, served(Path(scratch), processes) as (url, service):
-        effort = fill(url, Path(scratch), vectors, index)
+        fill(url, Path(scratch), vectors, index)
+        wait_until_at_rest(service)
+        exact, effort = searched(url, vectors[:1])
+        print(f"{exact} items are scanned, the others are indexed")
         asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
         with floor_of(vectors, effort) as (floor_url, floor):
             floor_asks = [request(floor_url, "/", *body(one, "json")) for one in queries]
@@ -99,8 +105,8 @@ def served(scratch: Path, processes: str = "1") -> Any:
         service.wait()
 
 
-def fill(url: str, scratch: Path, vectors: Any, index: str) -> int:
-    """Store the vectors, wait for the index; returns the effort that the service chose, 0 where it scans."""
+def fill(url: str, scratch: Path, vectors: Any, index: str) -> None:
+    """Store the vectors, and wait until few are scanned, unless that is the index."""
     folder = scratch / "plain"
     folder.mkdir()
     write_card(folder, Card("plain", DIM, {"kind": "cosine"}, None, method="independent"))
@@ -117,15 +123,27 @@ def fill(url: str, scratch: Path, vectors: Any, index: str) -> int:
                 {"id": f"i{start + n}", "metadata": about(start + n), "embedding": v} for n, v in enumerate(block)
             ]
             http.post("/galleries/asked/items", json={"items": listed}).raise_for_status()
-        ask = {"version": "plain", "embeddings": vectors[:1].tolist(), "k": K, "explain": True}
-        until = time.monotonic() + INDEXING_SECONDS
-        while True:
-            (shard,) = http.post("/galleries/asked/query", json=ask).raise_for_status().json()["explain"]["shards"]
-            exact, effort = shard["scanned"]["exact"], shard["scanned"]["effort"]
-            if index == "exact" or exact < SETTLED_ROWS or time.monotonic() > until:
-                print(f"{exact} items are scanned, the others are indexed")
-                return int(effort)
-            time.sleep(1)
+    until = time.monotonic() + SEALING_SECONDS
+    while index != "exact" and searched(url, vectors[:1])[0] >= SETTLED_ROWS and time.monotonic() < until:
+        time.sleep(1)
+
+
+def searched(url: str, query: Any) -> tuple[int, int]:
+    """How many items a query is compared with one by one, and the effort that the service chose for the others."""
+    ask = {"version": "plain", "embeddings": query.tolist(), "k": K, "explain": True}
+    answer = httpx.post(f"{url}/v1/galleries/asked/query", json=ask, timeout=120, trust_env=False)
+    (shard,) = answer.raise_for_status().json()["explain"]["shards"]
+    return shard["scanned"]["exact"], shard["scanned"]["effort"]
+
+
+def wait_until_at_rest(pid: int) -> None:
+    """After the last write; what has settled is sealed and merged."""
+    until = time.monotonic() + SEALING_SECONDS
+    time.sleep(SETTLED_SECONDS)
+    spent, before = math.inf, cpu_seconds(pid)
+    while spent > RESTING_SHARE * RESTING_SECONDS and time.monotonic() < until:
+        time.sleep(RESTING_SECONDS)
+        spent, before = cpu_seconds(pid) - before, cpu_seconds(pid)
 
 
 def about(number: int) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import math
 import os
 import sys
 import tempfile
@@ -29,19 +28,16 @@ from typing import Any
 import faiss
 import httpx
 import numpy as np
-from http_speed import DIM, about, cpu_seconds, load, request, served
+from http_speed import DIM, SEALING_SECONDS, about, load, request, served, wait_until_at_rest
 from index_speed import CLUSTERS
 from ingest import answers
 
 from index.archive import pack_version
-from index.engines.segments import SEAL_ROWS, SETTLED_SECONDS
+from index.engines.segments import SEAL_ROWS
 from index.folder import load_version, write_card, write_edge
 from index.version import Card, Edge, EdgeKind, Score
 
 BLOCK, K, ASKED = 10_000, 10, 200
-SEALING_SECONDS = 3_600.0
-RESTING_SECONDS, RESTING_SHARE = 5.0, 0.1
-"""A service that takes no more than this share of a processor for so long has nothing left to build."""
 ASKING_SECONDS = 4.0
 
 
@@ -128,16 +124,6 @@ def wait_until_sealed(http: httpx.Client, queries: Any) -> None:
             return
         time.sleep(1)
     sys.exit(f"not sealed within {SEALING_SECONDS:.0f} s")
-
-
-def wait_until_at_rest(pid: int) -> None:
-    """After the last write; what has settled is sealed and merged."""
-    until = time.monotonic() + SEALING_SECONDS
-    time.sleep(SETTLED_SECONDS)
-    spent, before = math.inf, cpu_seconds(pid)
-    while spent > RESTING_SHARE * RESTING_SECONDS and time.monotonic() < until:
-        time.sleep(RESTING_SECONDS)
-        spent, before = cpu_seconds(pid) - before, cpu_seconds(pid)
 
 
 def ask(http: httpx.Client, url: str, queries: Any, right: Any) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from index.places import places
+from index.paths import paths_in
 
 INCOMING = ".incoming-"
 """How their names begin; no version and no edge may be named so."""
@@ -32,7 +32,7 @@ def incoming_folder(accepted: Path) -> Iterator[Path]:
 
 def remains(accepted: Path) -> Iterator[Path]:
     """The folders that were on their way when whoever filled them was killed; nobody else sweeps one meanwhile."""
-    for left in places(accepted, f"{INCOMING}*"):
+    for left in paths_in(accepted, f"{INCOMING}*"):
         try:
             lock = os.open(left, os.O_RDONLY)
         except OSError:  # it has arrived, or somebody else swept it

@@ -22,7 +22,7 @@ from index.engines.config import IndexConfig
 from index.engines.remote import Collection, Elsewhere, metric_of, nowhere
 from index.engines.remote_shard import RemoteShard
 from index.engines.segments import Job, SegmentedShard
-from index.places import places
+from index.paths import paths_in
 from index.query_plan import ShardKey
 from index.scan import Mask
 from index.space import Space, Vectors
@@ -186,7 +186,7 @@ class Shards:
         if self._folder is None:
             return set()
         used = {self._folder / version / origin for version, origin in self._by_key}
-        return set(places(self._folder, "*/*")) - used
+        return set(paths_in(self._folder, "*/*")) - used
 
     def indexed(self) -> int:
         """Items that an approximate index answers for."""

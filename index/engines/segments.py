@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,10 @@ from index.space import Space, Vectors
 SEAL_ROWS = 32_768
 """A head of so many rows is sealed: a scan of it takes a millisecond."""
 LARGEST_SEALED = 4 * SEAL_ROWS
-"""A head that outgrew it while others were built becomes several: one index of many more may take far longer."""
+"""A head that outgrew it while others were built becomes several: one index of many more may take far longer.
+
+Segments of no more rows together become one when nothing is written any more, whatever their sizes.
+"""
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
 REMEMBERED, FEWEST_ASKED = 256, 64
@@ -254,7 +258,7 @@ class SegmentedShard:
         if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += tuple(_sealed(self.space, self.head))
             self.head = FlatShard(self.dim, self.space)
-        due = self._due()
+        due = self._due(settled)
         if not due:
             return None
         return Job(due, self.config, self._asked_lately(), self._files)
@@ -324,18 +328,21 @@ class SegmentedShard:
             new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
         return ~new_N
 
-    def _due(self) -> tuple[Segment, ...]:
+    def _due(self, settled: bool) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, next."""
         for segment in self.segments:  # first, so that what is merged says what a search of it takes
             if segment.config != self.config:
                 return (segment,)
+        mergeable = sorted((segment for segment in self.segments if not segment.apart), key=Segment.held)
         tiers: dict[int, list[Segment]] = {}
-        for segment in self.segments:
-            if not segment.apart:
-                tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
+        for segment in mergeable:
+            tiers.setdefault(int(math.log(max(segment.held(), 1), MERGED_TOGETHER)), []).append(segment)
         for _, alike in sorted(tiers.items()):
             if len(alike) >= MERGED_TOGETHER:
                 return tuple(alike[:MERGED_TOGETHER])
+        fitting = sum(held <= LARGEST_SEALED for held in accumulate(map(Segment.held, mergeable)))
+        if settled and fitting > 1:
+            return tuple(mergeable[:fitting])
         for segment in self.segments:
             if segment.dead > MOST_DEAD * len(segment.keys_R):
                 return (segment,)

@@ -29,7 +29,7 @@ from index.engines.tuning import PARTS, SHARES, Tuned
 from index.events import Event
 from index.folder import sha256
 from index.incoming import INCOMING, incoming_folder, sweep
-from index.places import places
+from index.paths import paths_in
 from index.space import Space
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class SegmentFiles:
         Damaged ones and those of another space are removed, and what was left by a process that was killed.
         """
         sweep(self._folder)
-        unknown = sorted(set(places(self._folder, "*")) - set(known))
+        unknown = sorted(set(paths_in(self._folder, "*")) - set(known))
         if not unknown:
             return []
         # Hashing takes most of it, and no interpreter.

@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from index import contents
 from index.contents import Contents
 from index.events import Event
-from index.places import places
+from index.paths import paths_in
 from service.replica.loaded import LoadedGallery
 from service.store.database import Database
 from service.store.snapshots import note_snapshot, snapshots_of
@@ -85,7 +85,7 @@ def newest(connection: Connection, live: LoadedGallery, versions: set[str]) -> t
 
 def has_segments(folder: Path) -> bool:
     """Whether any rows of a gallery are sealed on disk."""
-    return bool(places(folder, "*/*/*"))
+    return bool(paths_in(folder, "*/*/*"))
 
 
 def _believed(connection: Connection, live: LoadedGallery) -> list[Path]:

@@ -45,6 +45,21 @@ def test_a_head_that_outgrew_what_one_index_holds_becomes_several_segments(monke
     assert shard.search(vectors(Cosine(), 120), 1).slots_QK[:, 0].tolist() == list(range(120))
 
 
+def test_a_few_segments_become_one_once_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "LARGEST_SEALED", 200)
+    monkeypatch.setattr(segments, "MERGED_TOGETHER", 100)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
+    for start, end in ((0, 60), (60, 100), (100, 180), (180, 330)):
+        shard.upsert(range(start, end), vectors(Cosine(), end - start, seed=start))
+        work(shard)
+    assert sorted(len(one.keys_R) for one in shard.segments) == [40, 60, 80, 150]
+
+    monkeypatch.setattr(segments, "SETTLED_SECONDS", 0.0)
+    work(shard)
+    assert sorted(len(one.keys_R) for one in shard.segments) == [150, 180]
+    assert shard.indexed() == 330
+
+
 def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.HNSW))
     for start in range(0, 400, 100):

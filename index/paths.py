@@ -6,7 +6,7 @@ from glob import glob
 from pathlib import Path
 
 
-def places(folder: Path, pattern: str) -> list[Path]:
+def paths_in(folder: Path, pattern: str) -> list[Path]:
     """What a pattern matches in a folder; names with a dot first only where the pattern has one there.
 
     What goes while it looks is not there. `Path.glob` raises FileNotFoundError then, up to Python 3.12.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from index.places import places
+from index.paths import paths_in
 
 
 def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
@@ -27,6 +27,6 @@ def test_a_folder_that_goes_while_it_is_looked_through_is_not_there(
     look = os.scandir
     monkeypatch.setattr(os, "scandir", scandir)
 
-    assert places(tmp_path, "*/*") == [tmp_path / "staying" / "two"]
+    assert paths_in(tmp_path, "*/*") == [tmp_path / "staying" / "two"]
     assert not (tmp_path / "going").exists()
-    assert places(tmp_path / "going", "*") == []
+    assert paths_in(tmp_path / "going", "*") == []
