@@ -38,7 +38,7 @@ class IndexConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     kind: IndexKind = IndexKind.AUTO
-    """what sealed segments are searched by; `auto`: a graph where it is faster than a scan and reaches the recall"""
+    """what searches sealed segments; `auto`: lists or a graph, whichever reaches the recall for less; or a scan"""
     storage: Storage = Storage.FLOAT32
     """how an approximate index keeps vectors"""
     recall: Annotated[float, Field(gt=0, lt=1)] = 0.99

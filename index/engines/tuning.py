@@ -80,6 +80,10 @@ class Tuned:
         # Twice what they are more: one more, as pages ask for to see whether there is another, is no list of its own.
         return max(needed * math.sqrt(k / AIM_K), needed + self.index.least(REFINED * (k - AIM_K) * part / share))
 
+    def cost(self, part: float = 1.0) -> float:
+        """What a search of all rows takes, as so many rows compared; as a part of a list, if it is one."""
+        return self.index.cost(self.effort_for(1.0, part, AIM_K))
+
     def _times(self, recall: float | None) -> float:
         """How many times the effort of its own aim another one takes."""
         if recall is None or not (self.aims or recall > self.recall):  # an older program measured its own alone

@@ -120,6 +120,38 @@ def test_an_index_reaches_its_recall_at_every_share_of_items_that_may_be_found(
     assert (shard.search(queries, 100)[1] % 2 == 1).all()
 
 
+@pytest.mark.parametrize(
+    ("node_cost", "few", "built", "taken"),
+    [
+        (20, 8, [IndexKind.IVF], IndexKind.IVF),
+        (20, 0, [IndexKind.IVF, IndexKind.HNSW], IndexKind.IVF),
+        (1, 0, [IndexKind.IVF, IndexKind.HNSW], IndexKind.HNSW),
+    ],
+    ids=["few lists are enough", "lists take less", "a graph takes less"],
+)
+def test_auto_takes_what_reaches_the_aim_for_less(
+    monkeypatch: pytest.MonkeyPatch, node_cost: int, few: int, built: list[IndexKind], taken: IndexKind
+) -> None:
+    monkeypatch.setattr(approximate, "NODE_COST", node_cost)
+    monkeypatch.setattr(segment, "FEW_LISTS", few)
+    kinds = []
+
+    def build(kind: IndexKind, *about: Any, **more: Any) -> Any:
+        kinds.append(kind)
+        return approximate.build(kind, *about, **more)
+
+    monkeypatch.setattr(segment, "build", build)
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(kind=IndexKind.AUTO))
+    shard.upsert(range(2000), vectors(Cosine(), 2000, centres=100))
+    work(shard)
+    (sealed,) = shard.segments
+
+    assert kinds == built
+    assert sealed.tuned is not None
+    assert sealed.tuned.index.kind is taken
+    assert recall(shard, vectors(Cosine(), 200, seed=3, centres=100)) >= 0.99
+
+
 @pytest.mark.parametrize("kind", [IndexKind.HNSW, IndexKind.IVF])
 def test_a_query_may_have_another_recall_aim_than_its_gallery(tmp_path: Path, kind: IndexKind) -> None:
     random = np.random.default_rng(0)
