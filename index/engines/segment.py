@@ -203,19 +203,12 @@ class Segment:
         indexed_RW = rows_RW[: len(rows_RW) - held_out]
         if queries_QD is None:
             queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
-        best, recalls = None, list[float]()
-        for kind in KINDS_OF_AUTO if config.kind is IndexKind.AUTO else (config.kind,):
-            index = build(kind, config.storage, indexed_RW, inner_product=self.space.inner_product, stopped=stopped)
-            if index is None:
-                return False
-            efforts, recall, aims = tune(index, self.space, indexed_RW, queries_QD, config.recall)
-            recalls.append(recall)
-            if efforts is not None and (best is None or index.cost(efforts[0][0]) < best.cost()):
-                best = Tuned(index, efforts, recall, aims)
-            if kind is IndexKind.IVF and best is not None and best.efforts[0][0] <= FEW_LISTS:
-                break
+        found = self._cheapest(config, indexed_RW, queries_QD, stopped)
+        if found is None:
+            return False
+        best, reached = found
         if best is None:
-            told = _told(config, max(recalls), missed)
+            told = _told(config, reached, missed)
             logger.warning(Event("recall_not_reached", index=config.kind.value, items=len(rows_RW), **told))
             return True
         best.index.add(rows_RW[len(indexed_RW) :])
@@ -223,6 +216,26 @@ class Segment:
         self._ways.clear()
         self._on_gpu = None
         return True
+
+    def _cheapest(
+        self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool]
+    ) -> tuple[Tuned | None, float] | None:
+        """Of the indexes to be tried what reaches the aim for least, None where none does, and the best recall of any.
+
+        None: it was stopped.
+        """
+        best, reached = None, 0.0
+        for kind in KINDS_OF_AUTO if config.kind is IndexKind.AUTO else (config.kind,):
+            index = build(kind, config.storage, rows_RW, inner_product=self.space.inner_product, stopped=stopped)
+            if index is None:
+                return None
+            efforts, recall, aims = tune(index, self.space, rows_RW, queries_QD, config.recall)
+            reached = max(reached, recall)
+            if efforts is not None and (best is None or index.cost(efforts[0][0]) < best.cost()):
+                best = Tuned(index, efforts, recall, aims)
+            if kind is IndexKind.IVF and best is not None and best.efforts[0][0] <= FEW_LISTS:
+                break
+        return best, reached
 
     def arrange(self) -> None:
         """Have rows lie as the index searches them best, which nobody does yet."""
