@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.engines import gpu
-from index.engines.approximate import Selection, build
+from index.engines.approximate import ADDED_ROWS, Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
@@ -317,7 +317,8 @@ def merged(segments: Sequence[Segment]) -> Segment:
     def together(parts: Sequence[NDArray[T]]) -> NDArray[T]:
         made = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
         for part, at, to in zip(parts, alive, split, strict=True):
-            made[to] = part[at]
+            for start in range(0, len(at), ADDED_ROWS):  # others get the interpreter in between: they answer queries
+                made[to[start : start + ADDED_ROWS]] = part[at[start : start + ADDED_ROWS]]
         return made
 
     return Segment(
