@@ -32,13 +32,13 @@ class Costs:
     """The same where vectors lie in files, REGRAFT_VECTORS=objects."""
     files: float = 536.0
     """Bytes an item of these files."""
-    indexes: float = 1_097.0
-    """Bytes an item below indexes/ of an API machine: what benchmarks/million.py finds on disk, 1,812, less `sql`."""
+    indexes: float = 1_274.0
+    """Bytes an item below indexes/ of an API machine: what benchmarks/million.py finds on disk, 1,989, less `sql`."""
     image: float = 20_000.0
     """Bytes of a stored image: an assumption."""
-    ingest: float = 46.5 / 1e6
+    ingest: float = 28.6 / 1e6
     """Seconds an item, arrays over HTTP, SQLite: benchmarks/million.py."""
-    seal: float = 176.9 / 1e6
+    seal: float = 44.8 / 1e6
     """Seconds an item until it is in an index: benchmarks/million.py."""
     bring: float = 461 / 1e6
     """Seconds of processor an item that is stored and brought to pgvector, by the process that does it and the server:
@@ -53,7 +53,7 @@ class Costs:
     """Seconds of PostgreSQL's processor an item of a transform, whose computing takes next to nothing:
     benchmarks/workers.py, one worker, 0.35 of a core for 2,004 items a second. Taken to come one after the other, as a
     gallery's numbers of the feed do: no more items a second, however many workers."""
-    query: float = 0.0018
+    query: float = 0.0009
     """Seconds of a query, p50, at a million items: benchmarks/million.py, the slowest of its three."""
     growth: float = 0.7
     """A query takes so many times more, as a power of the items: one graph's search grows slowly, but segments grow in
