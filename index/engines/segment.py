@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from index.engines import gpu
-from index.engines.approximate import ADDED_ROWS, Selection, build
+from index.engines.approximate import Selection, build
 from index.engines.base import MISSING, Hits, Keys, Scanned, is_full
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.digest import UNKNOWN, digests
@@ -69,6 +69,8 @@ class Segment:
         self.folder: Path | None = None
         self.apart = False
         """Whether it is not merged again: that was tried, and found too little or took too long."""
+        self.provisional = False
+        """Whether its lists were taken without trying a graph, which may take less."""
         self.stored_bytes = 0
         """Of its files, those that are not its rows."""
         self._digests_R = digests_R
@@ -187,13 +189,19 @@ class Segment:
         return Hits(scores_QC, slots_QC, is_full(at_QC), how, sure)
 
     def index_by(
-        self, config: IndexConfig, queries_QD: Vectors | None, stopped: Callable[[], bool], *, missed: str
+        self,
+        config: IndexConfig,
+        queries_QD: Vectors | None,
+        stopped: Callable[[], bool],
+        *,
+        missed: str,
+        hurried: bool = False,
     ) -> bool:
         """Build an index as the gallery wants it, and measure what effort its recall takes; takes a while.
 
         `queries_QD`: what is asked of these rows lately; else the last rows stand for queries, which `merged` has drawn
         at random. Where no effort reaches the aim it is told, with what follows (`missed`), and the segment goes on
-        being scanned. False: it was stopped before the end.
+        being scanned. `hurried`: the first index that reaches it is enough. False: it was stopped before the end.
         """
         self.config = config
         if config.kind is IndexKind.EXACT or (config.kind is IndexKind.AUTO and len(self.keys_R) < MIN_APPROXIMATE):
@@ -203,7 +211,7 @@ class Segment:
         indexed_RW = rows_RW[: len(rows_RW) - held_out]
         if queries_QD is None:
             queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
-        found = self._cheapest(config, indexed_RW, queries_QD, stopped)
+        found = self._cheapest(config, indexed_RW, queries_QD, stopped, hurried)
         if found is None:
             return False
         best, reached = found
@@ -218,7 +226,7 @@ class Segment:
         return True
 
     def _cheapest(
-        self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool]
+        self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool], hurried: bool
     ) -> tuple[Tuned | None, float] | None:
         """Of the indexes to be tried what reaches the aim for least, None where none does, and the best recall of any.
 
@@ -233,8 +241,11 @@ class Segment:
             reached = max(reached, recall)
             if efforts is not None and (best is None or index.cost(efforts[0][0]) < best.cost()):
                 best = Tuned(index, efforts, recall, aims)
-            if kind is IndexKind.IVF and best is not None and best.efforts[0][0] <= FEW_LISTS:
-                break
+            if kind is IndexKind.IVF and best is not None:
+                few = best.efforts[0][0] <= FEW_LISTS
+                self.provisional = hurried and config.kind is IndexKind.AUTO and not few
+                if few or hurried:
+                    break
         return best, reached
 
     def arrange(self) -> None:
@@ -317,8 +328,7 @@ def merged(segments: Sequence[Segment]) -> Segment:
     def together(parts: Sequence[NDArray[T]]) -> NDArray[T]:
         made = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
         for part, at, to in zip(parts, alive, split, strict=True):
-            for start in range(0, len(at), ADDED_ROWS):  # others get the interpreter in between: they answer queries
-                made[to[start : start + ADDED_ROWS]] = part[at[start : start + ADDED_ROWS]]
+            made[to] = part[at]
         return made
 
     return Segment(

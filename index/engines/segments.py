@@ -42,6 +42,8 @@ Segments of no more rows together become one when nothing is written any more, w
 """
 SETTLED_ROWS, SETTLED_SECONDS = 10_000, 10.0
 """One of so many is, too, once nothing was written for so long."""
+FILLED_SECONDS = 60.0
+"""Where a head fills in less, items come faster than graphs are built: lists do for now (decision 0046)."""
 REMEMBERED, FEWEST_ASKED = 256, 64
 """So many queries are remembered; so many of them, if they differ, say how good an index is, fewer are no sample."""
 MERGED_TOGETHER = 4
@@ -58,8 +60,11 @@ class Job:
 
     replaced: tuple[Segment, ...]
     config: IndexConfig
-    queries_QD: Vectors | None
+    asked: Sequence[Vectors]
+    """What was asked lately, the last calls last."""
     files: SegmentFiles | None
+    hurried: bool = False
+    """Whether the first index that reaches the recall aim is enough for now."""
     made: Segment = field(init=False)
     apart: bool = field(default=False, init=False)
     """Whether they stay as they are: one index of all of them misses the aim, or takes a search more than theirs do."""
@@ -70,7 +75,8 @@ class Job:
         if not made.keys_R.size:
             return True
         kept = len(self.replaced) > 1 and any(one.tuned for one in self.replaced)
-        if not made.index_by(self.config, self.queries_QD, stopped, missed=KEPT if kept else SCANNED):
+        missed = KEPT if kept else SCANNED
+        if not made.index_by(self.config, self.sample(), stopped, missed=missed, hurried=self.hurried):
             return False
         self.apart = kept and (made.tuned is None or made.cost() > sum(one.cost(made) for one in self.replaced))
         if self.apart:
@@ -80,6 +86,13 @@ class Job:
         made.arrange()
         self.made = made if self.files is None else self.files.keep(made)
         return True
+
+    def sample(self) -> Vectors | None:
+        """What an index is to be measured with, None: too few. A query that is repeated is one query."""
+        if sum(map(len, self.asked)) < FEWEST_ASKED:
+            return None
+        queries_QD: Vectors = np.unique(np.concatenate(self.asked)[-REMEMBERED:], axis=0)
+        return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
 
     def clear(self) -> None:
         """Remove the files of what was replaced; after `finish`."""
@@ -98,7 +111,7 @@ class SegmentedShard:
         self.head = FlatShard(dim, space)
         self._files = SegmentFiles(folder) if folder else None
         self.segments = tuple(self._files.load(space, dim)) if self._files else ()
-        self._written = time.monotonic()
+        self._written = self._began = time.monotonic()
         # The first queries of each of the last calls.
         self._asked: deque[Vectors] = deque(maxlen=REMEMBERED)
 
@@ -252,24 +265,19 @@ class SegmentedShard:
 
     def freeze(self) -> Job | None:
         """Seal the head if it is large, and say what is to be built next; None: nothing is."""
-        settled = time.monotonic() - self._written > SETTLED_SECONDS
+        now = time.monotonic()
+        settled = now - self._written > SETTLED_SECONDS
+        hurried = not settled and now - self._began < FILLED_SECONDS
         # One array is scanned fastest, so that an exact shard is its head; but a GPU scans what does not change.
         sealed = self.config.kind is not IndexKind.EXACT or gpu.used() is not None
         if self.head.held() >= (SETTLED_ROWS if settled else SEAL_ROWS) and sealed:
             self.segments += tuple(_sealed(self.space, self.head))
             self.head = FlatShard(self.dim, self.space)
-        due = self._due(settled)
+            self._began = now
+        due = self._due(settled, hurried)
         if not due:
             return None
-        return Job(due, self.config, self._asked_lately(), self._files)
-
-    def _asked_lately(self) -> Vectors | None:
-        """What an index is to be measured with, None: too few. A query that is repeated is one query."""
-        asked = [*self._asked]
-        if sum(map(len, asked)) < FEWEST_ASKED:
-            return None
-        queries_QD: Vectors = np.unique(np.concatenate(asked)[-REMEMBERED:], axis=0)
-        return queries_QD if len(queries_QD) >= FEWEST_ASKED else None
+        return Job(due, self.config, tuple(self._asked), self._files, hurried)
 
     def finish(self, job: Job) -> None:
         """Swap in what was built, in one assignment; what died meanwhile is dead in it, what came back beside it."""
@@ -328,7 +336,7 @@ class SegmentedShard:
             new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
         return ~new_N
 
-    def _due(self, settled: bool) -> tuple[Segment, ...]:
+    def _due(self, settled: bool, hurried: bool) -> tuple[Segment, ...]:
         """The segments to be made one, or made anew, next."""
         for segment in self.segments:  # first, so that what is merged says what a search of it takes
             if segment.config != self.config:
@@ -344,7 +352,7 @@ class SegmentedShard:
         if settled and fitting > 1:
             return tuple(mergeable[:fitting])
         for segment in self.segments:
-            if segment.dead > MOST_DEAD * len(segment.keys_R):
+            if segment.dead > MOST_DEAD * len(segment.keys_R) or (segment.provisional and not hurried):
                 return (segment,)
         return ()
 

@@ -55,6 +55,7 @@ class Manifest(BaseModel):
     efforts: Annotated[tuple[PartEfforts, ...], Field(min_length=len(SHARES), max_length=len(SHARES))] | None
     recall: float | None
     aims: tuple[PositiveInt, ...] = ()
+    provisional: bool = False
     sha256: dict[str, str]
 
 
@@ -112,6 +113,7 @@ class SegmentFiles:
             efforts=tuned and tuple(map(tuple, tuned.efforts)),
             recall=tuned and tuned.recall,
             aims=tuple(tuned.aims) if tuned else (),
+            provisional=segment.provisional,
             sha256={file.name: sha256(file) for file in sorted(folder.iterdir())},
         )
         sync_all(list(folder.iterdir()))
@@ -153,7 +155,8 @@ def _open(folder: Path, space: Space, dim: int) -> Segment:
         raise ValueError("files of different lengths")
     # Slots come with the rows' items.
     segment = Segment(space, rows_RW, keys_R, np.zeros_like(keys_R), digests_R=digests_R)
-    segment.config, segment.folder, segment.apart = manifest.config, folder, (folder / APART).exists()
+    segment.config, segment.folder = manifest.config, folder
+    segment.apart, segment.provisional = (folder / APART).exists(), manifest.provisional
     files = sum((folder / name).stat().st_size for name in manifest.sha256)
     segment.stored_bytes = max(0, files - rows_RW.nbytes)
     if index is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from index.engines import segment, segments
+from index.engines import approximate, segment, segments
 from index.engines.config import IndexConfig, IndexKind
 from index.engines.segments import SegmentedShard
 from index.engines.tuning import Measured
@@ -70,6 +70,29 @@ def test_segments_of_one_size_are_merged_and_many_dead_rows_are_swept() -> None:
     shard.delete(range(200))
     work(shard)
     assert [len(one.keys_R) for one in shard.segments] == [200]
+
+
+def test_lists_do_while_items_come_fast_and_a_graph_is_tried_once_they_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(approximate, "NODE_COST", 0.1)
+    monkeypatch.setattr(segment, "FEW_LISTS", 0)
+
+    def held() -> list[tuple[IndexKind, bool]]:
+        return [(one.tuned.index.kind, one.provisional) for one in shard.segments if one.tuned]
+
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(), tmp_path)
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    assert held() == [(IndexKind.IVF, True)]
+
+    shard = SegmentedShard(DIM, Cosine(), IndexConfig(), tmp_path)
+    shard.upsert(range(100), vectors(Cosine(), 100))
+    work(shard)
+    assert held() == [(IndexKind.IVF, True)]
+    monkeypatch.setattr(segments, "FILLED_SECONDS", 0.0)
+    work(shard)
+    assert held() == [(IndexKind.HNSW, False)]
 
 
 @pytest.fixture
