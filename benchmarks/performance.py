@@ -1,12 +1,12 @@
 """`make bench`: every measurement of speed in turn, on a quiet machine, written into docs/performance.md with a plot.
 
-    python benchmarks/performance.py [--again] [--large] [--peers PYTHON]
+    python benchmarks/performance.py [--again] [--only TEXT] [--large] [--peers PYTHON]
 
-What each script printed is kept in runs/performance/, and a script whose output is there is not run again, so that a
-run that was stopped goes on; `--again` begins anew. A script that fails is told of on the page, and run again the next
-time. `--large` takes a million items in the other tables too, five million and longer vectors in process, which takes
-hours. `--peers`: an interpreter whose environment has this package's dependencies and the other engines, see
-benchmarks/peers.py.
+What each script printed is kept in runs/performance/ with the commit it measured, and a script whose output is there is
+not run again, so that a run that was stopped goes on; `--again` begins anew. `--only TEXT` measures sections whose
+title has TEXT in it. A script that fails is told of on the page, and run again the next time. `--large` takes a million
+items in the other tables too, millions and longer vectors in process, which takes hours. `--peers`: an interpreter
+whose environment has this package's dependencies and the other engines, see benchmarks/peers.py.
 """
 
 from __future__ import annotations
@@ -57,8 +57,13 @@ class Section:
         arguments = self.large if large and self.large is not None else self.arguments
         return [f"benchmarks/{self.script}.py", *arguments]
 
+    def is_plotted(self) -> bool:
+        """Whether its table is of engines in process, by vectors of the same length."""
+        return self.script == "peers" and "512" not in self.arguments
 
-CHOSEN = "Regraft, aim 0.99+FAISS"
+
+CHOSEN = "Regraft, aim 0.99+FAISS flat+FAISS IVF"
+"""Engines of which several fit into memory and are built within minutes: a graph takes half an hour."""
 
 SECTIONS = (
     Section(
@@ -68,11 +73,18 @@ SECTIONS = (
         "peers",
         ("10000,100000", "200"),
         conclusions.in_process,
-        large=("10000,100000,1000000", "200"),
+    ),
+    Section(
+        "In process, a million",
+        "The same; Chroma, LanceDB and milvus-lite are left out.",
+        "peers",
+        ("1000000", "200"),
+        conclusions.in_process,
+        only_large=True,
     ),
     Section(
         "In process, five million",
-        "Engines of which several fit into memory.",
+        "Without graphs.",
         "peers",
         ("5000000", "300", "128", CHOSEN),
         conclusions.in_process,
@@ -80,7 +92,7 @@ SECTIONS = (
     ),
     Section(
         "In process, a million of 512 numbers",
-        "Engines of which several fit into memory.",
+        "Without graphs.",
         "peers",
         ("1000000", "300", "512", CHOSEN),
         conclusions.in_process,
@@ -102,12 +114,26 @@ SECTIONS = (
         conclusions.over_http,
     ),
     Section(
+        "Over HTTP, 100,000 items, two processes",
+        "The same with `regraft serve --processes 2`; the floor has one, and the client is one more.",
+        "http_speed",
+        ("100000", "4", "auto", "json", "2"),
+        conclusions.over_http,
+    ),
+    Section(
         "Several versions in one list",
         "The same items in galleries of 1, 2, 4 and 8 versions, scanned; then what each kind of edge does to a query.",
         "mixed_versions",
         ("100000", "200"),
         conclusions.versions,
         large=("100000,1000000", "100"),
+    ),
+    Section(
+        "Several versions in one list, indexed",
+        "The same with the index that `auto` takes.",
+        "mixed_versions",
+        ("80000", "300", "auto"),
+        conclusions.versions,
     ),
     Section(
         "Filters",
@@ -187,20 +213,21 @@ SECTIONS = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--again", action="store_true", help="measure all anew")
+    parser.add_argument("--again", action="store_true", help="measure anew")
+    parser.add_argument("--only", default="", metavar="TEXT", help="measure sections with this in their title")
     parser.add_argument("--large", action="store_true", help="with a million items and more")
     parser.add_argument("--peers", default=sys.executable, help="the interpreter that has the other engines")
     options = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
-    for kept in KEPT.glob("*.txt") if options.again else ():
-        kept.unlink()
-    chosen = [section for section in SECTIONS if options.large or not section.only_large]
+    shown = [section for section in SECTIONS if options.large or not section.only_large]
+    chosen = [section for section in shown if options.only in section.title]
+    for section in chosen if options.again else ():
+        place(section, options.large).unlink(missing_ok=True)
     for at, section in enumerate(chosen, 1):
         print(f"{at}/{len(chosen)} {section.title}", flush=True)
         measure(section, options.large, options.peers if section.script == "peers" else sys.executable)
-        PAGE.write_text(page(chosen, options.large))
-    if (first := output(SECTIONS[0], options.large)) is not None:
-        plot(first)
+        PAGE.write_text(page(shown, options.large))
+    plot("".join(output(section, options.large) or "" for section in shown if section.is_plotted()))
     print(f"written: {PAGE}")
 
 
@@ -218,8 +245,13 @@ def measure(section: Section, large: bool, python: str) -> None:
         print(f"not measured: {error}", flush=True)
         return
     took = time.monotonic() - started
-    how = f"`python {shlex.join(command)}`, {took:.0f} s, {time.strftime('%Y-%m-%d')}"
+    how = f"`python {shlex.join(command)}`, {took:.0f} s, {time.strftime('%Y-%m-%d')}, {commit()}"
     kept.write_text(f"{ran.stdout.strip()}\n\n{how}\n")
+
+
+def commit() -> str:
+    """What is measured."""
+    return subprocess.check_output(["git", "describe", "--always", "--dirty"], cwd=HERE, text=True).strip()
 
 
 def place(section: Section, large: bool) -> Path:
