@@ -74,19 +74,34 @@ class Indexer:
             # Also what was built before it was our turn: nothing is built twice.
             live.gallery.adopt_segments()
             if mine and time.monotonic() - self._stands[live.id][1] <= LOOKED_AT_SECONDS:
-                self._build(live)
-                # It may have changed while something was built, and nobody looks again once it has stood for long.
-                seq, since = self._stood(live)
-                settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
-                self._replica.keep_snapshot(live, settled=settled)
+                try:
+                    self._work(live)
+                except OSError:
+                    self._replica.refresh(live.id)
+                    if self._is_known(live):  # the files of one that was deleted go while they are written
+                        raise
+
+    def _work(self, live: LoadedGallery) -> None:
+        self._build(live)
+        # It may have changed while something was built, and nobody looks again once it has stood for long.
+        seq, since = self._stood(live)
+        settled = seq == live.seq and time.monotonic() - since > SETTLED_SECONDS
+        self._replica.keep_snapshot(live, settled=settled)
+
+    def _is_known(self, live: LoadedGallery) -> bool:
+        return self._replica.cache.in_use(live.id) is live
 
     def _build(self, live: LoadedGallery) -> None:
         self._replica.refresh(live.id)  # so that no other process's files look like those of a shard that is gone
         live.gallery.sweep_files()
         started = time.monotonic()
+
+        def stopped() -> bool:
+            return self._stop.is_set() or not self._is_known(live)
+
         before = CONTEXT.set({**CONTEXT.get(), "gallery": live.name})  # of what is said about its segments too
         try:
-            while not self._stop.is_set() and live.gallery.build_index(self._stop.is_set):
+            while not stopped() and live.gallery.build_index(stopped):
                 seconds = time.monotonic() - started
                 logger.info(Event("indexed", items=live.gallery.indexed(), seconds=round(seconds, 1)))
                 # The next one may take minutes, and whoever starts after a crash in them needs it.

@@ -11,10 +11,12 @@ import pytest
 from sqlalchemy.exc import OperationalError
 
 from index.engines import segment, segments
+from index.engines.snapshot import SegmentFiles
 from index.gallery import Gallery
 from service.replica import indexer
 from service.replica.indexer import Indexer
 from service.replica.replica import Replica
+from service.store.deletion import delete_gallery
 from staging.builders import make_version
 from staging.replicated import ReplicatedWorld as World
 from staging.waiting import until
@@ -84,6 +86,38 @@ def test_while_the_database_is_away_it_says_so_once_and_then_it_goes_on(
 
     said = Counter(str(record.msg) for record in caplog.records if record.levelname == "ERROR")
     assert said == {"action=indexes_not_swept": 1, "action=index_failed gallery=a": 1}
+
+
+def test_a_gallery_that_is_deleted_while_its_index_is_written_is_left_alone(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    replica, keep, write = world.new_replica(), SegmentFiles.keep, SegmentFiles._write
+    failed: list[OSError] = []
+
+    def write_one_that_goes(files: SegmentFiles, made: segment.Segment, folder: Path) -> None:
+        with world.database.write() as connection:
+            delete_gallery(connection, live.id)
+        replica.sweep_indexes()
+        write(files, made, folder)
+
+    def keep_it(files: SegmentFiles, made: segment.Segment) -> segment.Segment:
+        try:
+            return keep(files, made)
+        except OSError as error:
+            failed.append(error)
+            raise
+
+    monkeypatch.setattr(SegmentFiles, "_write", write_one_that_goes)
+    monkeypatch.setattr(SegmentFiles, "keep", keep_it)
+    live = replica.find("a")
+    one = Indexer(replica)
+    one.start()
+    try:
+        until(lambda: not replica.all())
+    finally:
+        one.stop()
+    assert len(failed) == 1
+    assert [record.msg for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 def test_a_start_finds_a_snapshot_also_where_more_is_to_be_built(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
