@@ -333,7 +333,11 @@ class SegmentedShard:
         new_N = np.ones(len(keys_N), np.bool_)
         for segment in self.segments:
             segment.kill(keys_N[~new_N])
-            new_N[new_N] = ~segment.take(keys_N[new_N], rows_NW[new_N], slots_N[new_N], served_N[new_N])
+            (left,) = np.nonzero(new_N)
+            # Queries wait meanwhile: only rows that are held are copied.
+            held = left[segment.find(keys_N[left], dead=True) != MISSING]
+            if len(held):
+                new_N[held] = ~segment.take(keys_N[held], rows_NW[held], slots_N[held], served_N[held])
         return ~new_N
 
     def _due(self, settled: bool, hurried: bool) -> tuple[Segment, ...]:
