@@ -13,6 +13,8 @@ VALUES: list[tuple[Any, str, Any]] = [
     (segments, "SEAL_ROWS", 3),
     (segments, "LARGEST_SEALED", 4),
     (segments, "MERGED_TOGETHER", 2),
+    (segments, "FILLED_SECONDS", 0.2),
+    (segment, "FEW_LISTS", 0),
     (segment, "MIN_APPROXIMATE", 3),
     (approximate, "NODE_COST", 0),
     (approximate, "LISTED_COST", 0),
