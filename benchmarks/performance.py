@@ -76,7 +76,7 @@ SECTIONS = (
     ),
     Section(
         "In process, a million",
-        "The same; Chroma, LanceDB and milvus-lite are left out.",
+        "The same, without engines that take minutes for 100,000.",
         "peers",
         ("1000000", "200"),
         conclusions.in_process,

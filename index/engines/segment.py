@@ -211,7 +211,8 @@ class Segment:
         indexed_RW = rows_RW[: len(rows_RW) - held_out]
         if queries_QD is None:
             queries_QD = np.ascontiguousarray(rows_RW[-max(held_out, 1) :, : self.dim])
-        found = self._cheapest(config, indexed_RW, queries_QD, stopped, hurried)
+        enough = math.inf if hurried else FEW_LISTS
+        found = self._cheapest(config, indexed_RW, queries_QD, stopped, enough)
         if found is None:
             return False
         best, reached = found
@@ -221,16 +222,18 @@ class Segment:
             return True
         best.index.add(rows_RW[len(indexed_RW) :])
         self.tuned = best
+        lists = best.efforts[0][0] if best.index.kind is IndexKind.IVF else 0
+        self.provisional = config.kind is IndexKind.AUTO and FEW_LISTS < lists <= enough
         self._ways.clear()
         self._on_gpu = None
         return True
 
     def _cheapest(
-        self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool], hurried: bool
+        self, config: IndexConfig, rows_RW: Vectors, queries_QD: Vectors, stopped: Callable[[], bool], enough: float
     ) -> tuple[Tuned | None, float] | None:
         """Of the indexes to be tried what reaches the aim for least, None where none does, and the best recall of any.
 
-        None: it was stopped.
+        Where so many lists are `enough`, a graph is not tried. None: it was stopped.
         """
         best, reached = None, 0.0
         for kind in KINDS_OF_AUTO if config.kind is IndexKind.AUTO else (config.kind,):
@@ -241,11 +244,8 @@ class Segment:
             reached = max(reached, recall)
             if efforts is not None and (best is None or index.cost(efforts[0][0]) < best.cost()):
                 best = Tuned(index, efforts, recall, aims)
-            if kind is IndexKind.IVF and best is not None:
-                few = best.efforts[0][0] <= FEW_LISTS
-                self.provisional = hurried and config.kind is IndexKind.AUTO and not few
-                if few or hurried:
-                    break
+            if kind is IndexKind.IVF and best is not None and best.efforts[0][0] <= enough:
+                break
         return best, reached
 
     def arrange(self) -> None:
