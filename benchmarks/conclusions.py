@@ -76,10 +76,11 @@ def filtered(text: str) -> str:
 
 def stored(text: str) -> str:
     """Medians."""
-    median = {row[0]: number(row[1]) for row in rows(text) if row[0] in {"floor", "json", "npy"}}
+    median = {row[0]: number(row[1]) for row in rows(text) if row[0] in {"floor", "json", "npy", "arrow"}}
+    share = {name: rate / median["floor"] for name, rate in median.items()}
     return (
-        f"Arrays are stored at {median['npy'] / median['floor']:.2f} of the floor's rate, JSON at"
-        f" {median['json'] / median['floor']:.2f}."
+        f"Arrays are stored at {share['npy']:.2f} of the floor's rate, Arrow's tables at {share['arrow']:.2f}, JSON at"
+        f" {share['json']:.2f}."
     )
 
 

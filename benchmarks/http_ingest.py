@@ -1,9 +1,10 @@
-"""Embeddings into a gallery over HTTP, as JSON and as arrays, beside a floor: rows into SQLite, committed to the disk.
+"""Embeddings into a gallery over HTTP, in each form of a body, beside a floor: rows into SQLite, committed to the disk.
 
     python benchmarks/http_ingest.py [BATCHES] [ITEMS]
 
-BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), each into a table or
-gallery of its own, which is loaded and only scanned. Read the ratios. CPU is that of whoever stores, for a batch.
+BATCHES of ITEMS x 128 with two metadata fields each, in turns: the floor, JSON, arrays (.npy), tables (Arrow), each
+into a table or gallery of its own, which is loaded and only scanned. Read the ratios. CPU is that of whoever stores,
+for a batch.
 """
 
 from __future__ import annotations
@@ -16,11 +17,17 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow as pa
 from http_speed import DIM, about, clustered, cpu_seconds, fill, served
+
+from regraft.given import stream
+from regraft.item_routes import ARROW
 
 
 def main(batches: str = "6", items: str = "10000") -> None:
@@ -35,7 +42,7 @@ def main(batches: str = "6", items: str = "10000") -> None:
         database.execute("pragma synchronous=full")
         database.execute("create table item (id text unique, metadata text, vector blob)")
         with httpx.Client(base_url=f"{url}/v1", timeout=120, trust_env=False) as http:
-            for name in ("json", "npy"):
+            for name in ("json", "npy", "arrow"):
                 http.post("/galleries", json={"name": name, "index": {"kind": "exact"}}).raise_for_status()
                 http.post(f"/galleries/{name}/deployments", json={"version": "plain"}).raise_for_status()
                 ask = {"version": "plain", "embeddings": vectors[:1].tolist()}
@@ -54,15 +61,24 @@ def main(batches: str = "6", items: str = "10000") -> None:
                 took["floor"].append(time.perf_counter() - started)
                 spent["floor"].append(time.process_time() - before)
                 as_json = {"content": body, "headers": {"content-type": "application/json"}}
-                for name, request in (("json", as_json), ("npy", form)):
+                as_table = {"content": table(described, vectors), "headers": {"content-type": ARROW}}
+                for name, request in (("json", as_json), ("npy", form), ("arrow", as_table)):
                     before, started = cpu_seconds(service), time.perf_counter()
-                    http.post(f"/galleries/{name}/items", **request).raise_for_status()  # type: ignore[arg-type]
+                    http.post(f"/galleries/{name}/items", **request).raise_for_status()
                     took[name].append(time.perf_counter() - started)
                     spent[name].append(cpu_seconds(service) - before)
     print(f"{batches} batches of {count} x {DIM}; load {os.getloadavg()[0]:.1f}")
     for name, seconds in took.items():
         rates = f"{count / float(np.median(seconds)):,.0f}/s | {count / min(seconds):,.0f}/s"
         print(f"| {name} | {rates} | CPU {1000 * float(np.median(spent[name])):.0f} ms |")
+
+
+def table(described: Sequence[Mapping[str, Any]], vectors: Any) -> bytes:
+    """Items with their metadata as columns, and their vectors."""
+    rows = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    about = pa.Table.from_pylist([item["metadata"] for item in described])
+    made = about.append_column("id", pa.array([item["id"] for item in described])).append_column("embedding", rows)
+    return stream(made)
 
 
 if __name__ == "__main__":
