@@ -52,13 +52,15 @@ def in_process(text: str) -> str:
 
 def over_http(text: str) -> str:
     """The most connections."""
-    last = {row[0]: row for row in rows(text) if len(row) > 5 and row[1].isdigit()}
+    last = {row[0]: row for row in rows(text) if len(row) > 6 and row[1].isdigit()}
     ours, floor = last["regraft"], last["floor"]
-    share = number(ours[4]) / number(floor[4])
-    return (
-        f"{ours[1]} connections: {number(ours[4]):,.0f} requests/s, {share:.2f} of what the floor answers, for"
-        f" {number(ours[5]) / number(floor[5]):.1f} times its processor time."
+    share = number(ours[5]) / number(floor[5])
+    told = (
+        f"{ours[1]} connections: {number(ours[5]):,.0f} requests/s, {share:.2f} of what the floor answers, for"
+        f" {number(ours[6]) / number(floor[6]):.1f} times its processor time"
     )
+    others = {name: row for name, row in last.items() if name not in {"regraft", "floor"}}
+    return told + "".join(f"; {name}: {number(row[5]):,.0f} at recall {row[2]}" for name, row in others.items()) + "."
 
 
 def versions(text: str) -> str:

@@ -3,10 +3,10 @@
     python benchmarks/http_speed.py [ITEMS] [SECONDS] [INDEX] [FORM] [PROCESSES]
 
 A gallery of ITEMS embeddings of 128 numbers, k = 10, INDEX `exact` or `auto`, FORM `json` or `npy`. The floor is one
-Starlette route that reads JSON with orjson, asks the same kind of FAISS index (a scan, or a graph with the effort that
-the service chose) and writes ids, scores and metadata with orjson. Both are asked in turns by the same client, with 1,
-8 and 32 connections for SECONDS each, on the machine that runs them: read ratios. CPU is a request's, of all
-PROCESSES of the server. Last come `GET /health` alone, and beside 32 connections that ask.
+Starlette route that reads JSON with orjson, asks the index that Regraft would build of all rows and writes ids, scores
+and metadata with orjson. Chroma's server is asked too where the environment has it (extra `bench`). All are asked in
+turns by the same client, with 1, 8 and 32 connections for SECONDS each, on the machine that runs them: read ratios.
+CPU is a request's, of all PROCESSES of the server. Last come `GET /health` alone, and beside 32 connections that ask.
 """
 
 from __future__ import annotations
@@ -14,30 +14,31 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import multiprocessing
 import os
+import re
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import faiss
 import httpx
 import numpy as np
+from http_peers import CHROMA, chroma_of, floor_of
 from ingest import answers, free_port
 
 from index.archive import pack_version
-from index.engines.approximate import Selection, build
-from index.engines.config import IndexKind, Storage
 from index.engines.segments import SETTLED_ROWS, SETTLED_SECONDS
 from index.folder import load_version, write_card
 from index.version import Card
 
 DIM, K = 128, 10
+JSON = "application/json"
 CONNECTIONS = (1, 8, 32)
 BATCH = 5_000
 SEALING_SECONDS = 3_600.0
@@ -56,13 +57,21 @@ def main(
         exact, effort = searched(url, vectors[:1])
         print(f"{exact} items are scanned, the others are indexed")
         asks = [request(url, "/v1/galleries/asked/query", *body(one, form)) for one in queries]
-        with floor_of(vectors, effort) as (floor_url, floor):
-            floor_asks = [request(floor_url, "/", *body(one, "json")) for one in queries]
+        right = faiss.knn(queries, vectors, K, metric=faiss.METRIC_INNER_PRODUCT)[1]
+        with ExitStack() as running:
+            peers = {"floor": running.enter_context(floor_of(vectors, about, K, exact=index == "exact"))}
+            if CHROMA.exists():
+                peers["Chroma's server"] = running.enter_context(chroma_of(Path(scratch), vectors, about, K))
+            asked = {
+                name: (peer.pid, peer.url, [request(peer.url, peer.path, peer.body(one), JSON) for one in queries])
+                for name, peer in peers.items()
+            } | {"regraft": (service, url, asks)}
+            found = {name: recall(where, requests, right) for name, (_, where, requests) in asked.items()}
             print(f"{items} items, index {index} (effort {effort}), {form}; load {os.getloadavg()[0]:.1f}")
-            print(f"| server | connections | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 6}")
+            print(f"| server | connections | recall@10 | p50 ms | p99 ms | requests/s | CPU ms |\n|{' --- |' * 7}")
             for connections in CONNECTIONS:
-                show("floor", connections, floor, floor_url, floor_asks, float(seconds))
-                show("regraft", connections, service, url, asks, float(seconds))
+                for name, (pid, where, requests) in asked.items():
+                    show(name, connections, found[name], pid, where, requests, float(seconds))
             health = f"GET /v1/health HTTP/1.1\r\nhost: {url.removeprefix('http://')}\r\n\r\n".encode()
             for connections in (0, CONNECTIONS[-1]):
                 took = asyncio.run(beside(url, asks, connections, health, float(seconds)))
@@ -158,7 +167,7 @@ def body(vector: Any, form: str) -> tuple[bytes, str]:
         np.save(file := io.BytesIO(), vector[None])
         return file.getvalue(), f"application/x-npy?version=plain&k={K}"
     asked = {"version": "plain", "embeddings": [vector.astype(float).tolist()], "k": K}
-    return json.dumps(asked).encode(), "application/json"
+    return json.dumps(asked).encode(), JSON
 
 
 def request(url: str, path: str, content: bytes, kind: str) -> bytes:
@@ -167,70 +176,37 @@ def request(url: str, path: str, content: bytes, kind: str) -> bytes:
     return f"{head}content-type: {media}\r\ncontent-length: {len(content)}\r\n\r\n".encode() + content
 
 
-# The floor
-
-
-@contextmanager
-def floor_of(vectors: Any, effort: int) -> Any:
-    port, context = free_port(), multiprocessing.get_context("spawn")
-    process = context.Process(target=run_floor, args=(port, vectors, effort))
-    process.start()
-    url = f"http://127.0.0.1:{port}"
-    with httpx.Client(base_url=url, timeout=5, trust_env=False) as http:
-        while True:
-            try:
-                http.get("/")
-                break
-            except httpx.TransportError:
-                time.sleep(0.2)
-    try:
-        yield url, process.pid
-    finally:
-        process.terminate()
-        process.join()
-
-
-def run_floor(port: int, vectors: Any, effort: int) -> None:
-    import orjson
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-    from starlette.routing import Route
-
-    known = [(f"i{n}", about(n)) for n in range(len(vectors))]
-    everything = Selection()
-    graph = effort and build(IndexKind.HNSW, Storage.FLOAT32, vectors, inner_product=True, stopped=lambda: False)
-
-    async def ask(request: Request) -> Response:
-        asked = orjson.loads(await request.body())
-        query = np.asarray(asked["embeddings"], np.float32)
-        if graph:
-            scores, found = graph.search(query, asked["k"], effort, everything)
-        else:
-            scores, found = faiss.knn(query, vectors, asked["k"], metric=faiss.METRIC_INNER_PRODUCT)
-        matches = [
-            {"id": known[at][0], "score": score, "metadata": known[at][1]}
-            for at, score in zip(found[0].tolist(), scores[0].tolist(), strict=True)
-        ]
-        return Response(orjson.dumps({"results": [matches]}), media_type="application/json")
-
-    uvicorn.run(Starlette(routes=[Route("/", ask, methods=["POST"])]), port=port, log_level="error", access_log=False)
-
-
 # The client
 
 
-def show(name: str, connections: int, pid: int, url: str, asks: Sequence[bytes], seconds: float) -> None:
+def recall(url: str, asks: Sequence[bytes], right: Any) -> float:
+    """The share of the best items that the answers name."""
+    found = []
+    with socket.create_connection(url.removeprefix("http://").rsplit(":", 1)) as connection:
+        for ask, expected in zip(asks, right, strict=True):
+            connection.sendall(ask)
+            answer = b""
+            while not is_whole(answer):
+                answer += connection.recv(1 << 16)
+            found.append(len({*map(int, re.findall(rb'"i(\d+)"', answer))} & {*expected.tolist()}) / K)
+    return float(np.mean(found))
+
+
+def is_whole(answer: bytes) -> bool:
+    """Whether all of an answer of HTTP is there."""
+    head, separator, rest = answer.partition(b"\r\n\r\n")
+    length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
+    return bool(separator) and len(rest) >= int(length)
+
+
+def show(name: str, connections: int, recall: float, pid: int, url: str, asks: Sequence[bytes], seconds: float) -> None:
     asyncio.run(load(url, asks, connections, 0.5))
     before = cpu_seconds(pid)
     took = asyncio.run(load(url, asks, connections, seconds))
     spent = (cpu_seconds(pid) - before) / len(took)
     p50, p99 = np.percentile(took, [50, 99]) * 1000
-    print(
-        f"| {name} | {connections} | {p50:.2f} | {p99:.2f} | {len(took) / seconds:,.0f} | {1000 * spent:.2f} |",
-        flush=True,
-    )
+    rate, cost = f"{len(took) / seconds:,.0f}", f"{1000 * spent:.2f}"
+    print(f"| {name} | {connections} | {recall:.3f} | {p50:.2f} | {p99:.2f} | {rate} | {cost} |", flush=True)
 
 
 async def load(url: str, asks: Sequence[bytes], connections: int, seconds: float) -> list[float]:
@@ -270,13 +246,10 @@ class Client(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._data += data
-        head, separator, rest = self._data.partition(b"\r\n\r\n")
-        if not separator:
+        if not is_whole(self._data):
             return
-        if not head.startswith(b"HTTP/1.1 200"):
+        if not self._data.startswith(b"HTTP/1.1 200"):
             self.done.set_exception(RuntimeError(self._data.decode()))
-            return
-        if len(rest) < int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]):
             return
         now = time.perf_counter()
         self._took.append(now - self._started)

@@ -100,8 +100,8 @@ SECTIONS = (
     ),
     Section(
         "Over HTTP, 10,000 items",
-        "A query of one embedding in JSON, beside a floor: one Starlette route with orjson over the same index. CPU is"
-        " the server's, a request.",
+        "A query of one embedding in JSON, beside a floor, one Starlette route with orjson over the same index, and"
+        " Chroma's server. CPU is the server's, a request.",
         "http_speed",
         ("10000", "4", "auto"),
         conclusions.over_http,
@@ -115,7 +115,7 @@ SECTIONS = (
     ),
     Section(
         "Over HTTP, 100,000 items, two processes",
-        "The same with `regraft serve --processes 2`; the floor has one, and the client is one more.",
+        "The same with `regraft serve --processes 2`; the floor has one, Chroma's threads, and the client is one process more.",
         "http_speed",
         ("100000", "4", "auto", "json", "2"),
         conclusions.over_http,
