@@ -115,7 +115,7 @@ SECTIONS = (
     ),
     Section(
         "Over HTTP, 100,000 items, two processes",
-        "The same with `regraft serve --processes 2`; the floor has one, Chroma's threads, and the client is one process more.",
+        "The same with `regraft serve --processes 2`; the floor has one, and the client is one process more.",
         "http_speed",
         ("100000", "4", "auto", "json", "2"),
         conclusions.over_http,
