@@ -246,7 +246,7 @@ def measure(section: Section, large: bool, python: str) -> None:
         return
     took = time.monotonic() - started
     how = f"`python {shlex.join(command)}`, {took:.0f} s, {time.strftime('%Y-%m-%d')}, {commit()}"
-    kept.write_text(f"{ran.stdout.strip()}\n\n{how}\n")
+    kept.write_text(f"{ran.stdout.strip()}\n\n{wrapped(how)}\n")
 
 
 def commit() -> str:
