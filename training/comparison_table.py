@@ -1,7 +1,8 @@
 """What `training.comparison` has measured, as a markdown table, and that table kept inside a document.
 
 A value is the mean over seeds; its interval is the 95 % percentile bootstrap over queries, each query's value being its
-mean over seeds; "sd" is the standard deviation over training seeds of CMC-1.
+mean over seeds; "sd" is the standard deviation over training seeds of CMC-1. That of the gain says how sure an order of
+methods is: a seed's old version is the same for all of them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_o
 from training.recipes.family import FIRSTS, HOW
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
-COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", "sd new/old", "sd new/new", "training, s")
+DEVIATIONS = ("sd new/old", "sd gain", "sd new/new")
+COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", *DEVIATIONS, "training, s")
 
 
 def table(runs: Sequence[Run], parts: Sequence[str]) -> str:
@@ -48,7 +50,13 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
         ]
     else:
         cells += [""] * 5
-    cells += [str(len(seeds)), *(deviation([found for _, found in seeds], pair) for pair in PAIRS[1:])]
+    measured = [found for _, found in seeds]
+    over_seeds = (
+        deviation(measured, "new/old"),
+        deviation(measured, "new/old", "old/old"),
+        deviation(measured, "new/new"),
+    )
+    cells += [str(len(seeds)), *over_seeds]
     yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |"
 
 
@@ -60,9 +68,14 @@ def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:
     return [mean_interval(np.mean([found[f"{pair} cmc@1"] for found in seeds], axis=0)) for pair in PAIRS]
 
 
-def deviation(seeds: Sequence[MetricValues], pair: str) -> str:
-    """Standard deviation over training seeds of CMC-1, in points; nothing with one seed."""
-    values = [100 * found[f"{pair} cmc@1"].mean() for found in seeds if f"{pair} cmc@1" in found]
+def deviation(seeds: Sequence[MetricValues], pair: str, above: str = "") -> str:
+    """Standard deviation over training seeds of CMC-1, or of its gain `above` another pair, in points.
+
+    Nothing with one seed.
+    """
+    wanted = [f"{one} cmc@1" for one in (pair, above) if one]
+    per_seed = [[100 * found[name].mean() for name in wanted] for found in seeds if wanted[0] in found]
+    values = [value - sum(rest) for value, *rest in per_seed]
     return f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 

@@ -27,20 +27,21 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     runs = runs_of(COMPARED["digits"], tmp_path, 3, [])
     for run, second in zip(runs[:2], (0.0, 1.0), strict=True):
         measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
-        measured(run, "oca", old_old=[1, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
+        measured(run, "oca", old_old=[1 - second, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
     lines = table(runs, ["v1", "independent", "oca"]).split("\n")
     header, _, independent, oca = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
     cells = dict(zip(COLUMNS, oca, strict=True))
 
     assert tuple(header) == COLUMNS
-    assert cells["old/old"].startswith("25.0 (")
+    assert cells["old/old"].startswith("12.5 (")
     assert cells["new/old"].startswith("37.5 (")
-    assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("0.250", "+0.333", "25.0%")
-    assert (cells["seeds"], cells["sd new/old"], cells["sd new/new"]) == ("2", "17.7", "0.0")
+    assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("0.400", "+0.333", "12.5%")
+    assert cells["seeds"] == "2"
+    assert (cells["sd new/old"], cells["sd gain"], cells["sd new/new"]) == ("17.7", "35.4", "0.0")
     assert independent[0] == "independent"
     found = scores("oca", runs)
     assert found is not None
-    assert [score.value for score in found] == [0.25, 0.375, 1.0]
+    assert [score.value for score in found] == [0.125, 0.375, 1.0]
     assert scores("bct", runs) is None
     assert as_svg(pairs_figure([("oca", found)])) == as_svg(pairs_figure([("oca", found)]))
 
