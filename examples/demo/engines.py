@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
+from examples.demo.processes import free_port
+
 START_SECONDS = 60.0
 LITE = """
 from contextlib import suppress
@@ -81,7 +83,7 @@ class Milvus:
         if find_spec("milvus_lite") is None:
             raise RuntimeError("set REGRAFT_MILVUS_URI, or pip install milvus-lite")
         folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port = free_port()
         command = [sys.executable, "-c", LITE, "server", "--data-dir", str(folder / "data")]
         with (folder / "log").open("ab") as log:
             # A session of its own, as every process of the demo: Ctrl-C ends the service first.
@@ -102,12 +104,6 @@ ENGINES: Mapping[str, type[Pgvector | Milvus]] = {"pgvector": Pgvector, "milvus"
 def _set(first: str, *others: str) -> Mapping[str, str]:
     """These variables as the caller has them; empty where the first one is not set."""
     return {name: os.environ[name] for name in (first, *others) if name in os.environ} if os.environ.get(first) else {}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _wait_listens(process: subprocess.Popen[bytes], port: int, log: Path) -> None:

@@ -36,7 +36,7 @@ class Processes:
         self.elsewhere = folder / "elsewhere"
         self.logs = {name: folder / f"{name}.log" for name in ("service", "worker", "remote")}
         self.api_key, self.worker_key = secrets.token_urlsafe(), secrets.token_urlsafe()
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -147,7 +147,8 @@ def _popen(command: list[str], environment: dict[str, str], log: IO[bytes]) -> s
     )
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of 127.0.0.1 that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
