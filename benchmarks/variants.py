@@ -92,7 +92,7 @@ SIDES: dict[str, list[str]] = {
     "SimCLR, 1 bit x 64": ["side_bits=true", "side_dim=64"],
 }
 VIEWS: dict[str, list[str]] = {
-    "as the encoder": [],
+    "the recipe's": [],
     "random parts": ["side_augment=small_crop_flip"],
     "random parts, colours": ["side_augment=small_crop_jitter"],
     "random parts, colours, 2 small parts more": ["side_augment=small_crop_jitter", "side_crops=2"],
