@@ -36,6 +36,8 @@ def main() -> None:
 def line(sweep: Path) -> str:
     """One method's row."""
     cards = {path.parent.name: load_version(path.parent).card for path in sweep.glob(f"trial-*/{CARD}")}
+    if not cards:
+        raise SystemExit(f"{sweep} holds no trial that `regraft sweep` finished")
     best = max(cards.values(), key=lambda card: cmc(card, "new/old"))
     as_it_is = cells(cards[OWN]) if OWN in cards else ["diverged", "", ""]
     old_old = f"{100 * cmc(best, 'old/old'):.1f}"
