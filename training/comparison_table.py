@@ -20,7 +20,8 @@ from training.comparison import METRICS, PAIRS, MetricValues, Run, independent_o
 from training.recipes.family import FIRSTS, HOW
 
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
-DEVIATIONS = ("sd new/old", "sd gain", "sd new/new")
+DEVIATIONS = {"sd new/old": ("new/old",), "sd gain": ("new/old", "old/old"), "sd new/new": ("new/new",)}
+"""column -> whose deviation over seeds it shows, see `deviation`."""
 COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", *DEVIATIONS, "training, s")
 
 
@@ -51,12 +52,7 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
     else:
         cells += [""] * 5
     measured = [found for _, found in seeds]
-    over_seeds = (
-        deviation(measured, "new/old"),
-        deviation(measured, "new/old", "old/old"),
-        deviation(measured, "new/new"),
-    )
-    cells += [str(len(seeds)), *over_seeds]
+    cells += [str(len(seeds)), *(deviation(measured, *pairs) for pairs in DEVIATIONS.values())]
     yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |"
 
 
@@ -68,14 +64,16 @@ def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:
     return [mean_interval(np.mean([found[f"{pair} cmc@1"] for found in seeds], axis=0)) for pair in PAIRS]
 
 
-def deviation(seeds: Sequence[MetricValues], pair: str, above: str = "") -> str:
+def deviation(seeds: Sequence[MetricValues], pair: str, above: str | None = None) -> str:
     """Standard deviation over training seeds of CMC-1, or of its gain `above` another pair, in points.
 
     Nothing with one seed.
     """
-    wanted = [f"{one} cmc@1" for one in (pair, above) if one]
-    per_seed = [[100 * found[name].mean() for name in wanted] for found in seeds if wanted[0] in found]
-    values = [value - sum(rest) for value, *rest in per_seed]
+    values = [
+        100 * (found[f"{pair} cmc@1"].mean() - (found[f"{above} cmc@1"].mean() if above else 0.0))
+        for found in seeds
+        if f"{pair} cmc@1" in found
+    ]
     return f"{np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
 
 
