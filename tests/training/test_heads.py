@@ -160,6 +160,23 @@ def test_the_orthogonal_layer_keeps_its_residual_however_far_it_moves() -> None:
     assert float((matrix @ matrix.T - torch.eye(160)).abs().max()) < 1e-5
 
 
+def test_a_random_orthogonal_layer_starts_as_a_rotation_of_its_own_and_weight_decay_leaves_it_there() -> None:
+    layer, other = Orthogonal(24, random=True), Orthogonal(24, random=True)
+    start = layer.matrix().detach()
+    layer.upper.grad = torch.zeros_like(layer.upper)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=1.0, weight_decay=0.5)
+    for _ in range(3):
+        optimiser.step()
+    resumed = Orthogonal(24, random=True)
+    resumed.load_state_dict(layer.state_dict())
+
+    assert float(torch.linalg.det(start.double())) == pytest.approx(1.0, abs=1e-5)
+    assert float((start @ start.T - torch.eye(24)).abs().max()) < 1e-6
+    assert not torch.allclose(start, other.matrix(), atol=0.1)
+    assert torch.equal(layer.matrix(), start)
+    assert torch.equal(resumed.matrix(), start)
+
+
 def test_the_orthogonal_layer_is_the_rotation_by_its_only_angle_in_two_dimensions() -> None:
     layer = Orthogonal(2).double()
     layer.upper.data[0, 1] = -math.radians(30)

@@ -28,7 +28,7 @@ def build(dim: int = DIM, smoothing: float = 0.0, **options: object) -> Oca:
     torch.manual_seed(0)
     old = Old(MEANS, torch.full((CLASSES,), UNKNOWN), centre_CN=CENTRES)
     made = Oca(MethodContext(dim, CLASSES, lambda d: Classifier(Softmax(d, CLASSES), smoothing), old), **options)
-    assert bool(made.rotation.upper.any())  # a random start
+    assert not torch.equal(made.rotation.matrix(), torch.eye(dim))  # a random start
     with torch.no_grad():
         made.rotation.upper.copy_(draw(dim, dim, seed=9))
     return made
