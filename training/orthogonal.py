@@ -11,10 +11,10 @@ from torch import Tensor, nn
 class Orthogonal(nn.Module):
     """x -> Q x with Q = Q0 exp(A), A skew-symmetric, no bias; used by OCA (Q) and BT2 (B1, B2).
 
-    Q is a rotation (determinant 1) and starts as Q0, the identity or a random rotation, which is not learned. A starts at
-    zero, so that weight decay leaves Q alone: a random A would be decayed, and Q turn away from the classifier behind it
-    at every step. The exponential is taken in float64: |Q Q^T - I| stays below 1e-6 however far A has moved, where
-    `torch.nn.utils.parametrizations.orthogonal` in float32 does not promise 1e-5.
+    Q is a rotation (determinant 1) and starts as Q0, the identity or a random rotation, which is not learned. A
+    starts at zero, so that weight decay leaves Q alone: a random A would be decayed, and Q turn away from the
+    classifier behind it at every step. The exponential is taken in float64: |Q Q^T - I| stays below 1e-6 however far
+    A has moved, where `torch.nn.utils.parametrizations.orthogonal` in float32 does not promise 1e-5.
 
     Args:
         dim: of x.
