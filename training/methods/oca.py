@@ -27,8 +27,8 @@ class Oca(nn.Module):
 
     Args:
         context: `dim` is n + d.
-        influence_weight: a.
-        alignment_weight: b.
+        influence_weight: a; the authors' code weighs the terms 5 : 10 : 5, so 2. The paper prints 10.
+        alignment_weight: b; 1 by their code, 5 by the paper.
         logits: of P. `unit`: h is a unit vector throughout. `raw`: the paper's letter, h and the means as they are.
             `cosine`: h as it is, `scale` times the cosines.
         scale: of the cosine logits; 0: sqrt(2) log(C - 1), see `cosine_scale`.
@@ -45,8 +45,8 @@ class Oca(nn.Module):
         self,
         context: MethodContext,
         *,
-        influence_weight: float = 10.0,
-        alignment_weight: float = 5.0,
+        influence_weight: float = 2.0,
+        alignment_weight: float = 1.0,
         logits: str = "unit",
         scale: float = 0.0,
     ) -> None:

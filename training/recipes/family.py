@@ -24,12 +24,11 @@ MANY_CLASSES: dict[str, Mapping[str, Any]] = {
 too flat a softmax: see docs/decisions/0033."""
 MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
     "bct": {"options": {**MANY_CLASSES["bct"]["options"], "weight": 0.3}},
-    "oca": {"options": {**MANY_CLASSES["oca"]["options"], "influence_weight": 0.3}},
     "bt2": {"options": {**MANY_CLASSES["bt2"]["options"], "influence_weight": 0.3}},
     "advbct": {"options": {"weight": 1.0}},
 }
 """Likewise for SGD, whose steps grow with the loss as Adam's do not: the default weight 10 over the scale, or training
-diverges; AdvBCT's is 1: with 10 it learns little else."""
+diverges; AdvBCT's is 1: with 10 it learns little else. OCA stays at its defaults: see docs/decisions/0047."""
 
 FIRSTS: dict[str, str] = {
     "v1": "the old version",
