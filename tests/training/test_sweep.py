@@ -18,9 +18,9 @@ from training.sweep import Trial, settings, sweep, weights_of
 def test_trials_begin_with_the_recipe_and_draw_every_weight_within_its_range() -> None:
     recipe = replace(find_recipe("digits_oca"), options={"influence_weight": 4.0, "scale": 5.0})
     drawn = list(settings(recipe, 40))
-    factors = np.array([list(weights_of(one).values()) for one in drawn]) / [4.0, 5.0]
+    factors = np.array([list(weights_of(one).values()) for one in drawn]) / [4.0, 1.0]
 
-    assert drawn[0].options == {"influence_weight": 4.0, "scale": 5.0, "alignment_weight": 5.0}
+    assert drawn[0].options == {"influence_weight": 4.0, "scale": 5.0, "alignment_weight": 1.0}
     assert drawn == list(settings(recipe, 40))
     assert (factors >= 0.124).all()
     assert (factors <= 8.01).all()

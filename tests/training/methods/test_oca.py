@@ -46,7 +46,9 @@ def smoothed(logits: list[float], label: int, smoothing: float) -> float:
 @pytest.mark.parametrize("form", ["unit", "raw", "cosine"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(form: str, smoothing: float) -> None:
-    method, given = build(smoothing=smoothing, logits=form, scale=5.0), batch()
+    a, b = (10.0, 5.0) if form == "raw" else (2.0, 1.0)  # of the paper, and of its code: the defaults
+    letter = {"influence_weight": a, "alignment_weight": b} if form == "raw" else {}
+    method, given = build(smoothing=smoothing, logits=form, scale=5.0, **letter), batch()
     means = (MEANS if form == "raw" else CENTRES).tolist()
     rotation = method.rotation.matrix().double().tolist()
     weight, bias = (x.double().tolist() for x in method.classifier.weights() if x is not None)
@@ -62,7 +64,7 @@ def test_the_loss_is_its_three_terms_with_the_sign_that_aligns(form: str, smooth
         influence += smoothed([5.0 * c for c in cosine] if form == "cosine" else inner, label, smoothing)
         alignment += 1 - cosine[label]
 
-    expected = (base + 10 * influence + 5 * alignment) / len(LABELS)
+    expected = (base + a * influence + b * alignment) / len(LABELS)
 
     assert method(given).loss.item() == pytest.approx(expected, rel=1e-4)
 
