@@ -1,34 +1,36 @@
 """The papers' own CIFAR-100 tables, to print beside ours: `regraft reproduce`.
 
-Percent, CMC-1 with mAP; queries and items are the 10,000 test images, self left out. Figures are those of
-docs/methods.md's sources; P_com is computed from them, against the independent version of the same run.
+Percent; queries and items are the 10,000 test images, self left out. Figures are those of docs/methods.md's sources;
+P_com is computed from them, against the independent version of the same run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 
 import numpy as np
 
 from index.evaluation.metrics import p_com
-from training.comparison import PAIRS, Run, independent_of
+from training.comparison import METRICS, PAIRS, Run, independent_of
 from training.recipes.family import FIRSTS
+
+Triple = tuple[float, float, float]
+"""Of PAIRS, in percent; NaN where a paper says nothing."""
 
 
 @dataclass(frozen=True)
 class Published:
-    """One row of a paper's table; NaN where it has none.
+    """One row of a paper's table.
 
     Args:
         paper: short name of docs/methods.md, and whose run where it is not the method's own.
-        old_old, new_old, new_new: CMC-1 in percent.
+        values: CMC-1 and mAP, as METRICS.
     """
 
     paper: str
-    old_old: float
-    new_old: float
-    new_new: float
+    values: tuple[Triple, Triple]
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,17 @@ class Protocol:
     published: Mapping[str, Sequence[Published]]
 
 
-def _hbct(new_old: float, new_new: float, old_old: float = 37.6) -> list[Published]:
-    return [Published("HBCT, Table 1", old_old, new_old, new_new)]
+def _hbct(cmc: tuple[float, float], mean_ap: tuple[float, float], old: tuple[float, float] = (37.6, 31.0)) -> Published:
+    """new/old and new/new of both metrics."""
+    return Published("HBCT, Table 1", ((old[0], *cmc), (old[1], *mean_ap)))
+
+
+def _bt2(whose: str, cmc: tuple[float, float], mean_ap: tuple[float, float]) -> Published:
+    return Published(whose, ((33.6, *cmc), (24.4, *mean_ap)))
+
+
+def _oca(whose: str, cmc: tuple[float, float], mean_ap: tuple[float, float]) -> Published:
+    return Published(whose, ((31.3, *cmc), (23.3, *mean_ap)))
 
 
 PROTOCOLS: dict[str, Protocol] = {
@@ -55,47 +66,53 @@ PROTOCOLS: dict[str, Protocol] = {
         "cifar100_class",
         "protocol B: ResNet-18 at 32 pixels, classes 0-49 -> 0-99 (HBCT and its baselines)",
         {
-            "independent": _hbct(1.9, 71.6),
-            "l2": _hbct(47.8, 71.2),
-            "bct": _hbct(44.7, 69.5),
-            "hot_refresh": _hbct(49.8, 71.5),
-            "advbct": _hbct(45.9, 70.8),
-            "hoc": _hbct(49.0, 71.3),
-            "hbct": _hbct(57.2, 72.2, 42.5),
+            "independent": [_hbct((1.9, 71.6), (1.9, 65.4))],
+            "l2": [_hbct((47.8, 71.2), (34.2, 65.3))],
+            "bct": [_hbct((44.7, 69.5), (32.8, 62.4))],
+            "hot_refresh": [_hbct((49.8, 71.5), (34.8, 64.9))],
+            "advbct": [_hbct((45.9, 70.8), (33.7, 64.2))],
+            "hoc": [_hbct((49.0, 71.3), (34.6, 65.1))],
+            "hbct": [_hbct((57.2, 72.2), (39.8, 65.5), (42.5, 33.0))],
         },
     ),
     "cifar100-a": Protocol(
         "cifar100_resnet50",
         "protocol A: ResNet-50 at 224 pixels, classes 0-49 -> 0-99 (BT2, OCA, FCT)",
         {
-            "independent": [Published("BT2", 33.6, 0.8, 62.7), Published("OCA", 31.3, 1.0, 56.8)],
-            "bct": [Published("BT2's run", 33.6, 23.5, 56.1), Published("OCA's run", 31.3, 36.7, 54.8)],
-            "bt2": [Published("BT2", 33.6, 43.3, 64.2), Published("OCA's run", 31.3, 38.6, 61.8)],
-            "oca": [Published("OCA", 31.3, 41.4, 62.0)],
-            "fct": [Published("FCT, public code", 32.9, 50.6, 56.4)],
+            "independent": [_bt2("BT2", (0.8, 62.7), (nan, 49.9)), _oca("OCA", (1.0, 56.8), (nan, 45.4))],
+            "bct": [_bt2("BT2's run", (23.5, 56.1), (23.9, 43.6)), _oca("OCA's run", (36.7, 54.8), (25.1, 43.9))],
+            "bt2": [_bt2("BT2", (43.3, 64.2), (27.7, 53.1)), _oca("OCA's run", (38.6, 61.8), (26.1, 50.4))],
+            "oca": [_oca("OCA", (41.4, 62.0), (26.4, 52.1))],
+            "fct": [Published("FCT, public code", ((32.9, 50.6, 56.4), (16.1, 34.2, 36.5)))],
         },
     ),
 }
 """name -> protocol."""
-HEADER = ("method", "whose", *PAIRS, "P_com")
+HEADER = ("method", "whose", *PAIRS, "P_com", "P_com of mAP")
 
 
 def beside(protocol: Protocol, runs: Sequence[Run], parts: Sequence[str]) -> str:
-    """The papers' rows and ours as a markdown table, CMC-1 in percent, means over seeds; ours below each method's."""
+    """The papers' rows and ours as a markdown table, means over seeds; ours below each method's.
+
+    CMC-1 in percent, mAP in brackets.
+    """
     rows = [line for part in parts if not part.endswith("v1") for line in _rows(protocol, runs, part)]
     return "\n".join([f"| {' | '.join(HEADER)} |", f"|{' --- |' * len(HEADER)}", *rows])
 
 
-def ordering(protocol: Protocol, runs: Sequence[Run], parts: Sequence[str]) -> Iterator[str]:
-    """Methods by P_com, best first: one line for each paper's run, one for ours."""
-    values: dict[str, dict[str, float]] = {}
+def ordering(
+    protocol: Protocol, runs: Sequence[Run], parts: Sequence[str], metric: str = METRICS[0]
+) -> Iterator[tuple[str, str]]:
+    """Whose run, and its methods by P_com of a metric, best first: each paper's run, then ours."""
+    found: dict[str, dict[str, float]] = {}
     for part in parts:
-        for whose, _, value in _measured(protocol, runs, part):
-            if part not in FIRSTS and not np.isnan(value):
-                values.setdefault(whose.removesuffix("'s run"), {})[part] = value
-    for whose, found in values.items():
-        if len(found) > 1:
-            yield f"{whose}: {ranked(found)}"
+        for whose, values, independent in _measured(protocol, runs, part):
+            value = _p_coms(values, independent)[METRICS.index(metric)]
+            if part not in FIRSTS and not isnan(value):
+                found.setdefault(whose.removesuffix("'s run"), {})[part] = value
+    for whose, methods in found.items():
+        if len(methods) > 1:
+            yield whose, ranked(methods)
 
 
 def ranked(found: Mapping[str, float]) -> str:
@@ -105,35 +122,43 @@ def ranked(found: Mapping[str, float]) -> str:
 
 
 def _rows(protocol: Protocol, runs: Sequence[Run], part: str) -> Iterator[str]:
-    for whose, triple, value in _measured(protocol, runs, part):
-        cells = ["" if np.isnan(x) else f"{x:.1f}" for x in triple]
-        yield f"| {' | '.join([part, whose, *cells, '' if np.isnan(value) else f'{value:.3f}'])} |"
+    for whose, values, independent in _measured(protocol, runs, part):
+        pairs = zip(*values, strict=True)
+        cells = ["" if isnan(cmc) else f"{cmc:.1f}" + ("" if isnan(ap) else f" [{ap:.1f}]") for cmc, ap in pairs]
+        compatible = ["" if isnan(x) else f"{x:.3f}" for x in _p_coms(values, independent)]
+        yield f"| {' | '.join([part, whose, *cells, *compatible])} |"
+
+
+def _p_coms(values: tuple[Triple, Triple], independent: tuple[Triple, Triple] | None) -> list[float]:
+    """Of METRICS; NaN without an independent version."""
+    if independent is None:
+        return [nan] * len(METRICS)
+    return [p_com(own[0], own[1], best[2]) for own, best in zip(values, independent, strict=True)]
 
 
 def _measured(
     protocol: Protocol, runs: Sequence[Run], part: str
-) -> Iterator[tuple[str, tuple[float, float, float], float]]:
-    """(whose, (old/old, new/old, new/new), P_com) of the papers' rows, then of ours where it is measured."""
+) -> Iterator[tuple[str, tuple[Triple, Triple], tuple[Triple, Triple] | None]]:
+    """(whose, its values, those of the same run's independent version): the papers' rows, then ours if measured."""
+    independents = {row.paper: row.values for row in protocol.published["independent"]}
     for row in protocol.published.get(part, ()):
-        triple = (row.old_old, row.new_old, row.new_new)
-        own = [x.new_new for x in protocol.published["independent"] if x.paper.split("'")[0] == row.paper.split("'")[0]]
-        yield row.paper, triple, p_com(row.old_old, row.new_old, own[0]) if own else float("nan")
+        yield row.paper, row.values, independents.get(row.paper.removesuffix("'s run"))
     ours = _ours(runs, part)
     if ours is not None:
-        independent = _ours(runs, independent_of(part))
-        best = float("nan") if independent is None else independent[2]
-        yield f"ours ({_seeds(runs, part)})", ours, p_com(ours[0], ours[1], best)
+        yield f"ours ({_seeds(runs, part)})", ours, _ours(runs, independent_of(part))
 
 
-def _ours(runs: Sequence[Run], part: str) -> tuple[float, float, float] | None:
+def _ours(runs: Sequence[Run], part: str) -> tuple[Triple, Triple] | None:
     found = [results for run in runs if (results := run.results(part)) is not None]
     if not found:
         return None
-    old_old, new_old, new_new = (
-        float(np.mean([100 * x[f"{pair} cmc@1"].mean() if f"{pair} cmc@1" in x else np.nan for x in found]))
-        for pair in PAIRS
-    )
-    return old_old, new_old, new_new
+
+    def mean(pair: str, metric: str) -> float:
+        name = f"{pair} {metric}"
+        return float(np.mean([100 * x[name].mean() if name in x else nan for x in found]))
+
+    cmc, mean_ap = ((mean(PAIRS[0], m), mean(PAIRS[1], m), mean(PAIRS[2], m)) for m in METRICS)
+    return cmc, mean_ap
 
 
 def _seeds(runs: Sequence[Run], part: str) -> str:

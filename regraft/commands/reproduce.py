@@ -33,7 +33,7 @@ def reproduce(
     Example: regraft reproduce cifar100-b --root cifar-100-python --minutes 55
     """
     with needs("train"):
-        from training.comparison import COMPARED, at_most, compare_methods, parts_of, runs_of
+        from training.comparison import COMPARED, METRICS, at_most, compare_methods, parts_of, runs_of
         from training.comparison_table import table
         from training.papers import PROTOCOLS, beside, ordering
         from training.recipes.family import HOW
@@ -50,7 +50,9 @@ def reproduce(
                 compare_methods(runs, parts, lambda: _keep(folder / "table.md", table(runs, parts)), out.print)
         except KeyboardInterrupt:
             ended = False
-        ordered = list(ordering(wanted, runs, parts))
+        ordered = [
+            f"{metric}, {whose}: {o}" for metric in METRICS for whose, o in ordering(wanted, runs, parts, metric)
+        ]
         texts = {"beside": beside(wanted, runs, parts), "table": table(runs, parts)}
         answer({"protocol": protocol, "folder": folder, "complete": ended, **texts, "ordering": ordered})
         out.print(wanted.title)
@@ -58,7 +60,7 @@ def reproduce(
             out.print(text, soft_wrap=True)
             out.print()
         for line in ordered:
-            out.print(f"by P_com, {line}", soft_wrap=True)
+            out.print(f"by P_com of {line}", soft_wrap=True)
         if not ended:
             err.print("regraft: stopped; the same command goes on from the last finished epoch", style="yellow")
             raise typer.Exit(INTERRUPTED)

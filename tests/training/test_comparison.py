@@ -105,12 +105,12 @@ def test_ours_stand_below_the_papers_rows_and_are_ordered_alike(tmp_path: Path) 
         [cell.strip() for cell in line.split("|")[1:-1]] for line in beside(protocol, runs, ["bct", "bt2"]).split("\n")
     ]
 
-    assert rows[2] == ["bct", "BT2's run", "33.6", "23.5", "56.1", "-0.347"]
-    assert rows[4] == ["bct", "ours (1 seed)", "50.0", "75.0", "100.0", "0.500"]
+    assert rows[2] == ["bct", "BT2's run", "33.6 [24.4]", "23.5 [23.9]", "56.1 [43.6]", "-0.347", "-0.020"]
+    assert rows[4] == ["bct", "ours (1 seed)", "50.0 [50.0]", "75.0 [75.0]", "100.0 [100.0]", "0.500", "0.500"]
     assert set(ordering(protocol, runs, ["v1", "bct", "bt2", "oca"])) == {
-        "BT2: bt2 > old/old > bct",
-        "OCA: oca > bt2 > bct > old/old",
-        "ours (1 seed): bct > old/old > bt2",
+        ("BT2", "bt2 > old/old > bct"),
+        ("OCA", "oca > bt2 > bct > old/old"),
+        ("ours (1 seed)", "bct > old/old > bt2"),
     }
 
 
