@@ -110,10 +110,12 @@ class Run:
             if (out / CARD).is_file() and note["made_of"] == made_of:
                 return
         self.measured(part).unlink(missing_ok=True)
-        say(f"seed {self.seed}: {'going on with' if checkpoint_of(out).is_file() else 'training'} {out.name}")
+        resumed = checkpoint_of(out).is_file()
+        say(f"seed {self.seed}: {'going on with' if resumed else 'training'} {out.name}")
         start = time.perf_counter()
         train(recipe, out, progress=False, data=sets.of(recipe))
-        note = {"seconds": round(time.perf_counter() - start, 1), "made_of": made_of}
+        took = None if resumed else round(time.perf_counter() - start, 1)
+        note = {"seconds": took, "made_of": made_of}
         self.note(part).write_text(json.dumps(note, indent=1))
 
     def measure(self, part: str, sets: Sets, say: Callable[[str], None] = print) -> None:
@@ -130,7 +132,8 @@ class Run:
         values: dict[str, Any] = {name: x for pair, found in rows.items() for name, x in per_query(pair, found)}
         np.savez(self.measured(part), **values)
         found = ", ".join(f"{pair} {100 * measured.mean(METRICS[0]):.1f}" for pair, measured in rows.items())
-        say(f"seed {self.seed}: {self.version(part).name} after {self.seconds(part):.0f} s: CMC-1 % {found}")
+        took = "" if (seconds := self.seconds(part)) is None else f" after {seconds:.0f} s"
+        say(f"seed {self.seed}: {self.version(part).name}{took}: CMC-1 % {found}")
 
     def results(self, part: str) -> MetricValues | None:
         """What was measured; None before it is."""
@@ -139,9 +142,10 @@ class Run:
         with np.load(self.measured(part)) as held:
             return {name: held[name] for name in held.files}
 
-    def seconds(self, part: str) -> float:
-        """How long the training took, with its measurement and export."""
-        return float(json.loads(self.note(part).read_text())["seconds"])
+    def seconds(self, part: str) -> float | None:
+        """How long the training took, with its measurement and export; None: it was interrupted, so nobody knows."""
+        seconds: float | None = json.loads(self.note(part).read_text())["seconds"]
+        return seconds
 
 
 def runs_of(family: Family, out: Path, seeds: int, settings: Sequence[str]) -> list[Run]:

@@ -45,15 +45,16 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
         flips = np.mean([(found["old/old cmc@1"] > found["new/old cmc@1"]).mean() for _, found in seeds])
         cells += [
             *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
-            f"{p_com(old_old, new_old, independent):.3f}",
-            f"{p_up(new_new, independent):+.3f}",
+            f"{p_com(old_old, new_old, independent):z.3f}",
+            f"{p_up(new_new, independent):+z.3f}",
             f"{flips:.1%}",
         ]
     else:
         cells += [""] * 5
     measured = [found for _, found in seeds]
     cells += [str(len(seeds)), *(deviation(measured, *pairs) for pairs in DEVIATIONS.values())]
-    yield f"| {' | '.join([*cells, f'{np.mean([run.seconds(part) for run, _ in seeds]):.0f}'])} |"
+    took = [seconds for run, _ in seeds if (seconds := run.seconds(part)) is not None]
+    yield f"| {' | '.join([*cells, f'{np.mean(took):.0f}' if took else ''])} |"
 
 
 def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:

@@ -16,11 +16,11 @@ from training.papers import PROTOCOLS, beside, ordering
 from training.plots import as_svg, pairs_figure
 
 
-def measured(run: Run, part: str, **values: list[float]) -> None:
+def measured(run: Run, part: str, *, seconds: float | None = 3.0, **values: list[float]) -> None:
     run.folder.mkdir(parents=True, exist_ok=True)
     arrays = {pair.replace("_", "/"): np.array(x) for pair, x in values.items()}
     np.savez(run.measured(part), **{f"{pair} {m}": x for pair, x in arrays.items() for m in ("cmc@1", "mAP@1.0")})
-    run.note(part).write_text(json.dumps({"seconds": 3.0, "made_of": {}}))
+    run.note(part).write_text(json.dumps({"seconds": seconds, "made_of": {}}))
 
 
 def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Path) -> None:
@@ -44,6 +44,16 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     assert [score.value for score in found] == [0.125, 0.375, 1.0]
     assert scores("bct", runs) is None
     assert as_svg(pairs_figure([("oca", found)])) == as_svg(pairs_figure([("oca", found)]))
+
+
+def test_a_training_that_was_interrupted_has_no_seconds(tmp_path: Path) -> None:
+    runs = runs_of(COMPARED["digits"], tmp_path, 2, [])
+    for run, seconds in zip(runs, (None, 5.0), strict=True):
+        measured(run, "bct", seconds=seconds, new_new=[1])
+    measured(runs[0], "l2", seconds=None, new_new=[1])
+    _, _, bct, l2 = table(runs, ["bct", "l2"]).splitlines()
+
+    assert [line.split("|")[-2].strip() for line in (bct, l2)] == ["5", ""]
 
 
 def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
