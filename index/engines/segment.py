@@ -316,18 +316,18 @@ class Segment:
         return int(self.rows_RW.shape[1]) - (self.space.width(1) - 1)
 
 
-def merged(segments: Sequence[Segment]) -> Segment:
-    """One segment of the rows of several that are not dead now, in random order: as graphs are built best.
+def merged(segments: Sequence[Segment], counted: Sequence[Mask]) -> Segment:
+    """One segment of some rows of several, in random order: as graphs are built best.
 
-    `index_by` takes the last for those that queries are like.
+    `index_by` takes the last for those that queries are like. `counted`: which rows of each (R,), one of a key.
     """
-    alive = [np.flatnonzero(one.alive_R) for one in segments]
-    places = np.random.default_rng(0).permutation(sum(map(len, alive)))
-    split = np.split(places, np.cumsum([len(at) for at in alive])[:-1])
+    taken = [np.flatnonzero(counted_R) for counted_R in counted]
+    places = np.random.default_rng(0).permutation(sum(map(len, taken)))
+    split = np.split(places, np.cumsum([len(at) for at in taken])[:-1])
 
     def together(parts: Sequence[NDArray[T]]) -> NDArray[T]:
         made = np.empty((len(places), *parts[0].shape[1:]), parts[0].dtype)
-        for part, at, to in zip(parts, alive, split, strict=True):
+        for part, at, to in zip(parts, taken, split, strict=True):
             made[to] = part[at]
         return made
 

@@ -59,6 +59,8 @@ class Job:
     """Segments to be replaced by one with an index; `run` takes seconds to minutes, and touches nothing served."""
 
     replaced: tuple[Segment, ...]
+    counted: tuple[Mask, ...]
+    """Which rows of each of them were not dead when the job began: those are merged, whatever happens meanwhile."""
     config: IndexConfig
     asked: Sequence[Vectors]
     """What was asked lately, the last calls last."""
@@ -71,7 +73,7 @@ class Job:
 
     def run(self, stopped: Callable[[], bool] = lambda: False) -> bool:
         """Merge what counts, index it and write it down; False: it was stopped, and there is nothing to swap in."""
-        self.made = made = merged(self.replaced)
+        self.made = made = merged(self.replaced, self.counted)
         if not made.keys_R.size:
             return True
         kept = len(self.replaced) > 1 and any(one.tuned for one in self.replaced)
@@ -277,7 +279,8 @@ class SegmentedShard:
         due = self._due(settled, hurried)
         if not due:
             return None
-        return Job(due, self.config, tuple(self._asked), self._files, hurried)
+        counted = tuple(segment.alive_R.copy() for segment in due)
+        return Job(due, counted, self.config, tuple(self._asked), self._files, hurried)
 
     def finish(self, job: Job) -> None:
         """Swap in what was built, in one assignment; what died meanwhile is dead in it, what came back beside it."""
@@ -288,13 +291,12 @@ class SegmentedShard:
         made = job.made
         made.alive_R[:] = False
         revived = []
-        for old in job.replaced:
-            at_R = old.find(made.keys_R)
-            found_R = at_R != MISSING
-            made.alive_R |= found_R
-            made.slots_R[found_R], made.served_R[found_R] = old.slots_R[at_R[found_R]], old.served_R[at_R[found_R]]
-            back_R = old.alive_R.copy()
-            back_R[at_R[found_R]] = False
+        for old, counted_R in zip(job.replaced, job.counted, strict=True):
+            stayed_R, back_R = old.alive_R & counted_R, old.alive_R & ~counted_R
+            at = made.find(old.keys_R[stayed_R], dead=True)
+            made.alive_R[at] = True
+            made.slots_R[at], made.served_R[at] = old.slots_R[stayed_R], old.served_R[stayed_R]
+            # Of an item whose vector is again what it was before the one that was merged.
             rows = (old.rows_RW[back_R], old.keys_R[back_R], old.slots_R[back_R], old.served_R[back_R])
             revived.append(Segment(self.space, *rows))
         made.refresh()

@@ -51,7 +51,7 @@ def live(run: SealedRun, steps: int) -> None:
     for step in range(steps):
         try:
             run.choose(SEALING)()
-            run.look()
+            run.catch_up()
             run.choose(OPERATIONS)()
             run.check()
         except AssertionError as error:

@@ -44,8 +44,9 @@ class Twins:
         self.flat = FlatShard(DIM, space)
 
     def put(self, keys: list[int]) -> None:
+        """Each of them one of its two vectors: the one that it does not have, as a rule."""
         self.writes += 1
-        given = vectors(self.space, len(keys), seed=self.writes)
+        given = vectors(self.space, 121, seed=self.writes % 2)[keys]
         for one in (self.shard, self.flat):
             one.upsert(keys, given, 2 * np.array(keys, np.int64))
 
@@ -287,6 +288,20 @@ def test_an_item_that_gets_its_deleted_vector_back_while_its_segment_is_replaced
     assert (shard.held(), shard.count()) == (41, 41)
     assert shard.search(given[7:8], 1).slots_QK.tolist() == [[90]]
     np.testing.assert_array_equal(shard.fetch([7]), given[7:8])
+
+
+def test_an_item_that_gets_an_earlier_vector_back_while_both_its_segments_are_merged_is_found_by_it() -> None:
+    shard, earlier, later = SegmentedShard(DIM, Cosine(), IndexConfig()), vectors(Cosine(), 80), vectors(Cosine(), 40, 1)
+    shard.upsert(range(80), earlier)
+    work(shard)
+    shard.upsert(range(40), later)
+    merging = iter([lambda: None, lambda: shard.upsert([7], earlier[7:8])])
+
+    work(shard, beside=lambda: next(merging, lambda: None)())
+
+    assert not list(merging)
+    assert (shard.held(), shard.count()) == (80, 80)
+    np.testing.assert_array_equal(shard.fetch([7]), earlier[7:8])
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["anywhere", "together"])

@@ -330,7 +330,7 @@ class Run:
             return list(connection.exec_driver_sql(statement))
 
     def check(self) -> None:
-        self._wait_for_feed(self.look())
+        self.catch_up()
         told, deployments, items = self.shown()
         assert told[:3] == (self.model.current, self.model.mix(), len(self.model.items))
         assert deployments == self.model.deployments.states()
@@ -341,7 +341,9 @@ class Run:
         assert versions == {name: found.version for name, found in expected.items()}
         assert scores == pytest.approx({name: found.score for name, found in expected.items()}, abs=1e-4)
 
-    def _wait_for_feed(self, seq: int) -> None:
+    def catch_up(self) -> None:
+        """Look, and have the service answer from there on: what workers wrote reaches it a moment later."""
+        seq = self.look()
         deadline = time.monotonic() + 10
         while self.http.get("/galleries/g").json()["seq"] < seq:
             assert time.monotonic() < deadline, "the replica does not follow the feed"
