@@ -6,8 +6,9 @@ trains what OUT/seed<N>/ does not hold yet, one version after the other, measure
 OUT/table.md. Stop it at any time: the same command goes on. A recipe's settings can be changed for all versions by
 --set, as in `regraft train`, and for one by PART.FIELD=VALUE, as fct.epochs=80; --methods leaves some out; --table only
 prints what is there; --write FILE also puts it into the document FILE, between `<!-- table FAMILY -->` and
-`<!-- end -->`, where rows of methods that OUT does not hold stay; --picture FILE draws it as SVG. What the columns mean
-is said in training/comparison_table.py.
+`<!-- end -->`, where rows of methods that OUT does not hold stay; --label TEXT is for a second table of a family, `<!--
+table FAMILY TEXT -->`; --picture FILE draws the table, as the document has it, as SVG. What the columns mean is said in
+training/comparison_table.py.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import argparse
 from pathlib import Path
 
 from training.comparison import COMPARED, compare_methods, parts_of, runs_of
-from training.comparison_table import amend, scores, table
+from training.comparison_table import amend, drawn, table
 from training.plots import as_svg, pairs_figure
 from training.recipes.family import HOW
 
@@ -32,12 +33,12 @@ def main() -> None:
 
     if not arguments.table:
         compare_methods(runs, parts, keep, lambda text: print(text, flush=True))
-    print(table(runs, parts))
+    found = table(runs, parts)
+    print(found)
     if arguments.write:
-        amend(arguments.write, arguments.family, table(runs, parts))
+        found = amend(arguments.write, f"{arguments.family} {arguments.label}".strip(), found)
     if arguments.picture:
-        measured = [(part, found) for part in parts if part in HOW and (found := scores(part, runs))]
-        arguments.picture.write_bytes(as_svg(pairs_figure(measured)))
+        arguments.picture.write_bytes(as_svg(pairs_figure(drawn(found))))
 
 
 def parse() -> argparse.Namespace:
@@ -50,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", default=[], metavar="[PART.]FIELD=VALUE", help="for every recipe or one")
     parser.add_argument("--table", action="store_true", help="train nothing")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the table into a document")
+    parser.add_argument("--label", default="", metavar="TEXT", help="of a second table of the family, as '30 epochs'")
     parser.add_argument("--picture", type=Path, metavar="FILE", help="draw the table as SVG")
     return parser.parse_args()
 

@@ -22,7 +22,8 @@ from training.recipes.family import FIRSTS
 
 HEADER = ("run", "by P_com of CMC-1, best first", "of mAP")
 Row = tuple[str, str, str]
-MARKED = re.compile(r"<!-- table (\S+) -->\n(.*?)<!-- end -->", re.DOTALL)
+MARKED = re.compile(r"<!-- table (\S+)((?: [^\n]+)?) -->\n(.*?)<!-- end -->", re.DOTALL)
+"""Family, what else its table is named, the table."""
 
 
 def main() -> None:
@@ -47,7 +48,7 @@ def of_papers() -> Iterator[Row]:
 
 def of_tables(text: str) -> Iterator[Row]:
     """Which family and how many seeds, and the orders of the methods that have them all, then of all methods."""
-    for family, table in MARKED.findall(text):
+    for family, label, table in MARKED.findall(text):
         if family not in COMPARED:
             continue
         header, _, *lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.strip().splitlines()]
@@ -58,7 +59,7 @@ def of_tables(text: str) -> Iterator[Row]:
             held = {row["method"]: row for row in rows if int(row["seeds"]) >= least}
             methods = [name for name in held if name not in FIRSTS]
             yield (
-                f"ours, {family} ({seeds} seed{'' if seeds == '1' else 's'})",
+                f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
                 ranked({name: float(held[name]["P_com"]) for name in methods}),
                 ranked({name: p_com_of_map(held, name) for name in methods}),
             )

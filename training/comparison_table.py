@@ -22,6 +22,8 @@ from training.recipes.family import FIRSTS, HOW
 GAINS = ("new/old - old/old, CMC-1", "the same, mAP")
 DEVIATIONS = {"sd new/old": ("new/old",), "sd gain": ("new/old", "old/old"), "sd new/new": ("new/new",)}
 """column -> whose deviation over seeds it shows, see `deviation`."""
+INTERVAL = re.compile(r"(\S+) \((\S+) to (\S+)\)")
+"""What `interval` writes."""
 COLUMNS = ("method", *PAIRS, *GAINS, "P_com", "P_up", "flips", "seeds", *DEVIATIONS, "training, s")
 
 
@@ -57,12 +59,11 @@ def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
     yield f"| {' | '.join([*cells, f'{np.mean(took):.0f}' if took else ''])} |"
 
 
-def scores(part: str, runs: Sequence[Run]) -> list[Score] | None:
-    """CMC-1 of PAIRS; None before the part is measured with all three."""
-    seeds = [found for run in runs if (found := run.results(part)) is not None]
-    if not seeds or "new/old cmc@1" not in seeds[0]:
-        return None
-    return [mean_interval(np.mean([found[f"{pair} cmc@1"] for found in seeds], axis=0)) for pair in PAIRS]
+def drawn(text: str) -> list[tuple[str, list[Score]]]:
+    """CMC-1 of PAIRS by a table's text, for each method whose row has all three."""
+    rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:])
+    found = ((method, [score for cell in cells[: len(PAIRS)] for score in _scores(cell)]) for method, *cells in rows)
+    return [(method, scores) for method, scores in found if method in HOW and len(scores) == len(PAIRS)]
 
 
 def deviation(seeds: Sequence[MetricValues], pair: str, above: str | None = None) -> str:
@@ -90,10 +91,10 @@ def interval(score: Score) -> str:
     return f"{100 * score.value:.1f} ({100 * score.low:.1f} to {100 * score.high:.1f})"
 
 
-def amend(document: Path, name: str, text: str) -> None:
+def amend(document: Path, name: str, text: str) -> str:
     """`put_into` for a table of methods: rows of the document stay where the new table has none of their method.
 
-    So a table grows over machines that do not have each other's versions.
+    So a table grows over machines that do not have each other's versions. Returns the whole table.
 
     Raises:
         InvalidArgument: the document has no such place.
@@ -104,7 +105,9 @@ def amend(document: Path, name: str, text: str) -> None:
         new = {_method(row) for row in rows}
         rows += [row for row in before[before.index(header) + 2 :] if _method(row) not in new]
     order = [*FIRSTS, *HOW]
-    put_into(document, name, "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))]))
+    whole = "\n".join([header, rule, *sorted(rows, key=lambda row: order.index(_method(row)))])
+    put_into(document, name, whole)
+    return whole
 
 
 def put_into(document: Path, name: str, text: str) -> None:
@@ -121,6 +124,11 @@ def put_into(document: Path, name: str, text: str) -> None:
 
 def _place(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- table {re.escape(name)} -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def _scores(cell: str) -> Iterator[Score]:
+    for found in INTERVAL.findall(cell):
+        yield Score(*(float(value) / 100 for value in found))
 
 
 def _method(row: str) -> str:

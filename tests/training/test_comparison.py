@@ -11,7 +11,7 @@ import pytest
 
 from index.errors import InvalidArgument
 from training.comparison import COMPARED, Run, at_most, parts_of, runs_of
-from training.comparison_table import COLUMNS, amend, put_into, scores, table
+from training.comparison_table import COLUMNS, amend, drawn, put_into, table
 from training.papers import PROTOCOLS, beside, ordering
 from training.plots import as_svg, pairs_figure
 
@@ -28,7 +28,8 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     for run, second in zip(runs[:2], (0.0, 1.0), strict=True):
         measured(run, "independent", old_old=[1, 0, 0, 0], new_old=[0, 0, 0, 0], new_new=[1, 1, 1, 0])
         measured(run, "oca", old_old=[1 - second, 0, 0, 0], new_old=[0, 1, second, 0], new_new=[1, 1, 1, 1])
-    lines = table(runs, ["v1", "independent", "oca"]).split("\n")
+    text = table(runs, ["v1", "independent", "oca"])
+    lines = text.split("\n")
     header, _, independent, oca = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
     cells = dict(zip(COLUMNS, oca, strict=True))
 
@@ -39,11 +40,10 @@ def test_a_row_is_the_mean_over_seeds_with_the_deviation_over_them(tmp_path: Pat
     assert cells["seeds"] == "2"
     assert (cells["sd new/old"], cells["sd gain"], cells["sd new/new"]) == ("17.7", "35.4", "0.0")
     assert independent[0] == "independent"
-    found = scores("oca", runs)
-    assert found is not None
+    ((method, found),) = drawn(text)
+    assert method == "oca"
     assert [score.value for score in found] == [0.125, 0.375, 1.0]
-    assert scores("bct", runs) is None
-    assert as_svg(pairs_figure([("oca", found)])) == as_svg(pairs_figure([("oca", found)]))
+    assert as_svg(pairs_figure(drawn(text))) == as_svg(pairs_figure(drawn(text)))
 
 
 def test_a_training_that_was_interrupted_has_no_seconds(tmp_path: Path) -> None:
@@ -75,10 +75,11 @@ def test_rows_of_methods_that_are_not_measured_here_stay_in_the_document(tmp_pat
     document.write_text(
         f"<!-- table x -->\n\n{header}\n{rule}\n| hbct | 3 |\n| bct | 2 |\n| l2 | 1 |\n\n<!-- end -->\n"
     )
-    amend(document, "x", mine)
+    whole = amend(document, "x", mine)
 
     lines = [header, rule, "| l2 | 1 |", bct, "| hbct | 3 |"]
     assert document.read_text() == "\n".join(["<!-- table x -->", "", *lines, "", "<!-- end -->", ""])
+    assert whole == "\n".join(lines)
 
     document.write_text("<!-- table x -->\n<!-- end -->\n")
     amend(document, "x", mine)
