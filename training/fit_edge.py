@@ -38,6 +38,7 @@ from training.cross_version import oldest_first
 from training.embeddings import has_onnxruntime
 from training.evaluate import gain, scores
 from training.export import PARITY_IMAGES, can_export, write_model
+from training.overrides import converted
 from training.tables import interval
 
 Adapter = Affine | ResidualMlp | SlerpAdapter
@@ -160,13 +161,7 @@ def read_options(kind: str, settings: Sequence[str]) -> dict[str, float]:
         if not given or name not in legal:
             options = ", ".join(f"{key}={default}" for key, default in legal.items()) or "none"
             raise InvalidArgument(f"{setting!r} is no setting of kind {kind}; legal: {options}", pointer="/set")
-        try:
-            made[name] = type(legal[name])(value)
-        except ValueError:
-            kind_of = type(legal[name]).__name__
-            raise InvalidArgument(
-                f"{name} is of type {kind_of}, which {value!r} is not", pointer=f"/set/{name}"
-            ) from None
+        made[name] = converted(name, value, type(legal[name]).__name__)
     return made
 
 

@@ -73,29 +73,34 @@ def _override(recipe: Recipe, name: str, value: str) -> Recipe:
     options = method_options(recipe.method)
     fields = {f.name: f.type for f in dataclasses.fields(Recipe) if f.name not in {"name", "summary", "options"}}
     if name in options:
-        return replace(recipe, options={**recipe.options, name: _convert(name, value, type(options[name]).__name__)})
+        return replace(recipe, options={**recipe.options, name: converted(name, value, type(options[name]).__name__)})
     if name not in fields or name == "preprocess":
         parts = [f"preprocess.{part}" for part in recipe.preprocess.as_json()]
         legal = ", ".join(sorted([*(set(fields) - {"preprocess"}), *options, *parts]))
         raise InvalidArgument(f"recipe {recipe.name} has no field {name!r}; legal: {legal}", pointer=f"/set/{name}")
     # Options belong to the method they were set for.
     kept = {} if name == "method" else recipe.options
-    return replace(recipe, **{"options": kept, name: _convert(name, value, str(fields[name]))})
+    return replace(recipe, **{"options": kept, name: converted(name, value, str(fields[name]))})
 
 
-_CONVERT: dict[str, Callable[[str], Any]] = {
-    "str": str,
-    "int": int,
-    "float": float,
-    "int | None": lambda text: None if text == "none" else int(text),
-    "tuple[int, ...]": lambda text: tuple(int(number) for number in text.split(",") if number.strip()),
-    "bool": lambda text: {"true": True, "false": False}[text.lower()],
+_CONVERT: dict[str, tuple[Callable[[str], Any], str]] = {
+    "str": (str, "a text"),
+    "int": (int, "a whole number"),
+    "float": (float, "a number"),
+    "int | None": (lambda text: None if text == "none" else int(text), "a whole number or none"),
+    "tuple[int, ...]": (
+        lambda text: tuple(int(number) for number in text.split(",") if number.strip()),
+        "whole numbers with commas between them",
+    ),
+    "bool": (lambda text: {"true": True, "false": False}[text.lower()], "true or false"),
 }
+"""Type of a field -> what makes one of a text, and what it takes."""
 
 
-def _convert(name: str, value: str, kind: str) -> Any:
+def converted(name: str, value: str, kind: str) -> Any:
+    """A setting's text as a value of a type, of which `kind` is the name; InvalidArgument: it is none."""
+    convert, taken = _CONVERT[kind]
     try:
-        return _CONVERT[kind](value)
+        return convert(value)
     except (ValueError, KeyError):
-        kind = "list of whole numbers" if kind.startswith("tuple") else kind
-        raise InvalidArgument(f"{name} is a {kind}, which {value!r} is not", pointer=f"/set/{name}") from None
+        raise InvalidArgument(f"{name} must be {taken}, not {value!r}", pointer=f"/set/{name}") from None

@@ -256,7 +256,7 @@ def test_settings_are_those_of_the_adapter() -> None:
         ("procrustes", "rank=8", "legal: none"),
         ("mlp", "hidden", "'hidden' is no setting"),
         ("mlp", "unit=1", "no setting of kind mlp; legal: hidden=256, epochs=100"),
-        ("mlp", "hidden=wide", "hidden is of type int, which 'wide' is not"),
+        ("mlp", "hidden=wide", "hidden must be a whole number, not 'wide'"),
         ("magic", "a=1", "kind must be one of"),
     ):
         with pytest.raises(InvalidArgument, match=message):

@@ -47,12 +47,12 @@ def test_a_file_can_change_a_few_fields_of_a_recipe_by_name(tmp_path: Path) -> N
         ("from = 3", "from must be a text"),
         ('name = "../up"', "name must be letters"),
         ("epoch = 3", "no field 'epoch'; legal: .*epochs"),
-        ('epochs = "many"', "epochs is a int, which 'many' is not"),
+        ('epochs = "many"', "epochs must be a whole number, not 'many'"),
         ("options = 3", r"options must be a table, \[options\]"),
         ("[options]\nweight = 3", "no field 'weight'"),
         ("[preprocess]\nheight = 0", "preprocess.height must be 1 to 4096 pixels"),
         ("[preprocess]\ndepth = 3", "preprocess.*depth"),
-        ('milestones = ["a"]', "milestones is a list of whole numbers"),
+        ('milestones = ["a"]', "milestones must be whole numbers with commas"),
     ],
 )
 def test_a_wrong_file_is_refused_with_the_field_and_what_is_legal(text: str, said: str, tmp_path: Path) -> None:

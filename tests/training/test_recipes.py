@@ -69,9 +69,12 @@ def test_an_unknown_field_lists_the_legal_ones_and_the_options_of_the_method(set
         with_overrides(find_recipe("digits_bct"), [setting])
 
 
-@pytest.mark.parametrize(("setting", "kind"), [("epochs=2.5", "int"), ("rate=fast", "float"), ("pretrained=1", "bool")])
-def test_a_value_of_the_wrong_type_is_refused_by_name(setting: str, kind: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"{setting.partition('=')[0]} is a {kind}, which "):
+@pytest.mark.parametrize(
+    ("setting", "taken"),
+    [("epochs=2.5", "a whole number"), ("rate=fast", "a number"), ("pretrained=1", "true or false")],
+)
+def test_a_value_of_the_wrong_type_is_refused_by_name(setting: str, taken: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{setting.partition('=')[0]} must be {taken}, not "):
         with_overrides(find_recipe("digits_v1"), [setting])
 
 
