@@ -57,7 +57,7 @@ def of_tables(text: str) -> Iterator[Row]:
         for least in sorted({counts[0], counts[-1]}, reverse=True):
             seeds = f"{counts[-1]}" if least == counts[-1] else f"{least} to {counts[-1]}"
             held = {row["method"]: row for row in rows if int(row["seeds"]) >= least}
-            methods = [name for name in held if name not in FIRSTS]
+            methods = [name for name, row in held.items() if name not in FIRSTS and row["P_com"]]
             yield (
                 f"ours, {family}{label} ({seeds} seed{'' if seeds == '1' else 's'})",
                 ranked({name: float(held[name]["P_com"]) for name in methods}),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from math import isnan, nan
 from pathlib import Path
 
 import numpy as np
@@ -34,21 +35,24 @@ def table(runs: Sequence[Run], parts: Sequence[str]) -> str:
 
 
 def row(part: str, runs: Sequence[Run]) -> Iterator[str]:
-    """One line of the table; none before the first seed is measured."""
+    """One line of the table; none before the first seed is measured.
+
+    No P_com and P_up before the independent version is measured with each seed.
+    """
     seeds = [(run, found) for run in runs if (found := run.results(part)) is not None]
     if not seeds:
         return
     mean = {name: np.mean([found[name] for _, found in seeds], axis=0) for name in seeds[0][1]}
-    own = [run.results(independent_of(part)) or found for run, found in seeds]
-    independent = float(np.mean([found["new/new cmc@1"] for found in own]))
+    alone = [found for run, _ in seeds if (found := run.results(independent_of(part))) is not None]
+    independent = float(np.mean([found["new/new cmc@1"] for found in alone])) if len(alone) == len(seeds) else nan
     cells = [part, *(cell(mean, pair) for pair in PAIRS)]
     if "new/old cmc@1" in mean:
         old_old, new_old, new_new = (float(mean[f"{pair} cmc@1"].mean()) for pair in PAIRS)
         flips = np.mean([(found["old/old cmc@1"] > found["new/old cmc@1"]).mean() for _, found in seeds])
         cells += [
             *(interval(paired_bootstrap(mean[f"new/old {m}"], mean[f"old/old {m}"])) for m in METRICS),
-            f"{p_com(old_old, new_old, independent):z.3f}",
-            f"{p_up(new_new, independent):+z.3f}",
+            "" if isnan(independent) else f"{p_com(old_old, new_old, independent):z.3f}",
+            "" if isnan(independent) else f"{p_up(new_new, independent):+z.3f}",
             f"{flips:.1%}",
         ]
     else:

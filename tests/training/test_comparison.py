@@ -56,6 +56,15 @@ def test_a_training_that_was_interrupted_has_no_seconds(tmp_path: Path) -> None:
     assert [line.split("|")[-2].strip() for line in (bct, l2)] == ["5", ""]
 
 
+def test_a_row_has_no_share_of_the_independent_gain_before_that_is_measured(tmp_path: Path) -> None:
+    (run,) = runs_of(COMPARED["digits"], tmp_path, 1, [])
+    measured(run, "bct", old_old=[1, 0, 0, 0], new_old=[1, 1, 0, 0], new_new=[1, 1, 1, 0])
+    *_, line = table([run], ["bct"]).splitlines()
+    cells = dict(zip(COLUMNS, (cell.strip() for cell in line.split("|")[1:-1]), strict=True))
+
+    assert (cells["P_com"], cells["P_up"], cells["flips"]) == ("", "", "0.0%")
+
+
 def test_a_table_is_put_between_its_marks_and_nowhere_else(tmp_path: Path) -> None:
     document = tmp_path / "results.md"
     document.write_text("a\n<!-- table x -->\nold\n<!-- end -->\nb\n")
