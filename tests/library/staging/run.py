@@ -54,6 +54,7 @@ class Run:
 
     def __init__(self, world: World, data: Path, seed: int, stack: ExitStack, **more: Any) -> None:
         self.world, self.model, self.draw = world, Model(world), random.Random(seed)
+        self.repeat = random.Random(seed)
         self.settings = Settings(data=data, **more)
         data.mkdir()
         self.stack = stack
@@ -106,20 +107,26 @@ class Run:
         assert (answer.json()["code"] if answer.status_code >= 400 else None) == code, answer.text
         return answer.json()
 
+    def picture(self) -> int:
+        """The number of one: mostly new, now and then one that there was, so that what an item held comes back."""
+        if self.pictures and self.repeat.random() < 0.4:
+            return self.pictures - self.repeat.randrange(min(self.pictures, 5))
+        self.pictures += 1
+        return self.pictures
+
     def store_picture(self) -> None:
         self.store(self.pick())
 
     def store(self, name: str) -> None:
-        self.pictures += 1
+        number = self.picture()
         listed = json.dumps([{"id": name, "metadata": {}, "image": "a"}])
-        files = [("images", ("a", self.world.as_bytes(self.pictures)))]
+        files = [("images", ("a", self.world.as_bytes(number)))]
         assert self.http.post("/galleries/g/items", data={"items": listed}, files=files).json()["stored"] == 1
-        self.model.store_picture(name, self.pictures, {})
+        self.model.store_picture(name, number, {})
 
     def store_embedding(self) -> None:
-        self.pictures += 1
         name, version = self.pick(), self.draw.choice(list(self.world.versions))
-        vector = self.world.encode(version, self.pictures)
+        vector = self.world.encode(version, self.picture())
         listed = [{"id": name, "embedding": [float(x) for x in vector]}]
         self.post(
             self.model.store_embedding(name, version, vector), "/galleries/g/items", version=version, items=listed
@@ -129,8 +136,7 @@ class Run:
         """Several at once: some of them no pictures, or of an id that the same request has already."""
         names, atomic = self.draw.choices(IDS, k=self.draw.randint(1, 5)), self.draw.random() < 0.3
         broken = {n for n in range(len(names)) if self.draw.random() < 0.15}
-        numbers = [self.pictures + n + 1 for n in range(len(names))]
-        self.pictures += len(names)
+        numbers = [self.picture() for _ in names]
         listed = json.dumps([{"id": name, "metadata": {"n": n}, "image": f"{n}"} for n, name in enumerate(names)])
         images = [b"broken" if n in broken else self.world.as_bytes(numbers[n]) for n in range(len(names))]
         answer = self.http.post(
