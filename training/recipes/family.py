@@ -28,7 +28,7 @@ MANY_CLASSES_SGD: dict[str, Mapping[str, Any]] = {
     "advbct": {"options": {"weight": 1.0}},
 }
 """Likewise for SGD, whose steps grow with the loss as Adam's do not: the default weight 10 over the scale, or training
-diverges; AdvBCT's is 1, its code's: with 10 it learns little else. OCA stays at its defaults: see docs/decisions/0047."""
+diverges; AdvBCT's is its code's 1: with 10 it learns little else. OCA stays at its defaults: docs/decisions/0047."""
 
 FIRSTS: dict[str, str] = {
     "v1": "the old version",
