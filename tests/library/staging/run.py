@@ -22,6 +22,7 @@ from service.backfills.worker import Worker
 from service.http.app import create_app
 from service.settings import Settings
 from service.store.database import Database
+from staging.flaky import Flaky
 from staging.galleries import Model
 from staging.sight import look
 from staging.working import SteppedWorker
@@ -30,23 +31,6 @@ from staging.world import World
 ORDERS = ["random", "newest", "oldest", "traffic", "transformed", "uncertainty"]
 UNTIL = ["registered", "verified", "shadow", "current"]
 IDS = [f"i{n}" for n in range(14)]
-
-
-class Flaky:
-    """Stored contents of which now and then one cannot be read; never two in a row: the store would seem away."""
-
-    def __init__(self, contents: Any) -> None:
-        self.contents, self.reads, self.failures = contents, 0, 0
-
-    def read(self, key: str) -> bytes:
-        self.reads += 1
-        if self.reads % 6 == 0:
-            self.failures += 1
-            raise TimeoutError("the store did not answer")
-        return bytes(self.contents.read(key))
-
-    def check(self) -> None:
-        self.contents.check()
 
 
 class Run:
